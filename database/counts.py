@@ -1,4 +1,7 @@
-"""Counts of stored records, as values."""
+"""Counts of stored records, as values.
+
+Tests: `tests/database/test_store_contract.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,11 @@ from relax_tune.database.records import Target
 
 @dataclass(frozen=True, slots=True)
 class UnitStats:
-    """Counts of the records that one worker made on one unit. last: Unix seconds of the newest, 0 if unknown"""
+    """Counts of the measurements of one worker on one unit.
+
+    Attributes:
+        last: Unix seconds of the newest measurement; 0 if unknown.
+    """
 
     worker: str
     host: str
@@ -23,8 +30,12 @@ class UnitStats:
 class TargetStats:
     """Counts of the records of one target.
 
-    workloads: distinct ones; ok, checked: ok measurements, and ok and checked ones; kinds: (variant kind, ok
-    measurements); failures: (stage, failed measurements). Both lists are sorted by name; an absent name means 0.
+    Attributes:
+        workloads: Number of distinct workloads.
+        ok: Number of ok measurements.
+        checked: Number of ok and checked measurements.
+        kinds: (variant kind, ok measurements), by name; a missing kind has none.
+        failures: (stage, failed measurements), by name; a missing stage has none.
     """
 
     target: Target
@@ -34,3 +45,19 @@ class TargetStats:
     checked: int
     kinds: tuple[tuple[str, int], ...]
     failures: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStats:
+    """Counts of the measurements of one workload on one target.
+
+    Attributes:
+        hint: Name of the workload.
+        last: Unix seconds of the newest measurement; 0 if unknown.
+    """
+
+    workload: str
+    hint: str
+    measurements: int
+    failed: int
+    last: float

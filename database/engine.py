@@ -1,4 +1,4 @@
-"""Make SQLAlchemy engines from URLs, and readable errors from those of drivers.
+"""SQLAlchemy engines of URLs, and readable errors from the errors of drivers.
 
 `sqlite:///relative.db`, `sqlite:////absolute.db`, a plain path ending in .db, .sqlite or .sqlite3, and
 `postgresql://user@host/name` (through psycopg) are understood. SQLite runs in WAL mode with synchronous=NORMAL, foreign
@@ -7,6 +7,8 @@ keys enforced, and a writer that waits for its turn; `?mode=ro` after the file m
 Every wait is bounded. A server has CONNECT_SECS to answer, for each address of its name. A silent connection is given
 up after SILENT_SECS. A writer waits BUSY_SECS for another's transaction, and an open store AWAY_SECS for a server that
 restarts.
+
+Tests: `tests/database/test_opening.py`, `tests/database/test_transport.py`, `tests/database/test_server_away.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -35,7 +37,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import QueuePool
 
 from relax_tune.database import sqlite_file
-from relax_tune.database.rules import MISTYPED
+from relax_tune.database.rules import ROW_TYPE_ERRORS
 from relax_tune.errors import DatabaseError, TryAgainLater, system_reason
 
 BUSY_SECS = 60
@@ -48,7 +50,7 @@ SILENT_SECS = 30
 """Time limit of a PostgreSQL server to acknowledge sent data."""
 AWAY_SECS = 30
 """Time limit of an open store that waits for a lost PostgreSQL server."""
-# What a server says, or the system of one that does not listen, when waiting may help.
+# Parts of messages of a server that is starting or stopping, or of the system if no server listens yet: waiting may help.
 _COMING = (
     "starting up",
     "shutting down",
@@ -64,7 +66,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _SUFFIXES = (".db", ".sqlite", ".sqlite3")
-_KINDS = "wanted sqlite:///FILE, a path ending in .db, postgresql://USER@HOST/NAME or memory://"
+_KINDS = "expected sqlite:///FILE, a path ending in .db, postgresql://USER@HOST/NAME or memory://"
 _SECRET = re.compile(r"(password|passwd|pwd|token|secret)(\s*[=:]\s*)('[^']*'|[^\s&;,]+)", re.IGNORECASE)
 
 
@@ -79,13 +81,13 @@ def default_url() -> str:
 
 
 def parse_url(text: str) -> URL:
-    """Return the URL with our drivers filled in.
+    """Return the URL with the drivers that this package uses.
 
     Raises:
         DatabaseError: not a URL, or a kind of database we do not support.
     """
     plain = "://" not in text and text.endswith(_SUFFIXES)
-    malformed = DatabaseError(f"{_KINDS}, found a malformed database URL {masked(text)!r:.200}; correct it")
+    malformed = DatabaseError(f"{_KINDS}, got a malformed database URL {masked(text)!r:.200}; correct it")
     if not text.isprintable():
         raise malformed
     if plain:
@@ -100,34 +102,34 @@ def parse_url(text: str) -> URL:
     if backend == "postgresql" and url.drivername in ("postgresql", "postgresql+psycopg"):
         if "@" in (url.host or ""):
             raise DatabaseError(
-                f"wanted one @ before the host, found several in {masked(text)!r:.200}; write an @ in a password as %40"
+                f"expected one @ before the host, got several in {masked(text)!r:.200}; write an @ in a password as %40"
             )
         return url.set(drivername="postgresql+psycopg")
     hint = "; write postgresql://" if backend in ("postgres", "pgsql", "psql") else ""
     raise DatabaseError(
-        f"{_KINDS}, found the unsupported kind {url.drivername!r:.60} in {masked(text)!r:.200}{hint or '; choose one of these'}"
+        f"{_KINDS}, got the unsupported kind {url.drivername!r:.60} in {masked(text)!r:.200}{hint or '; choose one of these'}"
     )
 
 
 def _sqlite_url(url: URL, text: str) -> URL:
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
         raise DatabaseError(
-            f"wanted a file in {masked(text)!r:.200}, found none; give sqlite:///FILE, or memory:// for a database that is not kept"
+            f"{masked(text)!r:.200} names no file; give sqlite:///FILE, or memory:// for a database in memory"
         )
     if url.host:
         raise DatabaseError(
-            f"wanted three slashes before a file name, found {masked(text)!r:.200}; give sqlite:///{url.host}/..."
+            f"expected three slashes before a file name, got {masked(text)!r:.200}; give sqlite:///{url.host}/..."
         )
     if text.partition("?")[2] not in ("", "mode=ro"):
         raise DatabaseError(
-            f"wanted no option but mode=ro after a SQLite file, found {masked(text)!r:.200}; leave the others out (a ? in a "
+            f"expected no option but mode=ro after a SQLite file, got {masked(text)!r:.200}; leave the others out (a ? in a "
             "file's name is written %3F)"
         )
     return url
 
 
 def masked(text: str) -> str:
-    """Return a text that may hold a database URL without anything that looks like a password."""
+    """Return a text that may contain a database URL, with everything masked that looks like a password."""
     scheme, slashes, rest = text.partition("://")
     _, at, host = rest.rpartition("@")
     return _SECRET.sub(r"\1\2***", f"{scheme}{slashes}***@{host}" if at else text)
@@ -150,10 +152,56 @@ def asks_read_only(url: URL) -> bool:
 
 
 def is_far(url: URL) -> bool:
-    """Return True for a PostgreSQL server that is reached over a network: any but a socket and this machine by name or address."""
-    given = url.query.get("host", url.host or os.environ.get("PGHOST", ""))
-    hosts = given.split(",") if isinstance(given, str) else given
-    return url.get_backend_name() == "postgresql" and not all(map(_is_near, hosts))
+    """Return True for a PostgreSQL server on another machine: a host or its address is neither a socket nor loopback.
+
+    A service that cannot be read counts as far.
+    """
+    if url.get_backend_name() != "postgresql":
+        return False
+    service = _service(url)
+    if service is None:
+        return True
+    hosts = _setting(url, "host", service, url.host)
+    addresses = _setting(url, "hostaddr", service)
+    return not all(map(_is_near, [*(hosts or ("",)), *addresses]))
+
+
+def _setting(url: URL, name: str, service: Mapping[str, str], in_url: str | None = None) -> tuple[str, ...]:
+    """Return a setting as libpq finds it, as a list: in the URL, in the service, in the environment."""
+    given = url.query.get(name) or in_url or service.get(name) or os.environ.get(_VARIABLES[name], "")
+    return tuple(part for text in ([given] if isinstance(given, str) else given) for part in text.split(",") if part)
+
+
+_VARIABLES = {"host": "PGHOST", "hostaddr": "PGHOSTADDR", "sslmode": "PGSSLMODE", "sslrootcert": "PGSSLROOTCERT"}
+_MOST_SERVICE_BYTES = 1 << 20
+
+
+def _service(url: URL) -> Mapping[str, str] | None:
+    """Return the settings of the service that the URL or PGSERVICE names, as libpq reads them; None where it cannot be read."""
+    name = str(url.query.get("service") or os.environ.get("PGSERVICE", ""))
+    if not name:
+        return {}
+    own = os.environ.get("PGSERVICEFILE") or Path.home() / ".pg_service.conf"
+    folders = os.environ.get("PGSYSCONFDIR") or "/etc/postgresql-common"
+    for file in (Path(own), Path(folders) / "pg_service.conf"):
+        try:
+            with file.open("rb") as opened:
+                lines = opened.read(_MOST_SERVICE_BYTES).decode("utf-8", "replace").splitlines()
+        except OSError:
+            continue
+        settings, inside, known = dict[str, str](), False, False
+        for line in map(str.strip, lines):
+            if line.startswith("["):
+                inside = line == f"[{name}]"
+                known |= inside
+            elif inside and line and not line.startswith("#"):
+                key, equals, value = line.partition("=")
+                if not equals:
+                    return None  # settings of a directory server
+                settings.setdefault(key.strip(), value.strip())
+        if known:
+            return settings
+    return None
 
 
 def _is_near(host: str) -> bool:
@@ -166,22 +214,25 @@ def _is_near(host: str) -> bool:
 
 
 def transport(url: URL) -> dict[str, str]:
-    """Return libpq's options of TLS for a server beyond this machine: its certificate and name are verified, unless the URL says less."""
-    if not is_far(url) or "sslmode" in url.query or os.environ.get("PGSSLMODE"):
+    """Return libpq's TLS options for a server on another machine: verify its certificate and name, unless other options are given."""
+    if not is_far(url):
         return {}
-    wanted = {"sslmode": "verify-full"}
+    service = _service(url) or {}
+    if _setting(url, "sslmode", service):
+        return {}
+    options = {"sslmode": "verify-full"}
     own = Path.home() / ".postgresql" / "root.crt"
-    if "sslrootcert" not in url.query and not os.environ.get("PGSSLROOTCERT") and not own.exists():
-        wanted["sslrootcert"] = "system"
-    return wanted
+    if not _setting(url, "sslrootcert", service) and not own.exists():
+        options["sslrootcert"] = "system"
+    return options
 
 
 def weaknesses(url: URL) -> Iterator[str]:
-    """Yield a sentence about the transport to a server that is not verified."""
-    mode = url.query.get("sslmode", os.environ.get("PGSSLMODE", ""))
-    if is_far(url) and mode not in ("", "verify-full"):
+    """Yield a warning if the identity of the server is not verified."""
+    mode = ",".join(_setting(url, "sslmode", _service(url) or {})) if is_far(url) else ""
+    if mode not in ("", "verify-full"):
         yield (
-            f"{shown(url)}: sslmode={mode!s:.20} does not verify the server, so others on the network may read and alter records; leave "
+            f"{shown(url)}: sslmode={mode:.20} does not verify the server, so others on the network may read and alter records; leave "
             "it out, or give verify-full"
         )
 
@@ -205,11 +256,11 @@ def make_engine(url: URL, *, read_only: bool) -> Engine:
             "tcp_user_timeout": SILENT_SECS * 1000,
         }
         arguments = {**transport(url), **{name: value for name, value in arguments.items() if name not in url.query}}
-        wanted = {**arguments, "options": f"{given} {options}" if isinstance(given, str) else options}
-        return create_engine(url, pool_pre_ping=True, connect_args=wanted)
+        all_arguments = {**arguments, "options": f"{given} {options}" if isinstance(given, str) else options}
+        return create_engine(url, pool_pre_ping=True, connect_args=all_arguments)
     except (ImportError, NoSuchModuleError):
         raise DatabaseError(
-            f"{shown(url)}: wanted the psycopg driver for PostgreSQL, found it missing; run `pip install 'relax-tune[postgres]'`"
+            f"{shown(url)}: expected the psycopg driver for PostgreSQL, got it missing; run `pip install 'relax-tune[postgres]'`"
         ) from None
 
 
@@ -222,7 +273,7 @@ def _sqlite_engine(url: URL, read_only: bool) -> Engine:
             address, uri=True, timeout=BUSY_SECS, isolation_level=None, check_same_thread=False, cached_statements=256
         )
         try:
-            # what a stranger's file may say: no functions in its schema, and no value larger than memory should hold
+            # The file is untrusted: its schema may call no functions, and no value may be larger than readers can afford.
             connection.execute("PRAGMA trusted_schema=OFF")
             connection.execute("PRAGMA cell_size_check=ON")
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
@@ -283,11 +334,11 @@ _BUSY = ("database is locked", "lock timeout", "too many clients")
 _ADVICE = (
     (
         "certificate verify failed",
-        "its certificate is of no authority that is known here: name that of your server by sslrootcert=FILE in the URL",
+        "the authority of its certificate is unknown on this machine: give its file by sslrootcert=FILE in the URL",
     ),
     (
         "does not support SSL",
-        "beyond this machine TLS is wanted: let the server offer it (ssl = on); sslmode=disable in the URL goes without",
+        "beyond this machine TLS is expected: let the server offer it (ssl = on); sslmode=disable in the URL goes without",
     ),
     ("does not match host name", "give the host by the name that its certificate has"),
     ("unable to open database file", "check that the file and its folder may be read and written"),
@@ -306,7 +357,7 @@ _ADVICE = (
     ("disk I/O error", "check the disk (full? unplugged?); everything committed before is safe"),
     ("file too large", "the file may not grow (a limit of this process?); everything committed before is safe"),
     ("database is locked", f"another process has been writing for over {BUSY_SECS} s: wait for it or stop it"),
-    ("lock timeout", f"another session has held a lock for over {BUSY_SECS} s: see pg_stat_activity on the server"),
+    ("lock timeout", f"another session holds a lock for over {BUSY_SECS} s: see pg_stat_activity on the server"),
     ("Is the server running", "check that the server runs and that host and port are right"),
     ("invalid port", "give a port between 1 and 65535"),
     ("onnection refused", "check that the server runs and that host and port are right"),
@@ -336,14 +387,15 @@ _ADVICE = (
 
 
 def explain(error: BaseException, where: str, doing: str, path: Path | None = None) -> DatabaseError:
-    """Describe a driver's error in one paragraph: where, what failed, what the driver said, what to do.
+    """Describe a driver's error in one paragraph: where, what failed, the driver's message, what to do.
 
-    path: the SQLite file, to name the process that holds it
+    Args:
+        path: The SQLite file, to name the process that holds its lock.
     """
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     reason = system_reason(cause)
     lines = [line.strip() for line in masked(reason).splitlines() if line.strip()]
-    said = "; ".join(lines[:2])[:300] or type(cause).__name__
+    message = "; ".join(lines[:2])[:300] or type(cause).__name__
     if isinstance(error, IntegrityError):
         advice = (
             "the records break a rule of the database (a record they refer to is missing?): run `relax-tune db check`"
@@ -352,26 +404,26 @@ def explain(error: BaseException, where: str, doing: str, path: Path | None = No
         advice = next((text for part, text in _ADVICE if part in reason), "run `relax-tune db check` and try again")
     if "disk I/O error" in reason and path is not None and sqlite_file.is_full(path):
         advice = "the disk is full: free some space; everything committed before is safe"
-    if "database is locked" in reason and path is not None and (found := sqlite_file.holder(path)):
-        said += f" by {found}"
+    if "database is locked" in reason and path is not None and (holder := sqlite_file.holder(path)):
+        message += f" by {holder}"
     kind = LostConnection if _lost(error) else BusyDatabase if any(part in reason for part in _BUSY) else DatabaseError
-    return kind(f"{where}: could not {doing}: {said}; {advice}")
+    return kind(f"{where}: could not {doing}: {message}; {advice}")
 
 
 class LostConnection(DatabaseError, TryAgainLater):
-    """The server cannot be reached, or ended an exchange; the same may succeed when it is asked again."""
+    """The server cannot be reached, or ended a transaction; trying again may succeed."""
 
 
 class BusyDatabase(DatabaseError, TryAgainLater):
-    """Others use the database so much that a limit was reached."""
+    """A limit of waiting or of connections was reached, since others use the database."""
 
 
 @contextlib.contextmanager
 def typed_rows(where: str, doing: str) -> Iterator[None]:
-    """Turn what a row with a value of another type raises inside into a `DatabaseError`."""
+    """Turn the exceptions of reading a row with values of wrong types into a `DatabaseError`."""
     try:
         yield
-    except MISTYPED as error:
+    except ROW_TYPE_ERRORS as error:
         raise DatabaseError(
             f"{where}: could not {doing}: a row holds a value of another type ({error!s:.80}); see `relax-tune db check`, restore a backup"
         ) from error
@@ -408,9 +460,12 @@ def patient(method: Callable[P, T]) -> Callable[P, T]:
 def wait_for_server(open_it: Callable[[], None], secs: float, notice: Callable[[str], None]) -> None:
     """Open a database whose server may be starting, stopping or not listening yet, for up to `secs`.
 
-    A mistake, such as a wrong host name or password, is raised at once. notice: receives one sentence when it waits
+    A mistake, such as a wrong host name or password, is raised at once.
+
+    Args:
+        notice: Receives one sentence when this waits.
     """
-    deadline, said = time.monotonic() + secs, False
+    deadline, noticed = time.monotonic() + secs, False
     while True:
         try:
             return open_it()
@@ -419,9 +474,9 @@ def wait_for_server(open_it: Callable[[], None], secs: float, notice: Callable[[
                 raise DatabaseError(str(error)) from None
             if time.monotonic() > deadline:
                 raise
-            if not said:
+            if not noticed:
                 notice(f"waiting up to {secs:g} s for the database server: {error}")
-                said = True
+                noticed = True
         time.sleep(0.5)
 
 

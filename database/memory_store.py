@@ -1,4 +1,10 @@
-"""`MemoryStore`: the `Store` contract in plain dictionaries, for tests, dry runs and merging."""
+"""`MemoryStore`: the `Store` contract in dictionaries, for packs, dry runs and tests.
+
+A `SqlStore` of an in-memory SQLite database would need a lock as well, since all threads would share one connection, and makes the
+tests of tuning several times slower: 21 s instead of 5 s for `tests/tuner/learn/test_warm_start.py`.
+
+Tests: `tests/database/test_store_contract.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +12,12 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from relax_tune.database.counts import TargetStats, UnitStats
+from relax_tune.database.counts import TargetStats, TaskStats, UnitStats
 from relax_tune.database.records import (
     Environment,
     JobRecord,
@@ -43,15 +49,19 @@ from relax_tune.database.rules import (
 
 
 class MemoryStore:
-    """A `relax_tune.database.store.Store` in memory, which ends with the process. One lock guards it.
+    """A `relax_tune.database.store.Store` in memory. One lock guards all of it.
 
-    id: the name by which other databases know its plans; None for a new one
+    Args:
+        id: Name of this database in the plans of others; None for a random one.
+        where: URL of the missing database that this store represents.
     """
 
     where = "memory://"
 
-    def __init__(self, id: str | None = None) -> None:
+    def __init__(self, id: str | None = None, where: str = where) -> None:
+        self.where = where
         self.id = id or secrets.token_hex(16)
+        self.invalid_rows = Counter[str]()
         self._lock = threading.RLock()
         self._targets: dict[str, Target] = {}
         self._environments: dict[str, Environment] = {}
@@ -108,8 +118,8 @@ class MemoryStore:
         with self._lock:
             return sorted(
                 workload
-                for (workload, key), found in self._by_task.items()
-                if key == target and any(since is None or m.measured_at >= since for m in found.values())
+                for (workload, key), records in self._by_task.items()
+                if key == target and any(since is None or m.measured_at >= since for m in records.values())
             )
 
     def known_workloads(self, keys: Iterable[str]) -> list[Workload]:
@@ -120,7 +130,7 @@ class MemoryStore:
         for key in sorted(set(keys)):
             if key not in known:
                 raise RefusedRecord(
-                    f"{self.where}: wanted {table} that were added before, found the unknown key {key!r}; add it first"
+                    f"{self.where}: expected {table} that were added before, got the unknown key {key!r}; add it first"
                 )
 
     def _verify_task(self, workload: str, target: str) -> None:
@@ -140,8 +150,8 @@ class MemoryStore:
             verify_same_subjects(new, ((id, self._measurements[id].subject) for id in old), self.where)
             for id, measurement in new.items():
                 if id not in self._measurements:
-                    self._measurements[id] = kept = _copy(measurement)
-                    self._by_task.setdefault((kept.workload, kept.target), {})[id] = kept
+                    self._measurements[id] = stored = _copy(measurement)
+                    self._by_task.setdefault((stored.workload, stored.target), {})[id] = stored
             return len(new) - len(old)
 
     def query(
@@ -157,8 +167,8 @@ class MemoryStore:
         limit: int | None = None,
     ) -> list[Measurement]:
         with self._lock:
-            found = sorted(self._matching(target, workload, status, kinds, symbols, regime), key=lambda m: m.id)
-        return [_copy(m) for m in [m for m in found if since is None or m.measured_at >= since][:limit]]
+            records = sorted(self._matching(target, workload, status, kinds, symbols, regime), key=lambda m: m.id)
+        return [_copy(m) for m in [m for m in records if since is None or m.measured_at >= since][:limit]]
 
     def measurements(self, ids: Iterable[str]) -> list[Measurement]:
         with self._lock:
@@ -185,7 +195,7 @@ class MemoryStore:
                 yield m
 
     def _of_target(self, target: str) -> list[Measurement]:
-        return [m for task, found in self._by_task.items() if task[1] == target for m in found.values()]
+        return [m for task, records in self._by_task.items() if task[1] == target for m in records.values()]
 
     def count(
         self,
@@ -218,20 +228,38 @@ class MemoryStore:
             known = self._targets.get(target)
             if known is None:
                 return None
-            found = self._of_target(target)
-        counts = Counter((str(m.variant.kind), m.stage, m.checked) for m in found)
-        return stats_of(known, len({m.workload for m in found}), ((*key, count) for key, count in counts.items()))
+            records = self._of_target(target)
+        counts = Counter((str(m.variant.kind), m.stage, m.checked) for m in records)
+        return stats_of(known, len({m.workload for m in records}), ((*key, count) for key, count in counts.items()))
 
     def units(self, target: str) -> list[UnitStats]:
         with self._lock:
-            found = self._of_target(target)
+            records = self._of_target(target)
         places: dict[tuple[str, str, str], list[Measurement]] = {}
-        for m in found:
+        for m in records:
             places.setdefault((m.worker, m.host, m.unit), []).append(m)
         return [
             UnitStats(*place, len(ms), sum(m.status == "failed" for m in ms), max(m.measured_at for m in ms))
             for place, ms in sorted(places.items())
         ]
+
+    def tasks(self, target: str, jobs: Collection[str] | None = None) -> list[TaskStats]:
+        with self._lock:
+            records = [m for m in self._of_target(target) if jobs is None or m.job in jobs]
+        tasks: dict[str, list[Measurement]] = {}
+        for m in records:
+            tasks.setdefault(m.workload, []).append(m)
+        counts = [
+            TaskStats(
+                key,
+                self._workloads[key].hint,
+                len(ms),
+                sum(m.status == "failed" for m in ms),
+                max(m.measured_at for m in ms),
+            )
+            for key, ms in tasks.items()
+        ]
+        return sorted(counts, key=lambda t: (-t.last, t.workload))
 
     # Plans
 
@@ -240,12 +268,12 @@ class MemoryStore:
         with self._lock:
             for plan in firsts:
                 self._verify_task(plan.workload, target)
-            found = []
+            current = []
             for plan in firsts:
                 versions = self._plans.setdefault((plan.workload, target), {})
-                found.append(plan_after(list(versions.values()), plan))
-                versions[found[-1].origin, found[-1].version] = found[-1]
-            return found
+                current.append(plan_after(list(versions.values()), plan))
+                versions[current[-1].origin, current[-1].version] = current[-1]
+            return current
 
     def add_plans(self, batch: Iterable[PlanRecord]) -> int:
         plans = list(batch)
@@ -255,7 +283,7 @@ class MemoryStore:
             before = sum(len(versions) for versions in self._plans.values())
             for plan in plans:
                 versions = self._plans.setdefault((plan.workload, plan.target), {})
-                added = plan_to_add(list(versions.values()), plan, named_origins=True)
+                added = plan_to_add(list(versions.values()), plan)
                 if added is not None:
                     versions[added.origin, added.version] = added
             return sum(len(versions) for versions in self._plans.values()) - before
@@ -276,8 +304,10 @@ class MemoryStore:
         lease = Lease(workload, target, holder, now + secs)
         with self._lock:
             self._verify_task(workload, target)
-            held = self._leases.get((workload, target))
-            if held is not None and held.holder != holder and held.expires_at > now:
+            stored = self._leases.get((workload, target))
+            if stored is not None and stored.holder != holder and stored.expires_at > now + secs:
+                stored = self._leases[workload, target] = replace(stored, expires_at=now + secs)
+            if stored is not None and stored.holder != holder and stored.expires_at > now:
                 return None
             self._leases[workload, target] = lease
             return lease
@@ -285,46 +315,46 @@ class MemoryStore:
     def renew_lease(self, lease: Lease, *, secs: float) -> Lease | None:
         renewed = replace(lease, expires_at=time.time() + secs)
         with self._lock:
-            held = self._leases.get((lease.workload, lease.target))
-            if held is None or held.holder != lease.holder:
+            stored = self._leases.get((lease.workload, lease.target))
+            if stored is None or stored.holder != lease.holder:
                 return None
             self._leases[lease.workload, lease.target] = renewed
             return renewed
 
     def release_lease(self, lease: Lease) -> bool:
         with self._lock:
-            held = self._leases.get((lease.workload, lease.target))
-            if held is None or held.holder != lease.holder:
+            stored = self._leases.get((lease.workload, lease.target))
+            if stored is None or stored.holder != lease.holder:
                 return False
             del self._leases[lease.workload, lease.target]
             return True
 
     def claim_trials(
-        self, lease: Lease, wanted: int, budget: int, spent: Mapping[str, Spent]
+        self, lease: Lease, requested: int, budget: int, spent: Mapping[str, Spent]
     ) -> tuple[Lease, int] | None:
         with self._lock:
             if any(self.count(lease.target, k, regime=s.regime) != s.records for k, s in spent.items()):
                 return None
             now = time.time()
             claims = {
-                key: held.trials
+                key: stored.trials
                 for key in spent
-                if (held := self._leases.get((key, lease.target))) is not None
-                and (held.holder == lease.holder or held.expires_at > now)
+                if (stored := self._leases.get((key, lease.target))) is not None
+                and (stored.holder == lease.holder or stored.expires_at > now)
             }
-            held = self._leases.get((lease.workload, lease.target))
-            if held is None or held.holder != lease.holder:
+            stored = self._leases.get((lease.workload, lease.target))
+            if stored is None or stored.holder != lease.holder:
                 return lease, 0
-            granted = grant(lease.workload, wanted, budget, spent, claims)
-            claimed = replace(held, trials=held.trials + granted)
+            granted = grant(lease.workload, requested, budget, spent, claims)
+            claimed = replace(stored, trials=stored.trials + granted)
             self._leases[lease.workload, lease.target] = claimed
             return claimed, granted
 
     def settle_trials(self, lease: Lease, trials: int) -> Lease:
         settled = replace(lease, trials=max(0, lease.trials - trials))
         with self._lock:
-            held = self._leases.get((lease.workload, lease.target))
-            if held is not None and held.holder == lease.holder:
+            stored = self._leases.get((lease.workload, lease.target))
+            if stored is not None and stored.holder == lease.holder:
                 self._leases[lease.workload, lease.target] = settled
         return settled
 
@@ -352,7 +382,7 @@ class MemoryStore:
         with self._lock:
             return [self._histograms[key] for key in sorted(self._histograms) if task is None or key[0] == task]
 
-    # Care
+    # Maintenance
 
     def prune(self, target: str, selection: Selection, *, dry_run: bool = False) -> int:
         with self._lock:
@@ -379,5 +409,5 @@ class MemoryStore:
 
 
 def _copy(measurement: Measurement) -> Measurement:
-    """Copy a measurement with its point, so that callers may change their own."""
+    """Copy a measurement with its point, so that callers cannot change the stored one."""
     return replace(measurement, symbols=dict(measurement.symbols))

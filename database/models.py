@@ -1,7 +1,10 @@
-"""The tables of the newest schema, as typed SQLAlchemy models.
+"""The tables of records, as typed SQLAlchemy models.
 
-Texts, points and origins that many measurements share are kept once, and are referred to by number. Samples and ids are binary
-(`relax_tune.database.sql.codec`). `relax_tune.database.migrations` creates these tables; a test compares the two.
+Values that many measurements share (traces, points, places, messages) are rows of tables of their own and are referred to by
+number: ten million records take 270 bytes each this way. Samples and ids are binary (`relax_tune.database.sql.codec`).
+`relax_tune.database.migrations` creates these tables; a test compares the two.
+
+Tests: `tests/database/test_schema.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +27,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.types import BigInteger, Double, SmallInteger, Text
 
-from relax_tune.database.jobs.submitted import SUBMITTED_STATES
 from relax_tune.database.records import JOB_STATES, REGIMES, STAGES, TEXT_LIMIT, VARIANT_KINDS
 
 _SQLITE_CLOCK = "(julianday('now') - 2440587.5) * 86400.0"
@@ -39,6 +41,17 @@ def _below(column: str, limit: int) -> str:
     return f"{column} BETWEEN 0 AND {limit - 1}"
 
 
+def truncated_columns(table: Any, *names: str) -> list[ColumnElement[Any]]:
+    """Return columns of a table whose texts the engine truncates just above the limit of records.
+
+    A row with a longer text is invalid. The record's constructor refuses the truncated text, and the row takes little memory.
+    """
+    return [
+        func.substr(c, 1, TEXT_LIMIT + 1).label(c.name) if isinstance(c.type, Text) and not c.primary_key else c
+        for c in (table.c[name] for name in names)
+    ]
+
+
 class Base(DeclarativeBase):
     """Text is unbounded and floats are 64 bits on every engine."""
 
@@ -46,11 +59,8 @@ class Base(DeclarativeBase):
 
     @classmethod
     def columns(cls) -> list[ColumnElement[Any]]:
-        """Return all columns. A text that is too long for a record is cut to one that still is, so that its row takes little memory."""
-        return [
-            func.substr(c, 1, TEXT_LIMIT + 1).label(c.name) if isinstance(c.type, Text) and not c.primary_key else c
-            for c in cls.__table__.columns
-        ]
+        """Return all columns, long texts truncated as by `truncated_columns`."""
+        return truncated_columns(cls.__table__, *cls.__table__.columns.keys())
 
 
 class TargetRow(Base):
@@ -81,7 +91,7 @@ class WorkloadRow(Base):
 
 
 class TraceRow(Base):
-    """Kind, sketch and trace, which the variants that differ in their parameters share."""
+    """Kind, sketch and trace of variants; variants that differ only in their parameters share a row."""
 
     __tablename__ = "traces"
     __table_args__ = (CheckConstraint(_below("kind", len(VARIANT_KINDS)), name="traces_kind"),)
@@ -94,7 +104,7 @@ class TraceRow(Base):
 
 
 class VariantRow(Base):
-    """Tuned, library and generic variants alike: a library call is a variant whose sketch names the routine."""
+    """Variants of all kinds: the sketch of a library variant is the name of the routine."""
 
     __tablename__ = "variants"
 
@@ -105,7 +115,7 @@ class VariantRow(Base):
 
 
 class WorkloadTaskRow(Base):
-    """A workload that was measured on a target."""
+    """Pairs of a target and a workload measured on it."""
 
     __tablename__ = "tasks"
     __table_args__ = (UniqueConstraint("target", "workload", name="tasks_by_target"),)
@@ -116,7 +126,7 @@ class WorkloadTaskRow(Base):
 
 
 class PointRow(Base):
-    """The symbols of a measurement."""
+    """Shapes: the value of each symbol, as JSON text."""
 
     __tablename__ = "points"
 
@@ -126,7 +136,7 @@ class PointRow(Base):
 
 
 class PlaceRow(Base):
-    """The origin of a measurement: job, libraries, worker, host, unit. environment: key, empty if unknown"""
+    """Origins of measurements: job, environment key, worker, host and unit; empty if unknown."""
 
     __tablename__ = "places"
 
@@ -140,7 +150,7 @@ class PlaceRow(Base):
 
 
 class MessageRow(Base):
-    """The message of failures."""
+    """Messages of failures."""
 
     __tablename__ = "messages"
 
@@ -150,9 +160,13 @@ class MessageRow(Base):
 
 
 class MeasurementRow(Base):
-    """Columns are in the order in which PostgreSQL packs them best.
+    """Measurements. Columns are in the order in which PostgreSQL needs the least padding.
 
-    kind, stage, regime: places in `VARIANT_KINDS`, `STAGES` (from 1; 0 is ok) and `REGIMES`; message: 0 for none
+    Attributes:
+        kind: Index in `VARIANT_KINDS`, repeated from the trace for the filters of queries.
+        stage: 0 for ok, else 1 + index in `STAGES`.
+        regime: Index in `REGIMES`.
+        message: Number of a message; 0 for none.
     """
 
     __tablename__ = "measurements"
@@ -162,7 +176,7 @@ class MeasurementRow(Base):
         CheckConstraint(_below("regime", len(REGIMES)), name="measurements_regime"),
         CheckConstraint("(stage = 0) = (message = 0)", name="measurements_message"),
         Index("measurements_by_task", "task", "point"),
-        Index("measurements_by_number", "variant"),
+        Index("measurements_by_variant", "variant"),
     )
 
     id: Mapped[bytes] = mapped_column(primary_key=True)
@@ -183,7 +197,11 @@ class MeasurementRow(Base):
 
 
 class TallyRow(Base):
-    """Numbers of measurements, which whoever writes measurements keeps. last: the newest `measured_at`"""
+    """Counts of measurements, updated in the transaction that writes them, so that statistics read no measurement.
+
+    Attributes:
+        last: Newest `measured_at`.
+    """
 
     __tablename__ = "tallies"
 
@@ -197,18 +215,12 @@ class TallyRow(Base):
     last: Mapped[float]
 
 
-class UnreadableRow(Base):
-    """Measurements of an earlier schema that could not be read, as JSON text."""
-
-    __tablename__ = "unreadable"
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    why: Mapped[str]
-    content: Mapped[str]
-
-
 class AboutRow(Base):
-    """Facts of the database: `id`, its name for others; `reads_from` and `writes_from`, the oldest schemas whose code may."""
+    """Facts of the database by name.
+
+    `id` names the database in the plans of others. `reads_from` and `writes_from` are the oldest schemas whose code may read and
+    write it.
+    """
 
     __tablename__ = "about"
 
@@ -217,9 +229,11 @@ class AboutRow(Base):
 
 
 class PlanRow(Base):
-    """Plans under the id of the database that made them, empty for this one.
+    """Plans by task, origin and version.
 
-    turn: order in which plans of a task became the current one here; 0 for plans that never did
+    Attributes:
+        origin: Id of the database that built the plan; empty for this one.
+        turn: Order in which plans of a task became current in this database; 0 for plans that never did.
     """
 
     __tablename__ = "plans"
@@ -252,7 +266,7 @@ class LeaseRow(Base):
 
     @classmethod
     def clock(cls, dialect: str) -> Select[*tuple[Any, ...]]:
-        """Return the Unix seconds of the database's clock; for a SQLite file, that of its machine."""
+        """Select the Unix seconds of the server's clock, or of this machine's for SQLite."""
         seconds = "extract(epoch FROM clock_timestamp())" if dialect == "postgresql" else _SQLITE_CLOCK
         return select(literal_column(seconds, Double()))
 
@@ -263,46 +277,3 @@ class HistogramRow(Base):
     task: Mapped[str] = mapped_column(primary_key=True)
     symbol: Mapped[str] = mapped_column(primary_key=True)
     counts: Mapped[str]
-
-
-class SubmittedJobRow(Base):
-    __tablename__ = "submitted_jobs"
-    __table_args__ = (
-        CheckConstraint(one_of("state", SUBMITTED_STATES), name="submitted_jobs_state"),
-        Index("submitted_jobs_by_turn", "state", "priority", "submitted_at"),
-    )
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    model: Mapped[str]
-    name: Mapped[str]
-    settings: Mapped[str]
-    label: Mapped[str]
-    priority: Mapped[int]
-    owner: Mapped[str]
-    note: Mapped[str]
-    max_secs: Mapped[float | None]
-    attempts: Mapped[int]
-    state: Mapped[str]
-    submitted_at: Mapped[float]
-    started_at: Mapped[float | None]
-    ended_at: Mapped[float | None]
-    not_before: Mapped[float]
-    holder: Mapped[str]
-    expires_at: Mapped[float]
-    runs: Mapped[int]
-    losses: Mapped[int]
-    cancel: Mapped[bool]
-    spent_secs: Mapped[float]
-    progress: Mapped[str]
-    message: Mapped[str]
-    exit_code: Mapped[int | None]
-    result: Mapped[str]
-
-
-class JobLogRow(Base):
-    __tablename__ = "job_logs"
-
-    job: Mapped[str] = mapped_column(ForeignKey("submitted_jobs.id"), primary_key=True)
-    run: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    text: Mapped[str]

@@ -1,8 +1,10 @@
-"""Stored records as values: frozen dataclasses of text and numbers, validated when they are made.
+"""Records as values: frozen dataclasses of text and numbers, validated by their constructors.
 
-A record that exists is well-formed, wherever it came from (a tuning job, a database row, an exchange file): each
-constructor checks its own fields and raises `DatabaseError` with the field, what was wanted and what was found.
-Nothing here knows SQL (see `relax_tune.database.models`) or the compiler.
+Every record is well-formed, whether it comes from a tuning job, a database row or an exchange file: each constructor checks its
+fields and raises `DatabaseError` with the field, what was expected and what it got. This module depends neither on SQL (see
+`relax_tune.database.models`) nor on the compiler.
+
+Tests: `tests/database/test_opening.py`.
 """
 
 from __future__ import annotations
@@ -38,32 +40,38 @@ SYMBOLS_LIMIT = 1000
 MESSAGE_LIMIT = 16_000
 """A longer failure message keeps its head and its tail."""
 TEXT_LIMIT = 2**20
-"""Longest text of any record in characters: whoever writes rows does not choose how much memory their readers take."""
+"""Longest text of any record in characters. Without a limit, an altered row could exhaust the memory of its readers."""
 SAMPLES_LIMIT = 100_000
 VERSION_LIMIT = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
 
 def canonical_json(value: Any) -> str:
-    """Return the one JSON text of a value: sorted keys, no spaces, non-ASCII kept. Raises `DatabaseError` for NaN and infinity."""
+    """Return the canonical JSON text of a value: sorted keys, no spaces, non-ASCII as is. Raises `DatabaseError` for NaN and infinity."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         raise DatabaseError(
-            f"wanted a value JSON can hold (text, finite numbers, lists, objects), found one it cannot: {error}"
+            f"expected a value that JSON can represent (text, finite numbers, lists, objects): {error}"
         ) from None
 
 
 def parse_json(text: str, where: str, limit: int = TEXT_LIMIT) -> Any:
-    """Return the value of a JSON text of at most `limit` characters; `where` names it in the error.
+    """Return the value of a JSON text.
 
-    Raises `DatabaseError` for other texts, NaN, infinity and absurd nesting."""
+    Args:
+        where: Name of the text in errors.
+        limit: Most characters.
+
+    Raises:
+        DatabaseError: The text is longer, is not JSON, contains NaN or infinity, or is nested too deeply.
+    """
     if isinstance(text, str) and len(text) > limit:
-        raise DatabaseError(f"{where}: wanted JSON text of at most {limit} characters, found more")
+        raise DatabaseError(f"{where}: expected JSON text of at most {limit} characters, got more")
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError, TypeError) as error:
-        raise DatabaseError(f"{where}: wanted JSON text, found {_shown(text)}: {error}") from None
+        raise DatabaseError(f"{where}: expected JSON text, got {_shown(text)}: {error}") from None
 
 
 def content_key(value: Any) -> str:
@@ -71,7 +79,7 @@ def content_key(value: Any) -> str:
     try:
         data = canonical_json(value).encode()
     except UnicodeEncodeError:
-        raise DatabaseError("wanted valid Unicode, found a lone surrogate in a text") from None
+        raise DatabaseError("expected valid Unicode, got a lone surrogate in a text") from None
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -90,18 +98,18 @@ def _shown(value: Any) -> str:
 def _text(value: Any, where: str, *, limit: int = TEXT_LIMIT, empty: bool = True) -> str:
     """Return `value` if it is text every engine can store: valid Unicode, no NUL, at most `limit` characters."""
     if type(value) is not str:
-        raise DatabaseError(f"{where}: wanted text, found {_shown(value)}")
+        raise DatabaseError(f"{where}: expected text, got {_shown(value)}")
     if not value and not empty:
-        raise DatabaseError(f"{where}: wanted text of 1 to {limit} characters, found none")
+        raise DatabaseError(f"{where}: expected text of 1 to {limit} characters, got none")
     if len(value) > limit:
-        raise DatabaseError(f"{where}: wanted at most {limit} characters, found more")
+        raise DatabaseError(f"{where}: expected at most {limit} characters, got more")
     if not value.isascii() or "\0" in value:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise DatabaseError(f"{where}: wanted valid Unicode, found a lone surrogate in {_shown(value)}") from None
+            raise DatabaseError(f"{where}: expected valid Unicode, got a lone surrogate in {_shown(value)}") from None
         if "\0" in value:
-            raise DatabaseError(f"{where}: wanted text without NUL characters, found {_shown(value)}")
+            raise DatabaseError(f"{where}: expected text without NUL characters, got {_shown(value)}")
     return value
 
 
@@ -111,7 +119,7 @@ def _key(value: Any, where: str) -> str:
 
 def _choice(value: Any, allowed: Sequence[str], where: str) -> None:
     if type(value) is not str or value not in allowed:
-        raise DatabaseError(f"{where}: wanted one of {', '.join(allowed)}, found {_shown(value)}")
+        raise DatabaseError(f"{where}: expected one of {', '.join(allowed)}, got {_shown(value)}")
 
 
 def _number(value: Any, where: str) -> float:
@@ -119,7 +127,7 @@ def _number(value: Any, where: str) -> float:
     if type(value) is int and value <= INT64_MAX:
         value = float(value)
     if type(value) is not float or not math.isfinite(value) or value < 0:
-        raise DatabaseError(f"{where}: wanted a finite number >= 0, found {_shown(value)}")
+        raise DatabaseError(f"{where}: expected a finite number >= 0, got {_shown(value)}")
     return value
 
 
@@ -129,61 +137,61 @@ def _known_number(value: Any, where: str) -> float | None:
         return None
     if (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= INT64_MAX):
         return float(value)
-    raise DatabaseError(f"{where}: wanted a finite number or none, found {_shown(value)}")
+    raise DatabaseError(f"{where}: expected a finite number or none, got {_shown(value)}")
 
 
 def _integer(value: Any, where: str, lower: int = -INT64_MAX - 1) -> int:
     if type(value) is not int or not lower <= value <= INT64_MAX:
-        raise DatabaseError(f"{where}: wanted an integer of at most 64 bits, at least {lower}, found {_shown(value)}")
+        raise DatabaseError(f"{where}: expected an integer of at most 64 bits, at least {lower}, got {_shown(value)}")
     return value
 
 
 def _integers(value: Any, where: str) -> dict[str, int]:
     """Return a name -> integer mapping with sorted names."""
     if not isinstance(value, Mapping):
-        raise DatabaseError(f"{where}: wanted names mapped to integers, found {_shown(value)}")
+        raise DatabaseError(f"{where}: expected names mapped to integers, got {_shown(value)}")
     return {_key(name, where): _integer(value[name], f"{where}[{name!r}]") for name in _sorted_names(value, where)}
 
 
 def single(secs: float) -> float:
-    """Return the nearest 32-bit float, which takes half the room in a record. One that would be infinite or 0 stays as it is."""
+    """Round seconds to a 32-bit float, which halves the size of samples. Seconds that would become infinite or 0 are not rounded."""
     try:
-        (found,) = struct.unpack("<f", struct.pack("<f", secs))
+        (rounded,) = struct.unpack("<f", struct.pack("<f", secs))
     except OverflowError:
         return secs
-    return found if math.isfinite(found) and (found > 0 or secs == 0) else secs
+    return rounded if math.isfinite(rounded) and (rounded > 0 or secs == 0) else secs
 
 
 def _sorted_names(value: Mapping[Any, Any], where: str) -> list[str]:
     for name in value:
         if type(name) is not str:
-            raise DatabaseError(f"{where}: wanted text as names, found {_shown(name)}")
+            raise DatabaseError(f"{where}: expected text as names, got {_shown(name)}")
     return sorted(value)
 
 
 def _pairs(value: Any, where: str) -> tuple[tuple[str, str], ...]:
     """Return (key, value) text pairs, sorted; keys must be distinct."""
     if not isinstance(value, (tuple, list)):
-        raise DatabaseError(f"{where}: wanted (key, value) text pairs, found {_shown(value)}")
+        raise DatabaseError(f"{where}: expected (key, value) text pairs, got {_shown(value)}")
     pairs = []
     for pair in value:
         if not has_shape(pair, (object, object)):
-            raise DatabaseError(f"{where}: wanted (key, value) text pairs, found {_shown(pair)}")
+            raise DatabaseError(f"{where}: expected (key, value) text pairs, got {_shown(pair)}")
         pairs.append((_key(pair[0], where), _text(pair[1], f"{where}[{pair[0]!r}]")))
     pairs.sort()
     for before, after in zip(pairs, pairs[1:]):
         if before[0] == after[0]:
-            raise DatabaseError(f"{where}: wanted each key once, found {after[0]!r} twice")
+            raise DatabaseError(f"{where}: expected each key once, got {after[0]!r} twice")
     return tuple(pairs)
 
 
 def _clean_message(value: Any, where: str) -> str:
-    """Return a failure's message in storable form, so that it never loses its record.
+    """Return the message of a failure in storable form: a message must not be the reason to lose a record.
 
-    Characters that cannot be stored are replaced, and the middle of a long text is cut.
+    Characters that cannot be stored are replaced, and the middle of a long text is removed.
     """
     if type(value) is not str:
-        raise DatabaseError(f"{where}: wanted text, found {_shown(value)}")
+        raise DatabaseError(f"{where}: expected text, got {_shown(value)}")
     text = value.replace("\0", "�").encode("utf-8", "replace").decode("utf-8")
     if len(text) > MESSAGE_LIMIT:
         half = MESSAGE_LIMIT // 2 - 30
@@ -193,11 +201,12 @@ def _clean_message(value: Any, where: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Device, driver and compiler, well enough known to reuse a timing.
+    """Device, driver and compiler, identified well enough to reuse a timing.
 
-    limits: sizes and counts of the device, such as `workers` and `l2_bytes` (`DeviceInfo.limits`); empty if unknown
-    reference: seconds of the reference kernels on the units that measure for this target, by name; empty if unknown
-    key: hash of the identity, which has no limits and no reference
+    Attributes:
+        limits: Sizes and counts of the device, such as `workers` and `l2_bytes` (`DeviceInfo.limits`); empty if unknown.
+        reference: Seconds of the reference kernels on the units of this target, by name; empty if unknown.
+        key: Hash of kind, name and fingerprint.
     """
 
     kind: str
@@ -219,9 +228,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The software, other than the device's own, of a measurement: its name and fingerprint as text pairs.
+    """Versions of libraries and tools during a measurement, as (name, fingerprint) pairs.
 
-    A library's times hold only for the same fingerprint. `key` hashes the facts."""
+    Times of a library call hold only for the same fingerprint. `key` is the hash of the facts.
+    """
 
     facts: tuple[tuple[str, str], ...]
     key: str = field(init=False, compare=False)
@@ -233,8 +243,11 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A tensor function as text. `key` is the caller's stable hash of the normalised text; the store does not verify
-    it, but parsers of `text` do. `hint` is a readable name.
+    """A tensor function as text.
+
+    Attributes:
+        key: Hash of the normalised text. The store does not verify it; the parser of `text` does.
+        hint: A readable name.
     """
 
     key: str
@@ -251,8 +264,13 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class VariantRecord:
-    """One way to compute a workload. `trace` is any JSON text; `parameters` is JSON text, an object name -> integer (made
-    canonical here); `key` hashes all four fields."""
+    """A variant of a workload: a schedule, a library call or the generic kernel.
+
+    Attributes:
+        trace: JSON text.
+        parameters: JSON text of an object name -> integer; the constructor brings it into canonical form.
+        key: Hash of the other fields.
+    """
 
     kind: VariantKind
     sketch: str = ""
@@ -277,14 +295,19 @@ class VariantRecord:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One (variant, shape) timing, or one failure.
+    """The times of a variant at a shape, or a failure.
 
-    id: given by the caller, unique for ever; workload, target: keys; symbols: the point, name -> integer (may be empty for
-    a failure that happened before any shape was chosen); samples_secs: raw seconds, at least one when `ok`, none when
-    `failed`; checked: the output was compared with the reference; build_secs: source to binary; job, environment: keys or
-    empty; measured_at: Unix seconds by the caller's clock, 0 when unknown (it only serves pruning); worker, host, unit: names
-    of the measuring process, its machine and its physical device, empty if unknown; clock_mhz, celsius: clock and
-    temperature of the unit after the batch, None if its driver does not say.
+    Attributes:
+        id: Unique name, given by the caller.
+        workload, target: Keys.
+        symbols: The shape, name -> integer; empty for a failure before a shape was chosen.
+        samples_secs: Raw seconds: at least one if ok, none if failed.
+        checked: Whether the output was compared with the reference.
+        build_secs: Seconds from source to binary.
+        job, environment: Keys; empty if unknown.
+        measured_at: Unix seconds by the caller's clock; 0 if unknown. Only pruning and exports use it.
+        worker, host, unit: Names of the measuring process, its machine and its physical device; empty if unknown.
+        clock_mhz, celsius: Clock and temperature of the unit after the batch; None if its driver has no sensor.
     """
 
     id: str
@@ -314,17 +337,17 @@ class Measurement:
         _key(self.workload, f"{where} workload")
         _key(self.target, f"{where} target")
         if not isinstance(self.variant, VariantRecord):
-            raise DatabaseError(f"{where} variant: wanted a VariantRecord, found {_shown(self.variant)}")
+            raise DatabaseError(f"{where} variant: expected a VariantRecord, got {_shown(self.variant)}")
         object.__setattr__(self, "symbols", _integers(self.symbols, f"{where} symbols"))
         symbols_text(self.symbols)
         _choice(self.status, STATUSES, f"{where} status")
         _choice(self.regime, REGIMES, f"{where} regime")
         if type(self.checked) is not bool:
-            raise DatabaseError(f"{where} checked: wanted true or false, found {_shown(self.checked)}")
+            raise DatabaseError(f"{where} checked: expected true or false, got {_shown(self.checked)}")
         if not isinstance(self.samples_secs, (tuple, list)):
-            raise DatabaseError(f"{where} samples: wanted seconds, found {_shown(self.samples_secs)}")
+            raise DatabaseError(f"{where} samples: expected seconds, got {_shown(self.samples_secs)}")
         if len(self.samples_secs) > SAMPLES_LIMIT:
-            raise DatabaseError(f"{where} samples: wanted at most {SAMPLES_LIMIT}, found {len(self.samples_secs)}")
+            raise DatabaseError(f"{where} samples: expected at most {SAMPLES_LIMIT}, got {len(self.samples_secs)}")
         samples = tuple(_number(value, f"{where} samples") for value in self.samples_secs)
         object.__setattr__(self, "samples_secs", samples)
         object.__setattr__(self, "build_secs", _number(self.build_secs, f"{where} build_secs"))
@@ -335,18 +358,16 @@ class Measurement:
             object.__setattr__(self, name, _known_number(getattr(self, name), f"{where} {name}"))
         if self.status == "ok":
             if not samples:
-                raise DatabaseError(f"{where}: wanted at least one sample of an ok measurement, found none")
+                raise DatabaseError(f"{where}: expected at least one sample of an ok measurement, got none")
             if self.stage is not None or self.message != "":
-                raise DatabaseError(
-                    f"{where}: an ok measurement has no stage and no message, found {_shown(self.stage)}"
-                )
+                raise DatabaseError(f"{where}: an ok measurement has no stage and no message, got {_shown(self.stage)}")
         else:
             _choice(self.stage, STAGES, f"{where} stage")
             object.__setattr__(self, "message", _clean_message(self.message, f"{where} message"))
             if samples:
-                raise DatabaseError(f"{where}: a failed measurement has no samples, found {len(samples)}")
+                raise DatabaseError(f"{where}: a failed measurement has no samples, got {len(samples)}")
             if not self.message:
-                raise DatabaseError(f"{where}: wanted the message of a failure at stage {self.stage!r}, found none")
+                raise DatabaseError(f"{where}: expected the message of a failure at stage {self.stage!r}, got none")
 
     @property
     def median_secs(self) -> float:
@@ -363,13 +384,15 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Conditions of the measurements to prune; at least one is given, and all given ones hold.
+    """Conditions of the measurements to prune. A measurement is selected if it meets all given conditions.
 
-    older_than, since: Unix seconds; a measurement of unknown time is neither older nor later
-    worker: name of a worker, its host or its unit; job: full name of a job
+    Attributes:
+        older_than, since: Unix seconds; a measurement of unknown time is neither older nor later.
+        worker: Name of a worker, its host or its unit.
+        job: Full name of a job.
 
     Raises:
-        DatabaseError: no condition was given, which would remove everything, or a time is none.
+        DatabaseError: No condition was given, which would remove everything, or a time is invalid.
     """
 
     older_than: float | None = None
@@ -380,10 +403,12 @@ class Selection:
 
     def __post_init__(self) -> None:
         if not self.failed and all(c is None for c in (self.older_than, self.since, self.worker, self.job)):
-            raise DatabaseError("prune: wanted older_than, since, failed, worker or job, found none; say what may go")
+            raise DatabaseError(
+                "prune: expected at least one of older_than, since, failed, worker and job; without one, everything would be removed"
+            )
         for name, given in (("older_than", self.older_than), ("since", self.since)):
             if given is not None and not (math.isfinite(given) and given >= 0):
-                raise DatabaseError(f"prune {name}: wanted Unix seconds >= 0, found {given!r}")
+                raise DatabaseError(f"prune {name}: expected Unix seconds >= 0, got {given!r}")
 
     def takes(self, m: Measurement) -> bool:
         """Return True if a measurement meets every condition."""
@@ -400,7 +425,7 @@ def symbols_text(symbols: Mapping[str, int]) -> str:
     """Return the canonical text of a point, by which the store compares points. Raises `DatabaseError` when it is too long."""
     text = canonical_json(dict(symbols))
     if len(text) > SYMBOLS_LIMIT:
-        raise DatabaseError(f"wanted symbols of at most {SYMBOLS_LIMIT} characters in all, found {len(text)}")
+        raise DatabaseError(f"expected symbols of at most {SYMBOLS_LIMIT} characters in all, got {len(text)}")
     return text
 
 
@@ -408,8 +433,11 @@ def symbols_text(symbols: Mapping[str, int]) -> str:
 class PlanRecord:
     """The dispatch of a workload on a target.
 
-    entries: the caller's JSON text; version: counts from 1; origin: id of the database that made it, empty for the one it is in;
-    turn: when it became the task's current plan here, counted from 1, 0 if never
+    Attributes:
+        version: Number of the plan in its origin, from 1.
+        entries: JSON text.
+        origin: Id of the database that built the plan; empty for the one that stores it.
+        turn: Position among the plans of the task that became current in this database, from 1; 0 if it never did.
     """
 
     workload: str
@@ -424,7 +452,7 @@ class PlanRecord:
         _key(self.target, "plan target")
         _integer(self.version, "plan version", 1)
         if self.version > VERSION_LIMIT:
-            raise DatabaseError(f"plan version: wanted less than 2**31, found {self.version}")
+            raise DatabaseError(f"plan version: expected less than 2**31, got {self.version}")
         parse_json(_text(self.entries, "plan entries"), "plan entries")
         _text(self.origin, "plan origin", limit=KEY_LIMIT)
         _integer(self.turn, "plan turn", 0)
@@ -432,7 +460,7 @@ class PlanRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A tuning job. `settings` is the caller's JSON text."""
+    """A tuning run. `settings` is JSON text."""
 
     id: str
     settings: str = "{}"
@@ -446,7 +474,12 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to tune a task until `expires_at` (the store's clock). trials: candidates that its holder is measuring"""
+    """The right to tune a task.
+
+    Attributes:
+        expires_at: Unix seconds of the store's clock.
+        trials: Candidates that the holder is measuring.
+    """
 
     workload: str
     target: str
@@ -464,7 +497,12 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class ShapeHistogram:
-    """The counts of a symbol's values in use. task: a model or workload; counts: JSON text, value -> count."""
+    """Counts of the served values of a symbol.
+
+    Attributes:
+        task: Key of a model or workload.
+        counts: JSON text, value -> count.
+    """
 
     task: str
     symbol: str
@@ -478,7 +516,7 @@ class ShapeHistogram:
             digits = value.removeprefix("-")
             if not (digits.isascii() and digits.isdigit() and len(digits) <= 18) or count < 0:
                 raise DatabaseError(
-                    f"histogram counts: wanted integers as text mapped to counts >= 0, found {value!r:.80}: {count!r:.80}"
+                    f"histogram counts: expected integers as text mapped to counts >= 0, got {value!r:.80}: {count!r:.80}"
                 )
         object.__setattr__(self, "counts", canonical_json(values))
 

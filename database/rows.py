@@ -1,4 +1,10 @@
-"""Conversion between domain values and table rows. Rows are untrusted, like files: they are checked when read."""
+"""Conversion between records and mappings of their fields: rows of tables, and lines of exports.
+
+Mappings are untrusted, like files: the constructors of records check them. Fields with a default here may be missing, since the
+earliest forms of exports lack them.
+
+Tests: `tests/database/test_store_contract.py`, `tests/database/exchange/test_jsonl.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +30,10 @@ from relax_tune.errors import DatabaseError
 Row = Mapping[Any, Any]
 
 
-def _same_key(row: Row, made: str, table: str) -> None:
-    if row["key"] != made:
+def _verify_key(row: Row, key: str, table: str) -> None:
+    if row["key"] != key:
         raise DatabaseError(
-            f"{table} row {row['key']!r:.80}: wanted the hash of its content, {made!r}; the row was altered"
+            f"{table} row {row['key']!r:.80}: expected the hash of its content, {key!r}; the row was altered"
         )
 
 
@@ -45,13 +51,13 @@ def target_values(target: Target) -> dict[str, Any]:
 def target_of(row: Row) -> Target:
     where = f"targets row {row['key']!r:.80}"
     numbers = []
-    for column in ("limits", "reference"):  # files written before revisions 4 and 5 lack them
-        found = parse_json(row[column], f"{where} {column}") if column in row else {}
-        if not isinstance(found, dict):
-            raise DatabaseError(f"{where} {column}: wanted names mapped to numbers, found {found!r:.80}")
-        numbers.append(tuple(found.items()))
+    for column in ("limits", "reference"):
+        values = parse_json(row.get(column, "{}"), f"{where} {column}")
+        if not isinstance(values, dict):
+            raise DatabaseError(f"{where} {column}: expected names mapped to numbers, got {values!r:.80}")
+        numbers.append(tuple(values.items()))
     target = Target(row["kind"], row["name"], parse_json(row["fingerprint"], f"{where} fingerprint"), *numbers)
-    _same_key(row, target.key, "targets")
+    _verify_key(row, target.key, "targets")
     return target
 
 
@@ -61,7 +67,7 @@ def environment_values(environment: Environment) -> dict[str, Any]:
 
 def environment_of(row: Row) -> Environment:
     environment = Environment(parse_json(row["facts"], f"environments row {row['key']!r:.80} facts"))
-    _same_key(row, environment.key, "environments")
+    _verify_key(row, environment.key, "environments")
     return environment
 
 
@@ -90,7 +96,7 @@ def variant_values(variant: VariantRecord) -> dict[str, Any]:
 
 def variant_of(row: Row) -> VariantRecord:
     variant = VariantRecord(row["kind"], row["sketch"], row["trace"], row["parameters"])
-    _same_key(row, variant.key, "variants")
+    _verify_key(row, variant.key, "variants")
     return variant
 
 
@@ -137,7 +143,7 @@ def measurement_of(row: Row, variant: VariantRecord) -> Measurement:
         job=row["job"],
         environment=row["environment"] or "",
         measured_at=row["measured_at"],
-        worker=row.get("worker", ""),  # files written before revision 5 lack the unit
+        worker=row.get("worker", ""),
         host=row.get("host", ""),
         unit=row.get("unit", ""),
         clock_mhz=row.get("clock_mhz"),
@@ -157,10 +163,7 @@ def plan_values(plan: PlanRecord) -> dict[str, Any]:
 
 
 def plan_of(row: Row) -> PlanRecord:
-    version = row["version"]  # before schema 7 versions are also the turns
-    return PlanRecord(
-        row["workload"], row["target"], version, row["entries"], row.get("origin", ""), row.get("turn", version)
-    )
+    return PlanRecord(row["workload"], row["target"], row["version"], row["entries"], row["origin"], row["turn"])
 
 
 def job_values(job: JobRecord) -> dict[str, Any]:
@@ -179,6 +182,11 @@ def lease_values(lease: Lease) -> dict[str, Any]:
         "expires_at": lease.expires_at,
         "trials": lease.trials,
     }
+
+
+def claimed(trials: object) -> int:
+    """Return the candidates that a stored lease claims; 0 if the column is not a count."""
+    return trials if type(trials) is int and trials > 0 else 0
 
 
 def lease_of(row: Row) -> Lease:

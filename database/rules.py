@@ -1,4 +1,7 @@
-"""The rules that every store follows: which measurements may win, which plan is the current one, and the subject of an id."""
+"""Rules that every store follows: which measurements may win, which plan is current, and the subject of an id.
+
+Tests: `tests/database/test_store_contract.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,12 @@ from relax_tune.database.records import VERSION_LIMIT, Measurement, PlanRecord, 
 from relax_tune.errors import DatabaseError
 
 CHUNK = 500
+LEASE_SECS = 60.0
+"""Seconds for which jobs lease a task. A job renews its leases several times meanwhile."""
 K = TypeVar("K")
 
-MISTYPED = (TypeError, AttributeError, ValueError, OverflowError)
-"""What reading a row raises that holds a value of another type: SQLite keeps anything in any column."""
+ROW_TYPE_ERRORS = (TypeError, AttributeError, ValueError, OverflowError)
+"""Exceptions of reading a row with values of wrong types: SQLite is dynamically typed."""
 
 
 class RefusedRecord(DatabaseError):
@@ -52,8 +57,8 @@ def verify_same_subjects(
 
 def _two_subjects(measurement: Measurement, subject: tuple[str, ...], where: str) -> RefusedRecord:
     return RefusedRecord(
-        f"measurement {measurement.id!r}: wanted an id that stands for one workload, target, variant, point and regime, found "
-        f"{subject} in {where} and {measurement.subject} to add; give each measurement an id of its own"
+        f"measurement {measurement.id!r}: expected an id that stands for one workload, target, variant, point and regime, got "
+        f"{subject} in {where} and {measurement.subject} to add; give each measurement its own id"
     )
 
 
@@ -61,24 +66,26 @@ def _two_subjects(measurement: Measurement, subject: tuple[str, ...], where: str
 class Spent:
     """The state of a task under a shared budget, as a job has read it.
 
-    records: measurements of the task, of this regime; tried: candidates among them; kept: candidates that the task gets
-    in any case
+    Attributes:
+        records: Number of measurements of the task in `regime`.
+        tried: Number of candidates among them.
+        reserved: Candidates that the task gets in any case.
     """
 
     records: int
     regime: Regime
     tried: int
-    kept: int
+    reserved: int
 
 
-def grant(workload: str, wanted: int, budget: int, spent: Mapping[str, Spent], claims: Mapping[str, int]) -> int:
-    """Return the candidates that the budget leaves for a workload, at most `wanted`, after all claims.
+def grant(workload: str, requested: int, budget: int, spent: Mapping[str, Spent], claims: Mapping[str, int]) -> int:
+    """Return the candidates that the budget leaves for a workload, at most `requested`, after all claims.
 
     claims: candidates under measurement, by workload
     """
-    others = sum(max(s.kept, s.tried + claims.get(key, 0)) for key, s in spent.items() if key != workload)
+    others = sum(max(s.reserved, s.tried + claims.get(key, 0)) for key, s in spent.items() if key != workload)
     mine = spent[workload].tried + claims.get(workload, 0)
-    return max(0, min(wanted, max(budget - others, spent[workload].kept) - mine))
+    return max(0, min(requested, max(budget - others, spent[workload].reserved) - mine))
 
 
 def same_version(plan: PlanRecord, other: PlanRecord) -> bool:
@@ -88,9 +95,10 @@ def same_version(plan: PlanRecord, other: PlanRecord) -> bool:
 
 
 def plan_after(known: Sequence[PlanRecord], plan: PlanRecord) -> PlanRecord:
-    """Return a plan as the current one of its task: the current one that says the same, or the next version of this database.
+    """Return the plan that becomes current: the current one if it has the same text, else the next version of this database.
 
-    After the last version, which only another hand writes, comes the last version again."""
+    Version numbers saturate at VERSION_LIMIT, which only an altered database reaches.
+    """
     current = choose_plan(known, None)
     if current is not None and current.entries == plan.entries:
         return current
@@ -99,24 +107,23 @@ def plan_after(known: Sequence[PlanRecord], plan: PlanRecord) -> PlanRecord:
     return replace(plan, version=min(version, VERSION_LIMIT), turn=min(turn, VERSION_LIMIT))
 
 
-def plan_to_add(known: Sequence[PlanRecord], plan: PlanRecord, named_origins: bool) -> PlanRecord | None:
-    """Return what to store of a plan that is added under its own version; None for nothing.
+def plan_to_add(known: Sequence[PlanRecord], plan: PlanRecord) -> PlanRecord | None:
+    """Return the row to store for a plan that is added under its own version; None if it is stored already.
 
-    One of this database takes its turn by its version. One of another becomes the current one only if it has a turn.
+    The turn of a plan of this database is its version. A plan of another database becomes current only if it has a turn.
     """
-    plan = plan if named_origins else replace(plan, origin="")
-    taken = max((p.turn for p in known), default=0)
-    there = next((p for p in known if same_version(p, plan)), None)
+    last_turn = max((p.turn for p in known), default=0)
+    stored = next((p for p in known if same_version(p, plan)), None)
     if plan.origin == "":
-        return None if there is not None else replace(plan, turn=plan.version)
-    turn = taken + 1 if plan.turn else 0
-    if there is None:
+        return None if stored is not None else replace(plan, turn=plan.version)
+    turn = last_turn + 1 if plan.turn else 0
+    if stored is None:
         return replace(plan, turn=turn)
-    return replace(there, turn=turn) if turn and there.entries == plan.entries else None
+    return replace(stored, turn=turn) if turn and stored.entries == plan.entries else None
 
 
 def choose_plan(known: Iterable[PlanRecord], version: int | None) -> PlanRecord | None:
-    """Return the current plan of a task, or that of a version: of this database, else of the first origin that has it."""
+    """Return the current plan of a task, or a version: of this database, else of the first origin that has it."""
     if version is None:
         return max((p for p in known if p.turn), key=lambda p: p.turn, default=None)
     return min((p for p in known if p.version == version), key=lambda p: p.origin, default=None)
@@ -144,14 +151,14 @@ def best_of(measurements: Iterable[Measurement], n: int) -> list[Measurement]:
 
 
 def rank(stored: Iterable[tuple[str, str, float]], n: int) -> list[str]:
-    """Return the ids that `best_of` selects, for (id, variant key, median seconds) of ok, checked measurements."""
+    """Return the ids that `best_of` selects, from (id, variant key, median seconds) of ok, checked measurements."""
     return _rank([(secs, variant, id) for id, variant, secs in stored], n)
 
 
 def median_of(id: str, values: Any) -> float:
     """Return the median of a measurement's stored samples. Raises `DatabaseError` where they are no list of numbers."""
     if not isinstance(values, (list, tuple)) or not values or not all(type(value) in (int, float) for value in values):
-        raise DatabaseError(f"measurements row {id!r:.80} samples: wanted a list of seconds, found something else")
+        raise DatabaseError(f"measurements row {id!r:.80} samples: expected a list of seconds, got something else")
     return float(statistics.median(values))
 
 
@@ -161,7 +168,7 @@ def _rank(scored: list[tuple[float, str, str]], n: int) -> list[str]:
     They are ordered by median, then content, so that ties do not depend on arrival.
     """
     if n < 0:
-        raise DatabaseError(f"wanted a number of variants >= 0, found {n}")
+        raise DatabaseError(f"expected a number of variants >= 0, got {n}")
     best: dict[str, str] = {}
     for _, variant, id in sorted(scored):
         best.setdefault(variant, id)
@@ -169,6 +176,6 @@ def _rank(scored: list[tuple[float, str, str]], n: int) -> list[str]:
 
 
 def chunks(keys: Sequence[K]) -> Iterator[Sequence[K]]:
-    """Yield keys in parts that one statement takes."""
+    """Yield keys in parts of at most CHUNK, the number of parameters of one statement."""
     for start in range(0, len(keys), CHUNK):
         yield keys[start : start + CHUNK]

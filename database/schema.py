@@ -1,24 +1,27 @@
 """The schema version of a database, and its migration to the newest one.
 
-A fresh database runs the same migrations as an old one, so there is one tested way to a schema.
+An empty database and one of an earlier release run the same migrations, so there is one tested way to a schema.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, select, text
 
-from relax_tune.database.models import AboutRow, Base
-from relax_tune.database.sql import plain
+from relax_tune.database.jobs.tables import SubmittedJobRow
+from relax_tune.database.models import AboutRow
 from relax_tune.errors import DatabaseError
 
+TABLES: Mapping[str, Any] = SubmittedJobRow.metadata.tables
+"""All tables of the newest schema, by name: of records and of submitted jobs."""
 VERSION_TABLE = "alembic_version"
-_LOCK = 0x72656C6178  # names our advisory lock on a PostgreSQL server
+_LOCK = 0x72656C6178  # number of the advisory lock on a PostgreSQL server: "relax" in ASCII
 
 
 def _config() -> Config:
@@ -29,76 +32,77 @@ def _config() -> Config:
 
 
 def versions() -> tuple[str, ...]:
-    """Return every schema version this code knows, oldest first."""
+    """Return the schema versions that this code knows, oldest first."""
     return tuple(revision.revision for revision in ScriptDirectory.from_config(_config()).walk_revisions())[::-1]
 
 
 def current(connection: Connection, where: str) -> str | None:
-    """Return the database's schema version, or None when it is empty; `where` names the database in errors.
+    """Return the database's schema version, or None when it is empty.
+
+    Args:
+        where: The database's name in errors.
 
     Raises:
-        DatabaseError: there are tables, but not ours.
+        DatabaseError: The database has tables of another program.
     """
     tables = set(inspect(connection).get_table_names())
     if VERSION_TABLE not in tables:
         if not tables:
             return None
         raise DatabaseError(
-            f"{where}: wanted a relax-tune database or an empty one, found the tables {', '.join(sorted(tables)[:5])} of "
+            f"{where}: expected a relax-tune database or an empty one, got the tables {', '.join(sorted(tables)[:5])} of "
             "something else; give another URL"
         )
-    found = [str(row[0]) for row in connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}"))]
-    if len(found) > 1 or (found and not tables.issuperset({"measurements", "variants"})):
+    stored = [str(row[0]) for row in connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}"))]
+    if len(stored) > 1 or (stored and not tables.issuperset({"measurements", "variants"})):
         raise DatabaseError(
-            f"{where}: wanted one relax-tune schema version, found {found} with the tables {', '.join(sorted(tables)[:5])}; "
-            "it belongs to something else or was damaged: give another URL or restore a backup"
+            f"{where}: expected one relax-tune schema version, got {stored} with the tables {', '.join(sorted(tables)[:5])}; "
+            "the database belongs to something else or was damaged: give another URL or restore a backup"
         )
-    return found[0] if found else None
+    return stored[0] if stored else None
 
 
-def verify(connection: Connection, where: str, *, write: bool) -> str:
-    """Check that this code may read the database, or write it; return the schema whose statements it understands.
+def verify(connection: Connection, where: str, *, write: bool) -> None:
+    """Check that this code may read the database, or write it.
 
-    Databases of the schema before (`plain.VERSION`) are served as they are. A newer schema says which older code may read and
-    write it.
+    A database of a newer schema states in `about` which older code may read and write it.
 
     Raises:
-        DatabaseError: empty, foreign, older (with the command that upgrades it) or newer than this code.
+        DatabaseError: The database is empty, belongs to another program, is older (the message names the command that upgrades
+            or converts it), or is newer than this code and does not admit it.
     """
-    found = current(connection, where)
+    version = current(connection, where)
     known = versions()
-    if found == plain.VERSION:
-        _verify_columns(connection, where, _TABLES_BEFORE)
-        return found
-    if found == known[-1] or (found is not None and found not in known and _serves(connection, known[-1], write)):
-        _verify_columns(connection, where, {name: set(table.c.keys()) for name, table in Base.metadata.tables.items()})
-        return known[-1]
-    if found is not None and found not in known and write and _serves(connection, known[-1], False):
+    newest = known[-1]
+    if version is None:
         raise DatabaseError(
-            f"{where}: wanted to write schema {known[-1]}, found {found[:40]!r} of a newer relax-tune, which this one may only read; "
-            "upgrade the tool (`pip install --upgrade relax-tune`)"
+            f"{where}: this database is empty; tune into it, or create the tables with `relax-tune db upgrade --db {where}`"
         )
-    if found is None:
+    if version < known[0]:
+        raise _unreleased(version, where)
+    if version in known[:-1]:
         raise DatabaseError(
-            f"{where}: wanted a relax-tune database, found an empty one; tune into it, or create it with "
+            f"{where}: expected schema version {newest}, got the older {version}; back it up, then run "
             f"`relax-tune db upgrade --db {where}`"
         )
-    if found in known:
-        raise DatabaseError(
-            f"{where}: wanted schema version {known[-1]}, found the older {found}; back it up, then run "
-            f"`relax-tune db upgrade --db {where}`"
-        )
-    raise _newer(found, known, where)
+    if version != newest and not _admits(connection, newest, write):
+        if write and _admits(connection, newest, False):
+            raise DatabaseError(
+                f"{where}: expected to write schema {newest}, got {version[:40]!r} of a newer relax-tune, which this one may only "
+                "read; upgrade the tool (`pip install --upgrade relax-tune`)"
+            )
+        raise _newer(version, newest, where)
+    _verify_columns(connection, where)
 
 
-_NEW = {"traces", "tasks", "points", "places", "messages", "tallies", "unreadable", "about"}
-_TABLES_BEFORE = {
-    **{name: set(table.c.keys()) for name, table in Base.metadata.tables.items() if name not in _NEW},
-    **{name: set(table.c.keys()) for name, table in plain.TABLES.tables.items()},
-}
+def _unreleased(version: str, where: str) -> DatabaseError:
+    return DatabaseError(
+        f"{where}: schema version {version} is from before the first release, 0.2; convert the database to a new one: "
+        f"`python -m tools.convert_database {where} NEW.db` in a checkout of the repository"
+    )
 
 
-def _serves(connection: Connection, version: str, write: bool) -> bool:
+def _admits(connection: Connection, version: str, write: bool) -> bool:
     """Return True if a database of a newer schema lets the code of `version` read or write."""
     if "about" not in inspect(connection).get_table_names():
         return False
@@ -107,52 +111,59 @@ def _serves(connection: Connection, version: str, write: bool) -> bool:
     return oldest is not None and oldest <= version
 
 
-def _verify_columns(connection: Connection, where: str, wanted_tables: Mapping[str, set[str]]) -> None:
-    """Check that every table and column of ours exists, and that nothing runs when they are read or written. Others are ignored."""
-    looking = inspect(connection)
+def _verify_columns(connection: Connection, where: str) -> None:
+    """Check that every table and column exists, and that the file defines no code that runs when rows are read or written.
+
+    Other tables and columns are ignored.
+    """
+    inspector = inspect(connection)
     if connection.dialect.name == "sqlite":
         triggers = "SELECT name FROM sqlite_schema WHERE type = 'trigger'"
         computed = "SELECT t.name || '.' || c.name FROM sqlite_schema t, pragma_table_xinfo(t.name) c WHERE t.type = 'table' AND c.hidden"
-        foreign = [*connection.exec_driver_sql(triggers).scalars(), *connection.exec_driver_sql(computed).scalars()]
-        if foreign:
+        names = [*connection.exec_driver_sql(triggers).scalars(), *connection.exec_driver_sql(computed).scalars()]
+        if names:
             raise DatabaseError(
-                f"{where}: wanted tables without triggers and generated columns, found {', '.join(map(str, sorted(foreign)[:5]))!r:.200}: "
+                f"{where}: expected tables without triggers and generated columns, got {', '.join(map(str, sorted(names)[:5]))!r:.200}: "
                 "the database was altered; restore a backup"
             )
-    tables = set(looking.get_table_names())
-    for name, wanted in wanted_tables.items():
-        missing = sorted(wanted - {str(c["name"]) for c in looking.get_columns(name)} if name in tables else wanted)
+    existing = set(inspector.get_table_names())
+    for name, table in TABLES.items():
+        if name not in existing:
+            raise DatabaseError(f"{where}: the table {name} is missing: the database was altered; restore a backup")
+        columns = {str(column["name"]) for column in inspector.get_columns(name)}
+        missing = sorted(set(table.c.keys()) - columns)
         if missing:
-            what = f"the columns {', '.join(missing)} of {name}" if name in tables else f"the table {name}"
-            raise DatabaseError(f"{where}: wanted {what}, found none: the database was altered; restore a backup")
+            raise DatabaseError(
+                f"{where}: the columns {', '.join(missing)} of {name} are missing: the database was altered; restore a backup"
+            )
 
 
-def _newer(found: str, known: tuple[str, ...], where: str) -> DatabaseError:
+def _newer(version: str, newest: str, where: str) -> DatabaseError:
     return DatabaseError(
-        f"{where}: wanted schema version {known[-1]} or older, found {found[:40]!r}, which a newer relax-tune wrote; "
+        f"{where}: expected schema version {newest} or older, got {version[:40]!r}, which a newer relax-tune wrote; "
         "upgrade the tool (`pip install --upgrade relax-tune`) or give another database"
     )
 
 
-def migrate(connection: Connection, where: str, to: str = "head") -> tuple[str | None, str]:
-    """Bring the database to the newest schema inside the caller's transaction. Returns (version before, version after).
+def migrate(connection: Connection, where: str) -> tuple[str | None, str]:
+    """Bring the database to the newest schema inside the caller's transaction.
 
-    to: an earlier version to stop at
+    Two processes may do this at once: the transaction (SQLite) or an advisory lock (PostgreSQL) makes one wait for the other.
 
-    Two processes may do this at once: the transaction (SQLite) or an advisory lock (PostgreSQL) lets one do the work.
+    Returns:
+        The version before, None for an empty database, and the version after.
 
     Raises:
-        DatabaseError: foreign, or newer than this code.
+        DatabaseError: The database belongs to another program, is from before the first release, or is newer than this code.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
-    found = current(connection, where)
+    version = current(connection, where)
     known = versions()
-    if found is not None and found not in known:
-        raise _newer(found, known, where)
-    wanted = known[-1] if to == "head" else to
-    if found is None or found < wanted:
+    if version is not None and version not in known:
+        raise _unreleased(version, where) if version < known[0] else _newer(version, known[-1], where)
+    if version != known[-1]:
         config = _config()
         config.attributes["connection"] = connection
-        command.upgrade(config, to)
-    return found, wanted
+        command.upgrade(config, "head")
+    return version, known[-1]

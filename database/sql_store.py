@@ -1,7 +1,9 @@
-"""`SqlStore`: the `Store` contract over SQLite and PostgreSQL, one code for both.
+"""`SqlStore`: the `Store` contract over SQLite and PostgreSQL, with one code for both.
 
-The store owns transactions, `models` owns queries, `rows` owns conversion. Writes go through bulk Core statements; rows
-are inserted in the order of their keys, so that two PostgreSQL writers never deadlock.
+The store owns transactions, `sql` owns statements, and `rows` converts. Writes are bulk Core statements. Rows are inserted in the
+order of their keys, so that two PostgreSQL writers never deadlock.
+
+Tests: `tests/database/test_store_contract.py`, `tests/database/test_opening.py`.
 """
 
 from __future__ import annotations
@@ -9,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, select, text, update
 
 from relax_tune.database import rows, schema, sqlite_file
-from relax_tune.database.counts import TargetStats, UnitStats
+from relax_tune.database.counts import TargetStats, TaskStats, UnitStats
 from relax_tune.database.engine import (
     asks_read_only,
     explained,
@@ -57,6 +59,7 @@ from relax_tune.database.records import (
     Workload,
     symbols_text,
 )
+from relax_tune.database.roles import role_statements
 from relax_tune.database.rules import (
     RefusedRecord,
     Spent,
@@ -67,13 +70,11 @@ from relax_tune.database.rules import (
     verify_batch,
     verify_same_subjects,
 )
-from relax_tune.database.sql import leases
-from relax_tune.database.sql import plans as sql_plans
+from relax_tune.database.sql import leases, measurement_changes, measurements, plans, tallies
 from relax_tune.database.sql.integrity import find_problems
-from relax_tune.database.sql.layout import RecordQuestion, TableLayout, add_missing, insert, left_out
-from relax_tune.database.sql.packed import PackedLayout
-from relax_tune.database.sql.plain import PlainLayout
+from relax_tune.database.sql.statements import RecordFilter, add_missing, insert, read_valid
 from relax_tune.errors import DatabaseError, TryAgainLater
+from relax_tune.printable import of_printable
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -92,25 +93,28 @@ class SqlStore:
         wait_secs: float | None = None,
         notice: Callable[[str], None] = _LOG.warning,
     ) -> None:
+        notice = of_printable(notice)  # messages quote rows, which are untrusted
         parsed = parse_url(url)
         self.where = shown(parsed)
         self.read_only = read_only or asks_read_only(parsed)
         self._path = sqlite_path(parsed)
         create = create and not self.read_only
-        made = self._path is not None and sqlite_file.prepare(
+        created = self._path is not None and sqlite_file.prepare(
             self._path, self.where, write=not self.read_only, create=create, make_folder=make_folder
         )
         self._identity = None if self._path is None else sqlite_file.identity_of(self._path)
         self._engine = make_engine(parsed, read_only=self.read_only)
         self.away_secs = wait_secs
-        self.left_out, self._notice = Counter[str](), notice  # malformed rows by table
+        self.invalid_rows = Counter[str]()
+        """Number of invalid rows that reads skipped, by table."""
+        self._notice = notice
         for weak in weaknesses(parsed):
             notice(weak)
         try:
             wait_for_server(lambda: self._open(create), wait_secs or 0.0, notice)
         except BaseException:
             self._engine.dispose()
-            if made and self._path is not None:
+            if created and self._path is not None:
                 sqlite_file.remove_empty(self._path)
             raise
 
@@ -128,37 +132,54 @@ class SqlStore:
                 postgres = connection.dialect.name == "postgresql"
                 if postgres and not self.read_only and connection.scalar(text("SHOW transaction_read_only")) == "on":
                     raise DatabaseError(
-                        f"{self.where}: wanted to write it, found the server read-only (a standby?); give the primary server"
+                        f"{self.where}: expected to write it, got the server read-only (a standby?); give the primary server"
                     )
 
     def _verify_schema(self, connection: Connection) -> None:
-        version = schema.verify(connection, self.where, write=not self.read_only)
-        self.layout: TableLayout = PlainLayout() if version == PlainLayout.version else PackedLayout()
-        about = select(AboutRow.value).where(AboutRow.name == "id")
-        self.id = connection.execute(about).scalar_one_or_none() or "" if self.layout.named_origins else ""
+        schema.verify(connection, self.where, write=not self.read_only)
+        self._version = schema.current(connection, self.where)
+        id = connection.execute(select(AboutRow.value).where(AboutRow.name == "id")).scalar_one_or_none()
+        if not isinstance(id, str) or not id:
+            raise DatabaseError(
+                f"{self.where}: the row `id` of about is missing: the database was altered; restore a backup"
+            )
+        self.id = id
+
+    def create_roles(self) -> None:
+        """Create the roles of `database.roles` and their rights on the server. The user of this store owns the tables.
+
+        Raises:
+            DatabaseError: The database is no server's, or the user may not do this.
+        """
+        if self._path is not None:
+            raise DatabaseError(
+                f"{self.where}: expected a database on a PostgreSQL server, got a file, which has no roles"
+            )
+        with self._write("create the roles") as connection:
+            for statement in role_statements():
+                connection.exec_driver_sql(statement)
 
     # Transactions
 
     @contextlib.contextmanager
-    def _of_one_schema(self) -> Iterator[None]:
-        """Say so where an error comes from an upgrade by another process after this store was opened."""
+    def _explaining_upgrade(self) -> Iterator[None]:
+        """Replace an error by a clear one if another process has upgraded the database since it was opened."""
         try:
             yield
         except RefusedRecord:
             raise
         except DatabaseError as error:
-            if isinstance(error, TryAgainLater) or self._is_same_schema():
+            if isinstance(error, TryAgainLater) or not self._is_upgraded():
                 raise
             raise DatabaseError(
-                f"{self.where}: wanted schema {self.layout.version} as it was opened, found it upgraded meanwhile; run the same "
+                f"{self.where}: another process upgraded the database from schema {self._version} since it was opened; run the same "
                 "command again"
             ) from None
 
-    def _is_same_schema(self) -> bool:
+    def _is_upgraded(self) -> bool:
         with contextlib.suppress(Exception), reader(self._engine).begin() as connection:
-            version = schema.current(connection, self.where) or ""
-            return self.layout.version != PlainLayout.version or version <= PlainLayout.version
-        return True
+            return schema.current(connection, self.where) != self._version
+        return False
 
     def _verify_same(self) -> None:
         """Check that the file is still the one that was opened, since writes to a deleted one are lost."""
@@ -168,9 +189,13 @@ class SqlStore:
     @contextlib.contextmanager
     def _read(self, doing: str) -> Iterator[Connection]:
         self._verify_same()
-        told = explained(self.where, doing, self._path)
-        with self._of_one_schema(), told, reader(self._engine).begin() as c, typed_rows(self.where, doing):
-            yield c
+        with (
+            self._explaining_upgrade(),
+            explained(self.where, doing, self._path),
+            reader(self._engine).begin() as connection,
+            typed_rows(self.where, doing),
+        ):
+            yield connection
 
     @contextlib.contextmanager
     def _write(self, doing: str) -> Iterator[Connection]:
@@ -178,38 +203,42 @@ class SqlStore:
             raise DatabaseError(f"{self.where}: could not {doing}: it was opened read-only; open it for writing")
         self._verify_same()
         with (
-            self._of_one_schema(),
+            self._explaining_upgrade(),
             explained(self.where, doing, self._path),
             writer(self._engine).begin() as connection,
         ):
             yield connection
             self._verify_same()
 
-    def _one(self, model: type[Base], make: Callable[[rows.Row], T], **keys: Any) -> T | None:
+    def _one(self, model: type[Base], build: Callable[[rows.Row], T], **keys: Any) -> T | None:
         with self._read(f"read {model.__tablename__}") as connection:
             row = connection.execute(select(*model.columns()).filter_by(**keys)).mappings().first()
-        return None if row is None else self._made(make, row)
+        return None if row is None else self._build(build, row)
 
-    def _made(self, make: Callable[..., T], *row: Any) -> T:
-        """Make a record of a stored row. An invalid row is an error that names the database."""
+    def _build(self, build: Callable[..., T], *row: Any) -> T:
+        """Build a record of a stored row. An invalid row is an error that names the database."""
         try:
-            return make(*row)
+            return build(*row)
         except DatabaseError as error:
             raise DatabaseError(f"{self.where}: {error}; see `relax-tune db check`, restore a backup") from None
 
-    def _all(self, model: type[Base], make: Callable[[rows.Row], T], *conditions: Any) -> list[T]:
+    def _all(self, model: type[Base], build: Callable[[rows.Row], T], *conditions: Any) -> list[T]:
         with self._read(f"read {model.__tablename__}") as connection:
-            found = connection.execute(select(*model.columns()).where(*conditions)).mappings()
-            return self._readable(model.__tablename__, make, found)
+            result = connection.execute(select(*model.columns()).where(*conditions)).mappings()
+            return self._read_valid(model.__tablename__, build, result)
 
-    def _readable(self, table: str, make: Callable[..., T], found: Iterable[Any]) -> list[T]:
-        """Make records of stored rows. Malformed ones are left out, counted, and the first of a table is told."""
-        return left_out(table, make, found, self._tell_left_out)
+    def _read_valid(self, table: str, build: Callable[..., T], result: Iterable[Any]) -> list[T]:
+        """Build records of stored rows: a `RowReader` that skips and counts invalid rows, with a notice of the first of a table."""
+        return read_valid(table, build, result, self._count_invalid)
 
-    def _tell_left_out(self, table: str, error: Exception) -> None:
-        if not self.left_out[table]:
-            self._notice(f"{self.where}: left out what cannot be read: {error}; see `relax-tune db check`")
-        self.left_out[table] += 1
+    def _count_invalid(self, table: str, error: Exception) -> None:
+        if not self.invalid_rows[table]:
+            self._notice(f"{self.where}: skipped an invalid row: {error}; see `relax-tune db check`")
+        self.invalid_rows[table] += 1
+
+    def _read_strictly(self, _: str, build: Callable[[Any], Any], result: Iterable[Any]) -> list[Any]:
+        """Build records of stored rows: a `RowReader` that raises for an invalid row."""
+        return [self._build(build, row) for row in result]
 
     # Targets, environments, workloads
 
@@ -263,14 +292,14 @@ class SqlStore:
     @patient
     def measured(self, target: str, since: float | None = None) -> list[str]:
         with self._read("read the measured workloads") as connection:
-            return sorted(self.layout.workloads(connection, target, since))
+            return sorted(tallies.measured_workloads(connection, target, since))
 
     @patient
     def known_workloads(self, keys: Iterable[str]) -> list[Workload]:
-        found: list[Workload] = []
+        workloads: list[Workload] = []
         for chunk in chunks(sorted(set(keys))):
-            found += self._all(WorkloadRow, rows.workload_of, WorkloadRow.key.in_(chunk))
-        return sorted(found, key=lambda workload: workload.key)
+            workloads += self._all(WorkloadRow, rows.workload_of, WorkloadRow.key.in_(chunk))
+        return sorted(workloads, key=lambda workload: workload.key)
 
     # Measurements
 
@@ -283,9 +312,9 @@ class SqlStore:
             self._verify_known(connection, TargetRow, {m.target for m in new.values()})
             self._verify_known(connection, WorkloadRow, {m.workload for m in new.values()})
             self._verify_known(connection, EnvironmentRow, {m.environment for m in new.values() if m.environment})
-            added = self.layout.add(connection, new)
+            added = measurement_changes.add_measurements(connection, new)
             if added < len(new):
-                verify_same_subjects(new, self.layout.subjects(connection, list(new)), self.where)
+                verify_same_subjects(new, measurements.select_subjects(connection, list(new)), self.where)
         return added
 
     def _verify_known(self, connection: Connection, model: Any, keys: set[str]) -> None:
@@ -294,7 +323,7 @@ class SqlStore:
             for key in chunk:
                 if key not in known:
                     raise RefusedRecord(
-                        f"{self.where}: wanted measurements whose {model.__tablename__} were added before, found the unknown "
+                        f"{self.where}: expected measurements whose {model.__tablename__} were added before, got the unknown "
                         f"key {key!r}; add it first"
                     )
 
@@ -312,21 +341,22 @@ class SqlStore:
         limit: int | None = None,
     ) -> list[Measurement]:
         point = None if symbols is None else symbols_text(symbols)
-        of_kinds = None if kinds is None else tuple(kinds)
-        question = RecordQuestion(target, workload, point, status, of_kinds, regime, since=since)
+        filter = RecordFilter(
+            target, workload, point, status, None if kinds is None else tuple(kinds), regime, since=since
+        )
         with self._read("read measurements") as connection:
             if limit is None:
-                return sorted(self.layout.select(connection, question, self._readable), key=lambda m: m.id)
-            ids = sorted(self.layout.ids(connection, question, self._readable))[
-                :limit
-            ]  # sorted here: engines disagree on how text sorts
-            return self._by_ids(connection, ids)
+                return sorted(
+                    measurements.select_measurements(connection, filter, self._read_valid), key=lambda m: m.id
+                )
+            ids = measurements.select_ids(connection, filter, self._read_valid)
+            return self._by_ids(connection, sorted(ids)[:limit])  # sorted in Python: engines order texts differently
 
     def _by_ids(self, connection: Connection, ids: Sequence[str]) -> list[Measurement]:
-        found: list[Measurement] = []
+        records: list[Measurement] = []
         for chunk in chunks(ids):
-            found += self.layout.by_ids(connection, chunk, self._readable)
-        return sorted(found, key=lambda m: m.id)
+            records += measurements.select_by_ids(connection, chunk, self._read_valid)
+        return sorted(records, key=lambda m: m.id)
 
     @patient
     def measurements(self, ids: Iterable[str]) -> list[Measurement]:
@@ -342,7 +372,7 @@ class SqlStore:
         regime: Regime | None = None,
     ) -> int:
         with self._read("count measurements") as connection:
-            return self.layout.count(connection, RecordQuestion(target, workload, status=status, regime=regime))
+            return tallies.count_measurements(connection, RecordFilter(target, workload, status=status, regime=regime))
 
     def best(
         self, workload: str, target: str, symbols: Mapping[str, int], regime: Regime = "warm"
@@ -353,11 +383,11 @@ class SqlStore:
     def top(
         self, workload: str, target: str, symbols: Mapping[str, int], n: int, regime: Regime = "warm"
     ) -> list[Measurement]:
-        question = RecordQuestion(target, workload, symbols_text(symbols), regime=regime, winners=True)
+        filter = RecordFilter(target, workload, symbols_text(symbols), regime=regime, winners=True)
         with self._read("rank measurements") as connection:
-            ranking = rank(self.layout.ranking(connection, question, self._readable), n)
-            found = {m.id: m for m in self._by_ids(connection, ranking)}
-        return [found[id] for id in ranking if id in found]
+            ranking = rank(measurements.select_medians(connection, filter, self._read_valid), n)
+            by_id = {m.id: m for m in self._by_ids(connection, ranking)}
+        return [by_id[id] for id in ranking if id in by_id]
 
     @patient
     def stats(self, target: str) -> TargetStats | None:
@@ -365,13 +395,21 @@ class SqlStore:
             row = connection.execute(select(*TargetRow.columns()).filter_by(key=target)).mappings().first()
             if row is None:
                 return None
-            workloads, counts = self._made(self.layout.counts, connection, target)
-        return stats_of(self._made(rows.target_of, row), workloads, counts)
+            workloads, counts = self._build(tallies.count_by_result, connection, target)
+        return stats_of(self._build(rows.target_of, row), workloads, counts)
 
     @patient
     def units(self, target: str) -> list[UnitStats]:
         with self._read("read units") as connection:
-            return sorted(self._made(self.layout.units, connection, target), key=lambda u: (u.worker, u.host, u.unit))
+            return sorted(
+                self._build(tallies.count_by_unit, connection, target), key=lambda u: (u.worker, u.host, u.unit)
+            )
+
+    @patient
+    def tasks(self, target: str, jobs: Collection[str] | None = None) -> list[TaskStats]:
+        with self._read("read tasks") as connection:
+            counts = self._build(tallies.count_by_task, connection, target, jobs)
+            return sorted(counts, key=lambda t: (-t.last, t.workload))
 
     # Plans
 
@@ -379,33 +417,30 @@ class SqlStore:
     def put_plans(self, target: str, entries: Mapping[str, str]) -> list[PlanRecord]:
         firsts = [PlanRecord(workload, target, 1, entries[workload]) for workload in sorted(entries)]
         with self._write("put plans") as connection:
-            sql_plans.lock(connection)
+            plans.lock_plans(connection)
             self._verify_known(connection, TargetRow, {target})
             self._verify_known(connection, WorkloadRow, set(entries))
-            return sql_plans.put(connection, self.layout, firsts, self._strictly)
-
-    def _strictly(self, _: str, make: Callable[[Any], Any], found: Iterable[Any]) -> list[Any]:
-        return [self._made(make, row) for row in found]
+            return plans.put_plans(connection, firsts, self._read_strictly)
 
     @patient
     def add_plans(self, batch: Iterable[PlanRecord]) -> int:
-        plans = sorted(batch, key=lambda plan: (plan.workload, plan.target, plan.origin, plan.version))
+        records = sorted(batch, key=lambda plan: (plan.workload, plan.target, plan.origin, plan.version))
         with self._write("add plans") as connection:
-            sql_plans.lock(connection)
-            self._verify_known(connection, TargetRow, {plan.target for plan in plans})
-            self._verify_known(connection, WorkloadRow, {plan.workload for plan in plans})
-            return sql_plans.add(connection, self.layout, plans, self._readable)
+            plans.lock_plans(connection)
+            self._verify_known(connection, TargetRow, {plan.target for plan in records})
+            self._verify_known(connection, WorkloadRow, {plan.workload for plan in records})
+            return plans.add_plans(connection, records, self._read_valid)
 
     @patient
     def plan(self, workload: str, target: str, version: int | None = None) -> PlanRecord | None:
         with self._read("read a plan") as connection:
-            return choose_plan(self.layout.plans(connection, target, workload, self._strictly), version)
+            return choose_plan(plans.select_plans(connection, target, workload, self._read_strictly), version)
 
     @patient
     def plans(self, target: str) -> list[PlanRecord]:
         with self._read("read plans") as connection:
-            found = self.layout.plans(connection, target, None, self._readable)
-        return sorted(found, key=lambda plan: (plan.workload, plan.origin, plan.version))
+            records = plans.select_plans(connection, target, None, self._read_valid)
+        return sorted(records, key=lambda plan: (plan.workload, plan.origin, plan.version))
 
     # Leases
 
@@ -428,10 +463,10 @@ class SqlStore:
 
     @patient
     def claim_trials(
-        self, lease: Lease, wanted: int, budget: int, spent: Mapping[str, Spent]
+        self, lease: Lease, requested: int, budget: int, spent: Mapping[str, Spent]
     ) -> tuple[Lease, int] | None:
         with self._write("claim trials") as connection:
-            return leases.claim(connection, self.layout, lease, wanted, budget, spent)
+            return leases.claim(connection, lease, requested, budget, spent)
 
     @patient
     def settle_trials(self, lease: Lease, trials: int) -> Lease:
@@ -440,7 +475,8 @@ class SqlStore:
 
     @patient
     def lease(self, workload: str, target: str) -> Lease | None:
-        return self._one(LeaseRow, rows.lease_of, workload=workload, target=target)
+        records = self._all(LeaseRow, rows.lease_of, LeaseRow.workload == workload, LeaseRow.target == target)
+        return records[0] if records else None
 
     # Jobs and histograms
 
@@ -457,8 +493,8 @@ class SqlStore:
 
     @patient
     def jobs(self, state: JobState | None = None) -> list[JobRecord]:
-        found = self._all(JobRow, rows.job_of, *([] if state is None else [JobRow.state == state]))
-        return sorted(found, key=lambda job: job.id)
+        records = self._all(JobRow, rows.job_of, *([] if state is None else [JobRow.state == state]))
+        return sorted(records, key=lambda job: job.id)
 
     @patient
     def put_histogram(self, histogram: ShapeHistogram) -> None:
@@ -469,21 +505,21 @@ class SqlStore:
 
     @patient
     def histograms(self, task: str | None) -> list[ShapeHistogram]:
-        found = self._all(HistogramRow, rows.histogram_of, *([] if task is None else [HistogramRow.task == task]))
-        return sorted(found, key=lambda histogram: (histogram.task, histogram.symbol))
+        records = self._all(HistogramRow, rows.histogram_of, *([] if task is None else [HistogramRow.task == task]))
+        return sorted(records, key=lambda histogram: (histogram.task, histogram.symbol))
 
-    # Care
+    # Maintenance
 
     def prune(self, target: str, selection: Selection, *, dry_run: bool = False) -> int:
         if dry_run:
             with self._read("count what to prune") as connection:
-                return self.layout.prune(connection, target, selection, True)
+                return measurement_changes.prune_measurements(connection, target, selection, True)
         with self._write("prune") as connection:
-            return self.layout.prune(connection, target, selection, False)
+            return measurement_changes.prune_measurements(connection, target, selection, False)
 
     def check(self) -> list[str]:
         with self._read("check it") as connection:
-            return sorted(find_problems(connection, self.layout))
+            return sorted(find_problems(connection))
 
     def close(self) -> None:
         self._engine.dispose()

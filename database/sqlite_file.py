@@ -1,12 +1,16 @@
-"""Checks of a database's file before SQLite opens it, and the process that holds it.
+"""Checks of a database file before SQLite opens it, and the process that holds its lock.
 
-SQLite makes a missing file, changes the mode of a foreign one and leaves side files next to it. It notices a read-only file
-only when it writes. So the file is checked first.
+SQLite would create a missing file, change the journal mode of another program's file and leave side files next to it, and it reports a
+read-only file only at the first write. So the file is checked before.
+
+Tests: `tests/database/test_opening.py`, `tests/wrong_input/test_databases.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
+import itertools
 import os
 import shutil
 import stat
@@ -28,15 +32,17 @@ _KNOWN = (
 _WAL_WRITE_BYTE, _RESERVED_BYTE = 120, 0x40000001
 
 _SIDE_BYTES = 2**16
+# Least similarity of names (difflib's ratio) that are suggested for a missing file, and the most entries of a folder to compare.
+_SIMILARITY, _ENTRIES = 0.7, 10_000
 
 Identity = tuple[int, int]
 
 
 def prepare(path: Path, where: str, *, write: bool, create: bool, make_folder: bool) -> bool:
-    """Check the file (see `verify_file`), and create an empty one if requested. Returns True if it was created.
+    """Check the file as `verify_file`, and create an empty one if requested. Returns True if it was created.
 
     Raises:
-        DatabaseError: as `verify_file`, and when the folder or the file cannot be made.
+        DatabaseError: As `verify_file`, and if the folder or the file cannot be created.
     """
     try:
         if make_folder and create:
@@ -46,13 +52,13 @@ def prepare(path: Path, where: str, *, write: bool, create: bool, make_folder: b
         path.touch(mode=0o600)  # records name machines, jobs and models
     except OSError as error:
         raise DatabaseError(
-            f"{where}: wanted to make this file, found {system_reason(error)}; choose another place with --db"
+            f"{where}: the file cannot be created: {system_reason(error)}; choose another path with --db"
         ) from None
     return True
 
 
 def remove_empty(path: Path) -> None:
-    """Remove a file that was created in vain. Another process that has opened it finds it gone."""
+    """Remove a file that was created before opening failed. A process that has opened it meanwhile reports that it is missing."""
     with contextlib.suppress(OSError):
         if path.stat().st_size == 0:
             path.unlink()
@@ -62,83 +68,109 @@ def verify_file(path: Path, where: str, *, write: bool, create: bool) -> bool:
     """Check that SQLite can open the file as requested. Returns whether it exists.
 
     Raises:
-        DatabaseError: a folder or another kind of file, cut short, missing (unless `create`), or not to be written or read.
+        DatabaseError: The file is a folder or of another kind, truncated, missing (unless `create`), or has not the permissions.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
-        found = None
+        status = None
     except (OSError, ValueError) as error:
         raise DatabaseError(
-            f"{where}: wanted a database file, found {system_reason(error)}; correct the path"
+            f"{where}: expected a database file, got {system_reason(error)}; correct the path"
         ) from None
-    if found is None:
+    if status is None:
         return _verify_missing(path, where, create)
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise DatabaseError(
-            f"{where}: wanted a database file, found a folder; give a file in it, such as {path}/records.db"
+            f"{where}: expected a database file, got a folder; give a file in it, such as {path}/records.db"
         )
-    if not stat.S_ISREG(found.st_mode):
-        raise DatabaseError(f"{where}: wanted a database file, found a device or pipe; give a regular file")
+    if not stat.S_ISREG(status.st_mode):
+        raise DatabaseError(f"{where}: expected a database file, got a device or pipe; give a regular file")
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)
     except OSError as error:
-        raise DatabaseError(
-            f"{where}: wanted a readable file, found {system_reason(error)}; fix its permissions"
-        ) from None
+        raise DatabaseError(f"{where}: the file cannot be read: {system_reason(error)}; fix its permissions") from None
     if header and not header.startswith(_MAGIC):
         kind = next((name for start, name in _KNOWN if header.startswith(start)), "another kind of file")
-        raise DatabaseError(f"{where}: wanted a SQLite database, found {kind} (not a database); give another path")
-    _verify_length(header, found.st_size, path, where)
+        raise DatabaseError(f"{where}: expected a SQLite database, got {kind} (not a database); give another path")
+    _verify_length(header, status.st_size, path, where)
     if write:
         _verify_writable(path, where)
-    beside = path.with_name(path.name + "-wal")
+    wal = path.with_name(path.name + "-wal")
     if (
         not os.access(path.parent, os.W_OK)
-        and has_changes_beside(path)
+        and has_side_changes(path)
         and not path.with_name(path.name + "-shm").exists()
     ):
         raise DatabaseError(
-            f"{where}: wanted a folder where the changes waiting in {beside} can be read in, found it read-only; open the "
-            "database once where it may be written (copy both files), or fix the folder's permissions"
+            f"{where}: committed changes wait in {wal}, and SQLite can read them only in a folder it may write; copy both files "
+            "to one and open the database there once, or fix the folder's permissions"
         )
     return True
 
 
 def _verify_missing(path: Path, where: str, create: bool) -> bool:
     if not create:
-        raise DatabaseError(
-            f"{where}: wanted an existing database, found no file; correct the path, or tune into it first"
-        )
+        like = similar_databases(path)
+        meant = f"; did you mean {' or '.join(map(str, like))}?" if like else ""
+        raise DatabaseError(f"{where}: no file exists at this path{meant}; correct the path, or tune into it first")
     if not path.parent.is_dir():
-        raise DatabaseError(f"{where}: wanted the folder {path.parent}, found none; make it first")
+        raise DatabaseError(f"{where}: the folder {path.parent} does not exist; create it first")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise DatabaseError(
-            f"{where}: wanted to make this file, found the folder {path.parent} read-only; fix its permissions or give a file "
-            "elsewhere"
+            f"{where}: the file cannot be created: the folder {path.parent} is read-only; fix its permissions or give another path"
         )
     return False
+
+
+def similar_databases(path: Path) -> list[Path]:
+    """Return at most two SQLite files whose names resemble a missing file's, the most similar first.
+
+    They are in its folder or, if that is missing too, in folders with similar names.
+    """
+    if path.parent.is_dir():
+        return [file for name in _similar(path.name, path.parent) if _is_database(file := path.with_name(name))][:2]
+    places = [path.parent.with_name(name) / path.name for name in _similar(path.parent.name, path.parent.parent)]
+    return [place for place in places if _is_database(place)][:2]
+
+
+def _similar(name: str, folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            names = {entry.name.casefold(): entry.name for entry in itertools.islice(entries, _ENTRIES)}
+    except OSError:
+        return []
+    return [names[match] for match in difflib.get_close_matches(name.casefold(), names, 10, _SIMILARITY)]
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
 
 
 def _verify_writable(path: Path, where: str) -> None:
     for place, what in ((path, "the file"), (path.parent, "its folder (which takes SQLite's side files)")):
         if not os.access(place, os.W_OK):
             raise DatabaseError(
-                f"{where}: wanted to write it, found {what} read-only; fix its permissions, or copy the database to where you "
-                "may write"
+                f"{where}: {what} is read-only; fix its permissions, or copy the database to a folder that you may write"
             )
     if is_full(path):
-        raise DatabaseError(f"{where}: wanted to write it, found its disk full; free some space")
+        raise DatabaseError(f"{where}: its disk is full; free some space")
 
 
 def _verify_length(header: bytes, size: int, path: Path, where: str) -> None:
-    """Refuse a truncated file. With changes waiting in a side file the header may be ahead of the file."""
-    if not header or has_changes_beside(path):
+    """Refuse a truncated file. If changes wait in a side file, the header may count pages that the file does not have yet."""
+    if not header or has_side_changes(path):
         return
     if len(header) < _HEADER_BYTES:
         raise DatabaseError(
-            f"{where}: wanted a SQLite database, found the first {size} bytes of one: cut short; restore a backup"
+            f"{where}: expected a SQLite database, got the first {size} bytes of one: cut short; restore a backup"
         )
     page = int.from_bytes(header[16:18], "big")
     page = 65536 if page == 1 else page
@@ -146,13 +178,13 @@ def _verify_length(header: bytes, size: int, path: Path, where: str) -> None:
     counted = header[24:28] == header[92:96]  # otherwise an old SQLite wrote the file and the count says nothing
     if counted and size < page * pages:
         raise DatabaseError(
-            f"{where}: wanted {page * pages} bytes ({pages} pages), found {size}: cut short; restore a backup, or import an "
+            f"{where}: expected {page * pages} bytes ({pages} pages), got {size}: cut short; restore a backup, or import an "
             "export of it into a new database"
         )
 
 
-def has_changes_beside(path: Path) -> bool:
-    """Return True if committed changes, or an unfinished transaction's undo log, wait in a side file."""
+def has_side_changes(path: Path) -> bool:
+    """Return True if committed changes, or the undo log of an unfinished transaction, are in a side file."""
     for suffix in ("-wal", "-journal"):
         with contextlib.suppress(OSError):
             if path.with_name(path.name + suffix).stat().st_size:
@@ -161,7 +193,7 @@ def has_changes_beside(path: Path) -> bool:
 
 
 def is_missing(path: Path) -> bool:
-    """Return True if there is certainly no such file, rather than one that cannot be seen."""
+    """Return True if the file certainly does not exist; False if permissions hide the answer."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -172,26 +204,26 @@ def is_missing(path: Path) -> bool:
 
 
 def identity_of(path: Path) -> Identity | None:
-    """Return the device and inode of the file; None when there is no file."""
+    """Return the device and inode of the file; None if it does not exist."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def verify_same(path: Path, identity: Identity | None, where: str) -> None:
-    """Check that the file is still the one that was opened: SQLite would keep writing to a deleted one.
+    """Check that the path still names the file that was opened: SQLite would go on writing to a deleted file.
 
     Raises:
-        DatabaseError: it was deleted, moved or replaced.
+        DatabaseError: The file was deleted, moved or replaced.
     """
-    found = identity_of(path)
-    if found != identity:
-        what = "none" if found is None else "another"
+    current = identity_of(path)
+    if current != identity:
+        what = "deleted" if current is None else "replaced"
         raise DatabaseError(
-            f"{where}: wanted the file that was opened, found {what}: it was deleted or replaced meanwhile, and what was "
-            "not stored yet is lost; put it back (or begin a new one), then run again"
+            f"{where}: the file was {what} after it was opened, so results that are not stored yet are lost; restore it (or start a "
+            "new database), then run the command again"
         )
 
 
@@ -220,12 +252,12 @@ def is_full(path: Path) -> bool:
 
 
 def holder(path: Path) -> str | None:
-    """Return the process that is writing the database now, as ` (process 12, python)`; None when that cannot be known."""
+    """Return the process that holds the write lock, such as `process 12, python`; None if it cannot be determined."""
     places: dict[tuple[str, int], None] = {}
     for name, byte in ((path.name + "-shm", _WAL_WRITE_BYTE), (path.name, _RESERVED_BYTE)):
         with contextlib.suppress(OSError):
-            found = path.with_name(name).stat()
-            device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+            status = path.with_name(name).stat()
+            device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
             places[device, byte] = None
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text().splitlines():

@@ -1,7 +1,10 @@
-"""See ARCHITECTURE.md for what lives in relax_tune.ir."""
+"""The compiler's program representation: operators, deduction, frontends, passes, code generation.
+
+Import the modules, in the order in which a model passes through them: `frontend.load`, `passes.pipeline`, `codegen.generate`.
+"""
 
 if not __name__.startswith("relax_tune."):
     raise ImportError(
-        f"wanted the package relax_tune.ir, found it imported as {__name__!r} from the repository root; "
+        f"expected the package relax_tune.ir, got it imported as {__name__!r} from the repository root; "
         "import relax_tune.ir instead (a second copy would intern its values a second time)"
     )

@@ -1,7 +1,10 @@
-"""See ARCHITECTURE.md for what lives in relax_tune.runtime."""
+"""Running built artifacts: devices, libraries, executors, the virtual machine, models and generation.
+
+Import `artifact`, `model`, `generate`, `shapes` and `device.registry`; it needs neither the compiler nor the tuner.
+"""
 
 if not __name__.startswith("relax_tune."):
     raise ImportError(
-        f"wanted the package relax_tune.runtime, found it imported as {__name__!r} from the repository root; "
+        f"expected the package relax_tune.runtime, got it imported as {__name__!r} from the repository root; "
         "import relax_tune.runtime instead (a second copy would intern its values a second time)"
     )

@@ -1,4 +1,7 @@
-"""Models in a forked process, where the threads that compute are missing: a call there would wait for them for ever."""
+"""Models in a forked process, where the threads that compute are missing: a call there would wait for them for ever.
+
+Tests: `tests/runtime/test_threads.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Checks of a call's arguments before it runs. An error names the parameter, the wanted and the found value, and a
-remedy.
+"""Checks of a call's arguments before it runs. Errors name the parameter, what was expected and got, and a remedy.
+
+Tests: `tests/runtime/test_executor.py`, `tests/wrong_input/test_inputs.py`.
 """
 
 from __future__ import annotations
@@ -51,19 +52,19 @@ def check_values(
         fill = program.buffers[index].fill
         if fill.kind == "integers" and array.dtype.kind in "iu" and index not in passed:
             _check_range(program, index, on_host(array), int(fill.low), int(fill.high))
-    for found in program.ranges:
-        if found.buffer in passed:
+    for used in program.ranges:
+        if used.buffer in passed:
             continue
-        array = on_host(arrays[program.inputs.index(found.buffer)])
-        low, high = values[found.low], values[found.high]
-        _check_range(program, found.buffer, array, low, high, found.every, found.column)
+        array = on_host(arrays[program.inputs.index(used.buffer)])
+        low, high = values[used.low], values[used.high]
+        _check_range(program, used.buffer, array, low, high, used.every, used.column)
 
 
 def _check_range(
     program: Program, index: int, array: NDArray[Any], low: int, high: int, every: int = 1, column: int = 0
 ) -> None:
     used = array if every == 1 else array.reshape(-1)[column::every]
-    # of a few numbers in Python's own way, for the step of a decoder: the caches are cold between calls, and NumPy's code is not small
+    # Few numbers are compared by Python: between the steps of a decoder the instruction cache is cold, and NumPy's code is large.
     least, most = (min, max) if used.size <= FEW else (np.min, np.max)
     numbers = used.reshape(-1).tolist() if used.size <= FEW else used
     if not used.size or (least(numbers) >= low and most(numbers) < high):
@@ -71,21 +72,21 @@ def _check_range(
     at = int(np.argmax((used < low) | (used >= high))) * every + column
     place = np.unravel_index(at, array.shape)
     raise UserError(
-        f"{program.name}: parameter {program.buffers[index].name}: wanted values from {low} to {high - 1}, which the "
-        f"model uses as indices, found {array[place]} at [{', '.join(str(int(i)) for i in place)}]; are the inputs (token "
-        "ids, say) made for this model?"
+        f"{program.name}: parameter {program.buffers[index].name}: expected values from {low} to {high - 1}, which the "
+        f"model uses as indices, got {array[place]} at [{', '.join(str(int(i)) for i in place)}]; are the inputs (token "
+        "ids, say) meant for this model?"
     )
 
 
-def check_computed(program: Program, found: CheckedIndex, array: NDArray[Any], size: int) -> None:
-    """Check the indices that a call made. Raises UserError naming operator, value, range and place."""
-    used = array.reshape(-1)[found.column :: found.every]
+def check_computed(program: Program, check: CheckedIndex, array: NDArray[Any], size: int) -> None:
+    """Check indices that a call computed. Raises UserError naming operator, value, range and place."""
+    used = array.reshape(-1)[check.column :: check.every]
     wrong = (used < 0) | (used >= size)
     if wrong.any():
-        place = np.unravel_index(int(np.argmax(wrong)) * found.every + found.column, array.shape)
+        place = np.unravel_index(int(np.argmax(wrong)) * check.every + check.column, array.shape)
         raise UserError(
-            f"{program.name}: {found.operator}: wanted indices of at least 0 and below {size}, found {array[place]} "
-            f"at [{', '.join(str(int(i)) for i in place)}]; are the inputs made for this model?"
+            f"{program.name}: {check.operator}: expected indices of at least 0 and below {size}, got {array[place]} "
+            f"at [{', '.join(str(int(i)) for i in place)}]; are the inputs meant for this model?"
         )
 
 
@@ -93,28 +94,28 @@ def in_order(function: str, names: Sequence[str], inputs: object) -> list[Any]:
     """Return the arguments of `function` in the order of its parameters `names`. Raises UserError for a missing or unknown one."""
     listed = ", ".join(names) or "none"
     if isinstance(inputs, Mapping):
-        found = ", ".join(map(str, inputs)) or "none"
+        got = ", ".join(map(str, inputs)) or "none"
         for name in names:
             if name not in inputs:
                 raise UserError(
-                    f"{function}: wanted an array for parameter {name}, found arguments for {found}; "
+                    f"{function}: expected an array for parameter {name}, got arguments for {got}; "
                     f"give one array for each of {listed}"
                 )
         unknown = [str(name) for name in inputs if name not in names]
         if unknown:
             raise UserError(
-                f"{function}: wanted the parameters {listed}, found unknown {', '.join(unknown)}; leave them out"
+                f"{function}: expected the parameters {listed}, got unknown {', '.join(unknown)}; leave them out"
             )
         return [inputs[name] for name in names]
     if not isinstance(inputs, Sequence) or isinstance(inputs, (str, bytes)):
         raise UserError(
-            f"{function}: wanted arrays by parameter name, or a list of them in the order {listed}, found "
+            f"{function}: expected arrays by parameter name, or a list of them in the order {listed}, got "
             f"{_kind(inputs)}; a single array still goes into a list"
         )
     if len(inputs) != len(names):
         missing = f", missing {', '.join(names[len(inputs) :])}" if len(inputs) < len(names) else ""
         raise UserError(
-            f"{function}: wanted {len(names)} arguments ({listed}), found {len(inputs)}{missing}; "
+            f"{function}: expected {len(names)} arguments ({listed}), got {len(inputs)}{missing}; "
             "give them by name to be sure of their order"
         )
     return list(inputs)
@@ -125,20 +126,20 @@ def _check_array(program: Program, position: int, array: object) -> None:
     where = f"{program.name}: parameter {spec.name}"
     if not isinstance(array, (np.ndarray, DeviceArray)):
         raise UserError(
-            f"{where}: wanted a NumPy array ({_declared(program, position)}), found {_kind(array)}; "
+            f"{where}: expected a NumPy array ({_declared(program, position)}), got {_kind(array)}; "
             f"convert it with numpy.asarray(..., {_numpy_name(spec.dtype)})"
         )
     if isinstance(array, np.ma.MaskedArray):
-        raise UserError(f"{where}: wanted a plain NumPy array, found a masked one; call its filled() with a value")
+        raise UserError(f"{where}: expected a plain NumPy array, got a masked one; call its filled() with a value")
     if array.ndim != len(spec.shape):
         raise UserError(
-            f"{where}: wanted {len(spec.shape)} dimensions ({_declared(program, position)}), found {array.ndim} "
+            f"{where}: expected {len(spec.shape)} dimensions ({_declared(program, position)}), got {array.ndim} "
             f"{array.shape}; reshape it"
         )
     if array.dtype == np.dtype(spec.dtype):
         return
     raise UserError(
-        f"{where}: wanted dtype {spec.dtype}, found {array.dtype}; convert it with astype({_numpy_name(spec.dtype)})"
+        f"{where}: expected dtype {spec.dtype}, got {array.dtype}; convert it with astype({_numpy_name(spec.dtype)})"
     )
 
 
@@ -157,23 +158,23 @@ def _numpy_name(dtype: str) -> str:
 
 def find_binders(program: Program) -> dict[int, tuple[int, int]]:
     """Return for each symbol the (input position, dim) whose slot is that symbol itself; the first one binds it."""
-    found: dict[int, tuple[int, int]] = {}
+    binders: dict[int, tuple[int, int]] = {}
     for position, index in enumerate(program.inputs):
         spec: BufferSpec = program.buffers[index]
         for dim, slot in enumerate(spec.shape):
             if program.scalars[slot * WIDTH] == Opcode.SYMBOL:
-                found.setdefault(program.scalars[slot * WIDTH + 1], (position, dim))
-    return found
+                binders.setdefault(program.scalars[slot * WIDTH + 1], (position, dim))
+    return binders
 
 
 def check_binders(program: Program) -> None:
     """Check that the inputs' dims determine every symbol, as `Executor.run` needs.
 
     Raises: ArtifactError naming the symbols without a value. `Executor.bind` takes values for any."""
-    found = find_binders(program)
-    missing = [symbol.name for index, symbol in enumerate(program.symbols) if index not in found]
+    binders = find_binders(program)
+    missing = [symbol.name for index, symbol in enumerate(program.symbols) if index not in binders]
     if missing:
-        raise ArtifactError(f"{program.name}: wanted a dim of an input for every symbol, found none for {missing}")
+        raise ArtifactError(f"{program.name}: expected a dim of an input for every symbol, got none for {missing}")
 
 
 def match_symbols(
@@ -203,17 +204,17 @@ def match_symbols(
 
     key = tuple(symbols)
     values = evaluate(key, origin)
-    wanted: dict[tuple[int, ...], tuple[int, ...]] = {}  # many parameters have the same dims
+    dims_of: dict[tuple[int, ...], tuple[int, ...]] = {}  # many parameters have the same dims
     for index, array in zip(program.inputs, arrays):
         spec = program.buffers[index]
-        dims = wanted.get(spec.shape)
+        dims = dims_of.get(spec.shape)
         if dims is None:
-            dims = wanted[spec.shape] = tuple([values[slot] for slot in spec.shape])
+            dims = dims_of[spec.shape] = tuple([values[slot] for slot in spec.shape])
         if array.shape != dims:
-            dim = next(d for d, (found, size) in enumerate(zip(array.shape, dims)) if found != size)
+            dim = next(d for d, (got, size) in enumerate(zip(array.shape, dims)) if got != size)
             known = [f"{s.name} = {symbols[i]} from {origin(i)}" for i, s in enumerate(program.symbols)]
             raise UserError(
-                f"{program.name}: parameter {spec.name}: wanted {dims[dim]} in dim {dim}, "
-                f"found {array.shape[dim]} ({'; '.join([f'shape {array.shape}', *known])}); make the dims agree"
+                f"{program.name}: parameter {spec.name}: expected {dims[dim]} in dim {dim}, "
+                f"got {array.shape[dim]} ({'; '.join([f'shape {array.shape}', *known])}); make the dims agree"
             )
     return key, values

@@ -27,7 +27,6 @@ from relax_tune.json_shapes import has_shape
 from relax_tune.runtime.hashed_zip import MANIFEST, FileFormat, read_file, read_text, write_file
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.model import DeviceSpec, Model, choose_function, open_model
-from relax_tune.runtime.placement.policy import PlacementOptions
 from relax_tune.runtime.program.host_program import (
     HostProgram,
     Transfer,
@@ -47,7 +46,8 @@ from relax_tune.runtime.program.program import (
 from relax_tune.runtime.program.scalars import constant_values
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec, function_specs
-from relax_tune.runtime.vm import Host
+from relax_tune.runtime.vm.instructions import Host
+from relax_tune.runtime.vm.policy import PlacementOptions
 
 ARTIFACT_SCHEMA = 2
 SUFFIX = ".rta"
@@ -80,7 +80,7 @@ def device_kind(programs: Sequence[Program], without: str = "c") -> str:
     languages = sorted({kernel.language for program in programs for kernel in program.kernels}) or [without]
     if len(languages) > 1:
         names = ", ".join(p.name for p in programs)
-        raise ArtifactError(f"{names}: wanted kernels in one language, found {', '.join(languages)}")
+        raise ArtifactError(f"{names}: expected kernels in one language, got {', '.join(languages)}")
     return languages[0]
 
 
@@ -95,11 +95,11 @@ def device_kinds(programs: Sequence[Program], devices: Mapping[str, str], withou
         return device_kind(programs, without)
     names = {p.name for p in programs}
     if names != set(devices):
-        raise ArtifactError(f"wanted a device for each program, {', '.join(sorted(names))}, found {', '.join(devices)}")
+        raise ArtifactError(f"expected a device for each program, {', '.join(sorted(names))}, got {', '.join(devices)}")
     for program in programs:
         kind = devices[program.name]
         if kind not in LANGUAGES or device_kind([program], kind) != kind:
-            raise ArtifactError(f"{program.name}: wanted kernels for {kind}, found {device_kind([program], kind)}")
+            raise ArtifactError(f"{program.name}: expected kernels for {kind}, got {device_kind([program], kind)}")
     return ",".join(sorted(set(devices.values())))
 
 
@@ -114,21 +114,26 @@ def save_artifact(
 ) -> Path:
     """Write an artifact; readers see the old file or the whole new one. Same arguments, same bytes.
 
-    programs: one, or several with distinct names. constants: exactly the named ones.
-    manifest_extra: JSON values kept under `extra` in the manifest; its key `fingerprint` (text to text) is the device
-    the plans were measured on, which `Artifact.open` compares. host_programs: their subgraphs are among `programs`.
-    kind: of the device it is for, where the programs have no kernels to tell it. placement: where the programs of an artifact for
-    several devices run.
+    Args:
+        path: The file.
+        programs: One program, or several with distinct names.
+        constants: An array for each constant of the programs, and no others.
+        manifest_extra: JSON values for `extra` in the manifest; its key `fingerprint` (text to text) is the device that the plans were
+            measured on, which `Artifact.open` compares.
+        host_programs: Their subgraphs are among `programs`.
+        kind: Kind of the device for programs without kernels.
+        placement: Where the programs of an artifact for several devices run.
 
-    Raises: ArtifactError when program and constants do not belong together, or the file cannot be written.
+    Raises:
+        ArtifactError: Programs and constants do not belong together, or the file cannot be written.
     """
-    found, ordered = _checked(programs, constants, host_programs)
-    text = f"[{','.join(p.to_json() for p in found)}]"
+    checked, ordered = _checked(programs, constants, host_programs)
+    text = f"[{','.join(p.to_json() for p in checked)}]"
     members = {_PROGRAM: text.encode(), _CONSTANTS: weights_to_bytes(constants)}
     if ordered:
         members[_HOST_PROGRAMS] = f"[{','.join(d.to_json() for d in ordered)}]".encode()
     _check_placement(placement, ordered)
-    fields = {"device_kind": device_kinds(found, placement.devices, kind), **placement.fields()}
+    fields = {"device_kind": device_kinds(checked, placement.devices, kind), **placement.fields()}
     return write_file(ARTIFACT, path, members, manifest_extra or {}, fields)
 
 
@@ -142,7 +147,7 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
     where, manifest, members = f"artifact {path}", content.manifest, content.members
     if not has_shape(manifest, {"device_kind": str}):
         raise ArtifactError(
-            f"{where}: {MANIFEST}: wanted a device kind, found {manifest.get('device_kind')!r:.40}; build it again"
+            f"{where}: {MANIFEST}: expected a device kind, got {manifest.get('device_kind')!r:.40}; build it again"
         )
     programs = read_text(ARTIFACT, where, _PROGRAM, members[_PROGRAM], programs_from_json)
     host_programs = (
@@ -154,7 +159,7 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
         constants = weights_from_bytes(members[_CONSTANTS], _small_constants(programs, host_programs))
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ArtifactError(
-            f"{where}: {_CONSTANTS}: wanted safetensors, found something else: {error}; build it again"
+            f"{where}: {_CONSTANTS}: expected safetensors, got something else: {error}; build it again"
         ) from None
     try:
         _check_functions(programs, host_programs)
@@ -166,22 +171,27 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
         raise ArtifactError(f"{where}: {error}; build it again") from None
     if manifest["device_kind"] != kind:
         raise ArtifactError(
-            f"{where}: wanted one kind of device, found that its manifest says {manifest['device_kind']!r:.40} and its kernels {kind}; "
+            f"{where}: expected one kind of device, but its manifest says {manifest['device_kind']!r:.40} and its kernels {kind}; "
             "build it again"
         )
     return Artifact(programs, constants, manifest, str(path), host_programs)
 
 
 def weights_to_bytes(weights: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return arrays as safetensors, by name; those of a small type as their bytes, since safetensors lacks most of these."""
+    """Return arrays as safetensors, by name; arrays of a small type as their bytes, since safetensors lacks most such types."""
     plain = {n: np.ascontiguousarray(a).reshape(a.shape) for n, a in sorted(weights.items())}
     return safetensors.numpy.save({n: a.view(np.uint8) if a.dtype.name in SMALL else a for n, a in plain.items()})
 
 
 def weights_from_bytes(data: bytes, small: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of `weights_to_bytes`, which share its memory. small: the types of those of a small type
+    """Return the arrays of `weights_to_bytes`, which share its memory.
 
-    Raises: SafetensorError, KeyError, ValueError or TypeError for other bytes.
+    Args:
+        data: The bytes.
+        small: Type of each array of a small type, by name.
+
+    Raises:
+        SafetensorError, KeyError, ValueError or TypeError: The bytes are something else.
     """
     return {
         name: np.frombuffer(
@@ -192,23 +202,23 @@ def weights_from_bytes(data: bytes, small: Mapping[str, str]) -> dict[str, NDArr
 
 
 def _small_constants(programs: Sequence[Program], host_programs: Sequence[HostProgram]) -> dict[str, str]:
-    found = [(spec.name, spec.dtype) for p in programs for spec in p.buffers if spec.role == "const"]
-    found += [(w.name, w.dtype) for d in host_programs for w in d.weights]
-    return {name: dtype for name, dtype in found if dtype in SMALL}
+    dtypes = [(spec.name, spec.dtype) for p in programs for spec in p.buffers if spec.role == "const"]
+    dtypes += [(w.name, w.dtype) for d in host_programs for w in d.weights]
+    return {name: dtype for name, dtype in dtypes if dtype in SMALL}
 
 
 def _checked(
     programs: Programs, constants: Mapping[str, NDArray[Any]], host_programs: Sequence[HostProgram]
 ) -> tuple[tuple[Program, ...], tuple[HostProgram, ...]]:
     """Verify programs and host programs; return them in order of their names."""
-    found = (programs,) if isinstance(programs, Program) else tuple(sorted(programs, key=lambda p: p.name))
-    for program in found:
+    ordered_programs = (programs,) if isinstance(programs, Program) else tuple(sorted(programs, key=lambda p: p.name))
+    for program in ordered_programs:
         verify_program(program)
-    verify_names(found)
+    verify_names(ordered_programs)
     ordered = tuple(sorted(host_programs, key=lambda d: d.name))
-    _check_functions(found, ordered)
-    check_constants(found, constants, ordered)
-    return found, ordered
+    _check_functions(ordered_programs, ordered)
+    check_constants(ordered_programs, constants, ordered)
+    return ordered_programs, ordered
 
 
 def _check_placement(placement: Placement, host_programs: Sequence[HostProgram]) -> None:
@@ -217,49 +227,49 @@ def _check_placement(placement: Placement, host_programs: Sequence[HostProgram])
     for f in placement.functions:
         unknown = sorted({f.function, *(a.function for a in f.alternatives)} - names)
         if unknown:
-            raise ArtifactError(f"wanted placements of host programs, found {', '.join(unknown):.200}")
+            raise ArtifactError(f"expected placements of host programs, got {', '.join(unknown):.200}")
     moves = [i for d in host_programs for i in d.instructions() if isinstance(i, Transfer)]
     if moves and not placement.devices:
-        raise ArtifactError("wanted the devices of the programs, since values move between devices; found none")
+        raise ArtifactError("expected the devices of the programs, since values move between devices; got none")
     unknown = sorted({i.device for i in moves} - {"c", *placement.devices.values()})
     if unknown:
-        raise ArtifactError(f"wanted transfers among the devices of the programs, found {', '.join(unknown):.200}")
+        raise ArtifactError(f"expected transfers among the devices of the programs, got {', '.join(unknown):.200}")
 
 
 def _check_functions(programs: Sequence[Program], host_programs: Sequence[HostProgram]) -> None:
     if not programs and not host_programs:
-        raise ArtifactError("wanted at least one program, found none")
+        raise ArtifactError("expected at least one program, got none")
     verify_host_programs(host_programs, programs)
 
 
 def check_constants(
     programs: Sequence[Program], constants: Mapping[str, NDArray[Any]], host_programs: Sequence[HostProgram] = ()
 ) -> None:
-    """Raise ArtifactError unless `constants` are exactly those of the programs and host programs, in dtype and shape."""
+    """Raise ArtifactError unless `constants` are exactly the constants of the programs and host programs, in dtype and shape."""
     names = ", ".join([*(p.name for p in programs), *(d.name for d in host_programs)])
     weights = [w for d in host_programs for w in d.weights]
     used = {spec.name for p in programs for spec in p.buffers if spec.role == "const"} | {w.name for w in weights}
     missing, unknown = sorted(used - set(constants)), sorted(set(constants) - used)
     if missing or unknown:
-        raise ArtifactError(f"{names}: wanted its constants, found missing {missing!r:.300}, unknown {unknown!r:.300}")
+        raise ArtifactError(f"{names}: expected its constants, got missing {missing!r:.300}, unknown {unknown!r:.300}")
     for w in weights:
         array = constants[w.name]
         if array.shape != w.shape or array.dtype != np.dtype(w.dtype):
             raise ArtifactError(
-                f"{names}: constant {w.name}: wanted {w.dtype} {w.shape}, found {array.dtype} {array.shape}"
+                f"{names}: constant {w.name}: expected {w.dtype} {w.shape}, got {array.dtype} {array.shape}"
             )
     for program in programs:
         try:
             values = constant_values(program.scalars, len(program.symbols))
         except UserError as error:
-            raise ArtifactError(f"{program.name}: wanted sizes that can be evaluated, found {error}") from None
+            raise ArtifactError(f"{program.name}: expected sizes that can be evaluated, got {error}") from None
         for spec in program.buffers:
             if spec.role != "const":
                 continue
             shape, array = tuple(values[slot] for slot in spec.shape), constants[spec.name]
             if array.shape != shape or array.dtype != np.dtype(spec.dtype):
                 raise ArtifactError(
-                    f"{program.name}: constant {spec.name}: wanted {spec.dtype} {shape}, found {array.dtype} {array.shape}"
+                    f"{program.name}: constant {spec.name}: expected {spec.dtype} {shape}, got {array.dtype} {array.shape}"
                 )
 
 
@@ -271,14 +281,14 @@ def new_artifact(
     kind: str = "c",
     placement: Placement = NOWHERE,
 ) -> Artifact:
-    """Return an artifact that is not on disk yet; `Artifact.save` writes it. Arguments and errors are those of
+    """Return an artifact that is not on disk yet; `Artifact.save` writes it. Arguments and errors as of
     `save_artifact`.
     """
-    found, ordered = _checked(programs, constants, host_programs)
+    checked, ordered = _checked(programs, constants, host_programs)
     _check_placement(placement, ordered)
-    kinds = device_kinds(found, placement.devices, kind)
+    kinds = device_kinds(checked, placement.devices, kind)
     manifest = {"device_kind": kinds, "extra": dict(manifest_extra or {}), **placement.fields()}
-    return Artifact(found, constants, manifest, "", ordered)
+    return Artifact(checked, constants, manifest, "", ordered)
 
 
 def load(path: str | os.PathLike[str], device: DeviceSpec = None, shapes: ShapeProfile | None = None) -> Model:
@@ -327,13 +337,13 @@ class Artifact:
 
     def function(self, name: str | None = None) -> Program:
         """Return the program of a function by name; without one, of `main` or the only one. Raises UserError naming what there is."""
-        found = self._chosen(name)
-        if isinstance(found, HostProgram):
+        chosen = self._chosen(name)
+        if isinstance(chosen, HostProgram):
             raise UserError(
-                f"{found.name}: wanted a function that is one program, found one that branches, calls or depends on data; "
+                f"{chosen.name}: expected a function that is one program, got one that branches, calls or depends on data; "
                 "run it with Model.run"
             )
-        return found
+        return chosen
 
     def _chosen(self, name: str | None = None) -> Program | HostProgram:
         every: dict[str, Program | HostProgram] = {p.name: p for p in self.programs}
@@ -353,8 +363,8 @@ class Artifact:
     @property
     def notes(self) -> tuple[str, ...]:
         """One sentence for each shortcoming of the build, such as a task without records or a kernel that failed."""
-        found = self.manifest["extra"].get("notes")
-        return tuple(map(str, found)) if isinstance(found, list) else ()
+        notes = self.manifest["extra"].get("notes")
+        return tuple(map(str, notes)) if isinstance(notes, list) else ()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as one file; see `save_artifact`. Saving what was loaded gives the same bytes."""
@@ -376,12 +386,19 @@ class Artifact:
         shapes: ShapeProfile | None = None,
         placing: PlacementOptions | None = None,
     ) -> Model:
-        """Compile and upload. Warns (UserWarning) when the plans were measured on another device.  device: an open
-        device (stays the caller's), a name for `open_device`, or None for the default device of the artifact's kind.
-        For several devices each by its kind, or their names separated by commas. placing: how placements are chosen
-        host: routines of the host program that the functions call, by name shapes: counts the symbols of every call
-        from now on
+        """Compile and upload. Warns (UserWarning) when the plans were measured on another device.
 
-        Raises: ArtifactError when the device is of another kind; UserError, BuildError as opening and compiling do.
+        Args:
+            device: An open device, which the caller closes, a name for `open_device`, or None for the default device of the artifact's
+                kind. For several devices a mapping by kind, or names separated by commas.
+            libraries: Libraries for library steps; None opens the installed ones.
+            host: Routines of the host program that the functions call, by name.
+            shapes: Counts the symbols of every call.
+            placing: How placements are chosen, for several devices.
+
+        Raises:
+            ArtifactError: The device is of another kind.
+            UserError: A device cannot be opened.
+            BuildError: Compiling fails.
         """
         return open_model(self, device, libraries, host, shapes, placing)

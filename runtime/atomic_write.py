@@ -16,13 +16,13 @@ def write_whole(target: Path, data: memoryview) -> None:
     """Write a file atomically: it appears whole or not at all, also to concurrent readers.
 
     On Linux it has no name until it is whole, so that not even a killed process leaves a part of it. Its mode is what the umask
-    allows, and no wider than that of the file it replaces.
+    allows, and no wider than the mode of the file it replaces.
     """
     try:
         descriptor = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
         temporary = None
     except (AttributeError, OSError):  # not on this system, or not on this kind of file system
-        temporary = str(_unused(target))
+        temporary = str(unused_name(target))
         descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -32,7 +32,7 @@ def write_whole(target: Path, data: memoryview) -> None:
                 os.fchmod(descriptor, os.fstat(descriptor).st_mode & target.stat().st_mode & 0o666)
             os.fsync(descriptor)
             if temporary is None:
-                temporary = str(_unused(target))
+                temporary = str(unused_name(target))
                 # with a folder given, the link follows /proc's to the file itself
                 os.link(f"/proc/self/fd/{descriptor}", temporary, src_dir_fd=descriptor, follow_symlinks=True)
         os.replace(temporary, target)
@@ -43,7 +43,19 @@ def write_whole(target: Path, data: memoryview) -> None:
         raise
 
 
-def _unused(target: Path) -> Path:
+def name_new(temporary: Path, target: Path) -> None:
+    """Give a whole file of the same folder a name that no file has. Raises FileExistsError where one has it, a link too."""
+    try:
+        os.link(temporary, target, follow_symlinks=False)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+        os.replace(temporary, target)
+
+
+def unused_name(target: Path) -> Path:
     """Return a name in the same folder that nobody can guess."""
     return target.with_name(f".{target.name}-{os.urandom(8).hex()}")
 

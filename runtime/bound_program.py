@@ -1,11 +1,14 @@
-"""A program with its symbols bound: shapes, the variant of every call, and closures that launch."""
+"""A program with its symbols bound, and the launches of its steps that calls reuse.
+
+Tests: `tests/runtime/test_executor.py`, `tests/tuner/emit/test_sessions.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Protocol
+from types import MappingProxyType
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,25 +18,37 @@ from relax_tune.runtime.device.base import Device, DeviceBuffer, JoinsLaunches, 
 from relax_tune.runtime.program.buffer_sizes import BufferSizes
 from relax_tune.runtime.program.program import LaunchStep, Program
 
-Numbers = NDArray[np.int64]
+Numbers: TypeAlias = NDArray[np.int64]
+Buffers: TypeAlias = Mapping[int, DeviceBuffer]
+"""Device buffers of a caller, by the number of the program's buffer they replace."""
+
+NO_BUFFERS: Buffers = MappingProxyType({})
 
 
 class Memory(Protocol):
-    """The executor of a bound program, which owns its memory; `generation` counts how often that moved."""
+    """The memory of an executor. `generation` counts how often it moved."""
+
+    generation: int
+
+
+class Preparer(Protocol):
+    """The executor of a bound program."""
 
     program: Program
     device: Device
-    generation: int
     sizes: BufferSizes
     variants: ChosenSteps
 
-    def refresh(self, bound: BoundProgram) -> None:
-        """Enlarge memory for a binding as needed, and remake its closures if memory has moved."""
+    @property
+    def memory(self) -> Memory: ...
+
+    def prepare(self, bound: BoundProgram) -> None:
+        """Grow memory for a binding as needed, and renew its launches if memory has moved."""
         ...
 
 
 class ChosenSteps:
-    """The steps of a program by the variants that its calls choose; those of the last choice are kept."""
+    """The steps of a program for the variants that its calls choose. The steps of the last choice are cached."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -43,35 +58,41 @@ class ChosenSteps:
     def of(self, numbers: Numbers) -> Sequence[LaunchStep]:
         """Return the steps for the values of all slots. Raises ArtifactError for a variant that a call lacks."""
         chosen = numbers[self._slots]
-        key, (known, steps) = chosen.tobytes(), self._last
-        if key == known:
-            return steps
-        found: list[LaunchStep] = []
+        key, (last_key, last_steps) = chosen.tobytes(), self._last
+        if key == last_key:
+            return last_steps
+        steps: list[LaunchStep] = []
         for call, choice in zip(self._program.calls, chosen.tolist()):
             if not 0 <= choice < len(call.variants):
                 raise ArtifactError(
-                    f"{self._program.name}: call {call.name}: wanted a variant 0..{len(call.variants) - 1}, found {choice}"
+                    f"{self._program.name}: call {call.name}: expected a variant 0..{len(call.variants) - 1}, got {choice}"
                 )
-            found += call.variants[choice].steps
-        self._last = key, tuple(found)
+            steps += call.variants[choice].steps
+        self._last = key, tuple(steps)
         return self._last[1]
 
 
 class BoundProgram:
-    """A program with its symbols bound. `values`: every slot."""
+    """A program with its symbols bound. One thread at a time uses it.
 
-    def __init__(self, executor: Memory, symbols: tuple[int, ...], values: list[int]) -> None:
+    Attributes:
+        symbols: Values of the symbols, in order.
+        values: Values of all slots.
+        numbers: The same as an array, with a 1 at the end that stands for no slot.
+        steps: The steps of the chosen variants.
+    """
+
+    def __init__(self, executor: Preparer, symbols: tuple[int, ...], values: list[int]) -> None:
         self._executor = executor
         self.symbols, self.values = symbols, values
-        self.numbers = np.array([*values, 1], np.int64)  # the last stands for no slot
+        self.numbers: Numbers = np.array([*values, 1], np.int64)
         self._sizes = executor.sizes.of(values)
         self.steps = executor.variants.of(self.numbers)
-        self._launches: list[Launch] = []
-        self._recorded: Launch | None = None
-        self._series: dict[int, Launch | None] = {}
-        self._runs = 0
-        self._slots: tuple[list[int], NDArray[np.intp]] | None = None
-        self.generation = -1
+
+    @cached_property
+    def own(self) -> Launches:
+        """Launches over the executor's own buffers."""
+        return Launches(self._executor.device)
 
     def nbytes(self, index: int) -> int:
         """Return the bytes of a buffer."""
@@ -80,24 +101,6 @@ class BoundProgram:
     def shape(self, index: int) -> tuple[int, ...]:
         """Return the dims of a buffer."""
         return self._executor.sizes.shape(index, self.values)
-
-    def changed(self, other: BoundProgram, kinds: Container[str]) -> list[int]:
-        """Return the numbers of steps whose scalars or grid differ from another binding's, which has the same steps.
-
-        kinds: of the steps that count
-        """
-        if other._slots is None:
-            of_kind = [n for n, step in enumerate(self.steps) if step.kind in kinds]
-            rows = [[*self.steps[n].scalars, *self.steps[n].grid] for n in of_kind]
-            most = max(map(len, rows), default=0)
-            other._slots = (
-                of_kind,
-                np.array([[*r, *[-1] * (most - len(r))] for r in rows], np.intp).reshape(len(rows), most),
-            )
-        self._slots = of_kind, slots = other._slots
-        if not of_kind:
-            return []
-        return [of_kind[n] for n in np.flatnonzero((self.numbers != other.numbers)[slots].any(axis=1))]
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -110,82 +113,132 @@ class BoundProgram:
         return tuple((c.name, c.variants[self.values[c.choice]].label) for c in self._executor.program.calls)
 
     def prepare(self) -> None:
-        """Enlarge memory and refresh the closures as needed. `launch` calls this; an earlier call keeps its cost out of
-        a timing.
-        """
-        self._executor.refresh(self)
-
-    def renew(self, launches: list[Launch], generation: int) -> None:
-        """Replace the closures by ones over memory of this generation, and drop the recording."""
-        self._launches, self.generation = launches, generation
-        self._recorded, self._series, self._runs = None, {}, 0
+        """Grow memory and renew launches as needed. `launch` does so too; an earlier call keeps the cost out of a timing."""
+        self._executor.prepare(self)
 
     def launch(self) -> None:
-        """Enqueue every step, in order; the device's `synchronize` waits for them. The second launch is recorded if the
-        device can.
-        """
-        if self.generation != self._executor.generation:
-            self.prepare()
-        if self._recorded is not None:
-            self._recorded()
-            return
-        for launch in self._launches:
-            launch()
-        if self._runs < 2:
-            self._runs += 1
-            if self._runs == 2:
-                self._recorded = self._executor.device.record(self._launches)
+        """Enqueue every step over the executor's own buffers, in order; the device's `synchronize` waits for them."""
+        own = self.own
+        if own.generation != self._executor.memory.generation:
+            self._executor.prepare(self)
+        own.enqueue()
 
     @property
     def launches(self) -> Sequence[Launch]:
-        """One closure a step, in order, not recorded; valid until the next `prepare`."""
-        return self._launches
+        """One closure per step, in order, not recorded; valid until the next `prepare`."""
+        return self.own.closures
 
     def series(self, times: int) -> Launch | None:
-        """Record `times` repetitions of all steps as one launch. None if the device cannot record.
+        """Record `times` repetitions of all steps as one launch; None if the device cannot record.
 
-        Its time is that of the kernels, without the overhead of single launches. The recording has been launched once;
-        it is valid until the next `prepare`.
+        Its time is the time of the kernels, without the overhead of single launches. It is valid until the next `prepare`.
         """
-        if times not in self._series:
-            self._series[times] = self._executor.device.record(self._launches * times)
-        return self._series[times]
+        return self.own.series(times)
 
 
-@dataclass(slots=True)
-class LastLaunches:
-    """The launches of the last call of a session, for the next one.
+class Launches:
+    """The launches of a binding's steps over certain buffers. Later calls reuse what is still valid.
 
-    held: generation of the executor's memory, and the buffers in place of its own; numbers: what the launches of a device that
-    joins them read; joined: what does the same at less cost
+    Args:
+        device: The device that runs them.
+        live: The binding changes from call to call, by few numbers. Where the device can, kernels then read their scalars when they
+            run; otherwise only the launches with changed numbers are renewed. Launches that are not live are recorded the second
+            time they are enqueued, if the device can record.
+
+    Attributes:
+        closures: One per step, in order.
+        generation: How often the executor's memory had moved when they were bound.
     """
 
-    bound: BoundProgram | None = None
-    held: tuple[int, dict[int, DeviceBuffer]] = field(default_factory=lambda: (-1, {}))
-    launches: list[Launch] = field(default_factory=list)
-    numbers: Numbers = field(default_factory=lambda: np.empty(0, np.int64))
-    joined: list[Launch] = field(default_factory=list)
+    def __init__(self, device: Device, live: bool = False) -> None:
+        self._device, self._live = device, live
+        self._joins = device if live and isinstance(device, JoinsLaunches) else None
+        self.closures: list[Launch] = []
+        self._joined: Sequence[Launch] = ()
+        self._steps: Sequence[LaunchStep] = ()
+        self.generation, self._buffers = -1, NO_BUFFERS
+        self._source: Numbers | None = None  # the numbers of the binding, by which `current` recognises it
+        self._numbers: Numbers = np.empty(0, np.int64)  # a copy, which live kernels read
+        self._slots: tuple[list[int], NDArray[np.intp]] | None = None
+        self._recorded: Launch | None = None
+        self._series: dict[int, Launch | None] = {}
+        self._enqueued = 0
+
+    def current(self, bound: BoundProgram, buffers: Buffers, generation: int) -> bool:
+        """Return whether these are the launches of a binding over these buffers (the same objects).
+
+        Args:
+            bound: The binding.
+            buffers: Buffers of the caller.
+            generation: How often the executor's memory has moved.
+        """
+        return self._source is bound.numbers and self.generation == generation and self._buffers is buffers
 
     def renew(
         self,
         bound: BoundProgram,
-        held: tuple[int, dict[int, DeviceBuffer]],
-        joins: JoinsLaunches | None,
-        launch_of: Callable[[LaunchStep, Numbers], Launch],
+        buffers: Buffers,
+        generation: int,
+        launch_of: Callable[[LaunchStep, Numbers | None], Launch],
     ) -> None:
-        """Make the launches those of a binding; what has the same numbers stays, or reads them anew.
+        """Make these the launches of a binding; launches of equal steps, numbers and buffers are reused.
 
-        joins: the device, if it joins launches; launch_of: the launch of a step, which may read the numbers when it runs
+        Args:
+            bound: The binding.
+            buffers: Buffers of the caller.
+            generation: How often the executor's memory has moved.
+            launch_of: Makes the launch of a step, which reads its scalars from the array of numbers if there is one.
         """
-        known, self.bound = self.bound, None  # none, should anything fail
-        if known is not None and self.held == held and known.steps == bound.steps:
-            changed = bound.changed(known, ("library",) if joins is not None else ("kernel", "library"))
-            for n in changed:
-                self.launches[n] = launch_of(bound.steps[n], self.numbers)
-            np.copyto(self.numbers, bound.numbers)
+        reusable = self.generation == generation and self._buffers == buffers and self._steps == bound.steps
+        self.generation, self._source = -1, None  # not current if anything below fails
+        if reusable:
+            changed = self._changed(bound.numbers)
+            np.copyto(self._numbers, bound.numbers)
         else:
-            self.numbers, changed = bound.numbers.copy(), list(range(len(bound.steps)))
-            self.launches = [launch_of(step, self.numbers) for step in bound.steps]
+            changed = list(range(len(bound.steps)))
+            self._steps, self._numbers, self._slots = bound.steps, bound.numbers.copy(), None
+            self.closures = [_unbound] * len(bound.steps)
+        live = None if self._joins is None else self._numbers
+        for n in changed:
+            self.closures[n] = launch_of(bound.steps[n], live)
         if changed:
-            self.joined = self.launches if joins is None else joins.joined(self.launches)
-        self.bound, self.held = bound, held
+            self._joined = self.closures if self._joins is None else self._joins.joined(self.closures)
+            self._recorded, self._series, self._enqueued = None, {}, 0
+        self.generation, self._buffers, self._source = generation, buffers, bound.numbers
+
+    def _changed(self, numbers: Numbers) -> list[int]:
+        """Return the steps whose launches must be renewed for other numbers: those whose scalars or grid differ."""
+        if self._slots is None:
+            kinds = ("kernel", "library") if self._joins is None else ("library",)  # joined kernels read their numbers
+            renewed = [n for n, step in enumerate(self._steps) if step.kind in kinds]
+            rows = [[*self._steps[n].scalars, *self._steps[n].grid] for n in renewed]
+            width = max(map(len, rows), default=0)
+            padded = [[*row, *[-1] * (width - len(row))] for row in rows]
+            self._slots = renewed, np.array(padded, np.intp).reshape(len(rows), width)
+        renewed, slots = self._slots
+        if not renewed:
+            return []
+        return [renewed[n] for n in np.flatnonzero((self._numbers != numbers)[slots].any(axis=1))]
+
+    def enqueue(self) -> None:
+        """Enqueue every step, in order."""
+        if self._recorded is not None:
+            self._recorded()
+            return
+        for launch in self._joined:
+            launch()
+        if not self._live and self._enqueued < 2:
+            self._enqueued += 1
+            if self._enqueued == 2:
+                self._recorded = self._device.record(self.closures)
+
+    def series(self, times: int) -> Launch | None:
+        """Record repetitions of all steps as one launch; see `BoundProgram.series`."""
+        if times not in self._series:
+            self._series[times] = self._device.record(self.closures * times)
+        return self._series[times]
+
+
+def _unbound() -> None:
+    """Stand for a launch that `renew` has not bound yet."""
+    raise AssertionError("a launch was enqueued before it was bound")

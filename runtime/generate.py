@@ -1,4 +1,7 @@
-"""Generation with a model that has the functions `prefill` and `decode` (see `Artifact.functions`)."""
+"""Generation with a model that has the functions `prefill` and `decode` (see `Artifact.functions`).
+
+Tests: `tests/tuner/emit/test_generate.py`.
+"""
 
 from __future__ import annotations
 
@@ -71,11 +74,11 @@ def generate(
     config: GenerationConfig | None = None,
     **options: Any,
 ) -> Any:
-    """Extend prompts by tokens: the likeliest ones, drawn ones, or the best found by beam search.
+    """Extend prompts by tokens: the likeliest ones, drawn ones, or the best ones of a beam search.
 
     model: `prefill(input_ids (b, n)) -> (logits (b, _, vocabulary), *caches)` and `decode(input_ids (b, 1), *caches)` with results
     of the same kind; or an encoder-decoder, which has `encode` too. prompts: (rows, length) token ids, with an `attention_mask` of
-    that shape if some are padding, before or after the tokens; or a list of prompts of any lengths. An encoder-decoder wants its
+    that shape if some are padding, before or after the tokens; or a list of prompts of any lengths. An encoder-decoder takes its
     sources by the name of the encoder's input instead: `{"input_ids": ids}`, `{"input_features": spectrograms}`; its texts start
     with `decoder_start_token_id`, or with prompts given as `decoder_input_ids`.
     config: the settings; its fields may be given by name too, and these count. attention_mask: 1 for tokens, 0 for padding.
@@ -94,7 +97,7 @@ def generate(
     """
     request = _request(model, prompts, max_new_tokens, config, **options)
     if request.config.num_beams > 1:
-        added = [h.tokens for found in _search(request) for h in found]
+        added = [h.tokens for hypotheses in _search(request) for h in hypotheses]
     else:
         added = [np.empty(0, np.int64) for _ in request.rows]
         for numbers in request.groups():
@@ -119,7 +122,7 @@ def generate_steps(
     request = _request(model, prompts, max_new_tokens, config, **options)
     if request.config.num_beams > 1:
         raise UserError(
-            f"num_beams: wanted 1 where tokens are given one by one, found {request.config.num_beams}; call generate"
+            f"num_beams: expected 1 where tokens are given one by one, got {request.config.num_beams}; call generate"
         )
     return _steps(request)
 
@@ -156,14 +159,14 @@ def _request(
         settings = {"max_new_tokens": max_new_tokens, **settings}
     if config is not None and not isinstance(config, GenerationConfig):
         raise UserError(
-            f"config: wanted a GenerationConfig, found a {type(config).__name__}; give its settings by name instead"
+            f"config: expected a GenerationConfig, got a {type(config).__name__}; give its settings by name instead"
         )
     known = GenerationConfig.__dataclass_fields__
     unknown = [name for name in settings if name not in known]
     if unknown:
         more = "attention_mask, tokenizer, logits_processor"
         raise UserError(
-            f"generate: wanted options among {', '.join(known)}, {more}; found {unknown[0]:.80}; leave it out"
+            f"generate: expected options among {', '.join(known)}, {more}; got {unknown[0]:.80}; leave it out"
         )
     config = replace(config or GenerationConfig(), **settings)
     rules = StopRules(config, tokenizer)
@@ -174,11 +177,11 @@ def _request(
 
 
 def _search(request: Request) -> list[list[Hypothesis]]:
-    found: list[list[Hypothesis]] = [[] for _ in request.rows]
+    results: list[list[Hypothesis]] = [[] for _ in request.rows]
     for numbers in request.groups(request.config.num_beams):
         for number, hypotheses in zip(numbers, search_group(request, numbers), strict=True):
-            found[number] = hypotheses
-    return found
+            results[number] = hypotheses
+    return results
 
 
 def _steps(request: Request) -> Iterator[GenerationStep]:
@@ -188,9 +191,9 @@ def _steps(request: Request) -> Iterator[GenerationStep]:
         live = np.zeros(len(request.rows), np.bool_)
         stepped = []
         for numbers, steps in going:
-            found = next(steps, None)
-            if found is not None:
-                tokens[numbers], live[numbers] = found
+            step = next(steps, None)
+            if step is not None:
+                tokens[numbers], live[numbers] = step
                 stepped.append((numbers, steps))
         if stepped:
             yield GenerationStep(tokens, live)

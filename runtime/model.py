@@ -1,4 +1,7 @@
-"""An artifact on a device, ready to run."""
+"""An artifact on a device, ready to run.
+
+Tests: `tests/runtime/test_threads.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, ModelStateError, UserError
+from relax_tune.printable import printable
 from relax_tune.runtime.after_fork import watch
 from relax_tune.runtime.arguments import check_binders
 from relax_tune.runtime.calls.bound_call import BoundCall, BoundSteps
@@ -24,16 +28,15 @@ from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import name_of_measured, open_device
 from relax_tune.runtime.executor import CLOSED, FORKED, Executor
 from relax_tune.runtime.library.base import Library
-from relax_tune.runtime.memory.buffer_pool import pool_of
 from relax_tune.runtime.memory.weights import DeviceWeights
-from relax_tune.runtime.placement.machine import PlacedMachine
-from relax_tune.runtime.placement.policy import PlacementOptions
 from relax_tune.runtime.program.host_program import HostProgram, parts_of
 from relax_tune.runtime.program.placement import Placement
 from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec
-from relax_tune.runtime.vm import Host, VirtualMachine
+from relax_tune.runtime.vm.instructions import Host
+from relax_tune.runtime.vm.machine import VirtualMachine
+from relax_tune.runtime.vm.policy import PlacementOptions
 
 T = TypeVar("T")
 
@@ -74,9 +77,9 @@ def choose_function(functions: Mapping[str, T], name: str | None, where: str = "
     if chosen is None:
         chosen = "main" if "main" in functions else next(iter(functions)) if len(functions) == 1 else None
     if chosen is None or chosen not in functions:
-        found = "none named" if name is None else repr(name)
+        got = "none named" if name is None else repr(name)
         of = f"artifact {where}: " if where else ""
-        raise UserError(f"{of}wanted one of its functions, {', '.join(functions)}; found {found:.80}; name one of them")
+        raise UserError(f"{of}expected one of its functions, {', '.join(functions)}; got {got:.80}; name one of them")
     return functions[chosen]
 
 
@@ -96,18 +99,18 @@ def open_model(
     parts = artifact.placement.devices
     if placing is not None and not parts:
         raise UserError(
-            f"placing: wanted an artifact for several devices, found one for {artifact.device_kind}; leave it out"
+            f"placing: expected an artifact for several devices, got one for {artifact.device_kind}; leave it out"
         )
     kinds = tuple(sorted(set(parts.values()))) or (artifact.device_kind,)
     measured = {kind: _measured(artifact, kind) for kind in kinds}
     opened, owned = _open_devices(measured, device)
     if shapes is not None:
         shapes.of_model(str(artifact.manifest["extra"].get("model", "")))
-    weights = {kind: DeviceWeights(found, artifact.constants) for kind, found in opened.items()}
+    weights = {kind: DeviceWeights(opened[kind], artifact.constants) for kind in opened}
     executors: dict[str, Executor] = {}
     try:
-        for kind, found in opened.items():
-            _check_device(artifact, kind, found)
+        for kind, device_of_kind in opened.items():
+            _check_device(artifact, kind, device_of_kind)
         inner = parts_of(artifact.host_programs)
         for program in artifact.programs:
             if program.name not in inner:
@@ -120,29 +123,32 @@ def open_model(
     except BaseException:
         for executor in executors.values():
             executor.close()
-        for held in weights.values():
-            held.close()
-        for found in owned:
-            found.close()
+        for resident in weights.values():
+            resident.close()
+        for owned_device in owned:
+            owned_device.close()
         raise
 
 
 def _open_devices(measured: Mapping[str, object], device: DeviceSpec) -> tuple[dict[str, Device], list[Device]]:
-    """Return the devices by kind, and those opened here. Given devices of other kinds are left alone.
+    """Return the devices by kind, and those opened here. Devices of other kinds are ignored.
 
-    measured: by kind the fingerprint of the device that the plans were measured on, which is opened where none is given
+    Args:
+        measured: By kind, the fingerprint of the device that the plans were measured on; it is opened by default.
+        device: Devices or names of devices, as of `Artifact.open`.
 
-    Raises: UserError for anything but devices of these kinds.
+    Raises:
+        UserError: The devices are not of these kinds.
     """
     given, kinds = device, tuple(measured)
     if isinstance(given, str) and (len(kinds) > 1 or "," in given):
         given = {spec.partition(":")[0]: spec for spec in map(str.strip, given.split(","))}
     if not isinstance(given, Mapping):
         if len(kinds) > 1 and given is not None:
-            raise UserError(f"device: wanted devices by kind, {', '.join(kinds)}, found one; leave it out or name each")
+            raise UserError(f"device: expected devices by kind, {', '.join(kinds)}, got one; leave it out or name each")
         given = {} if given is None else {kinds[0]: given}
     if given and not set(given) & set(kinds):
-        raise UserError(f"device: wanted devices of the kinds {', '.join(kinds)}, found {', '.join(given)}")
+        raise UserError(f"device: expected devices of the kinds {', '.join(kinds)}, got {', '.join(given)}")
     opened: dict[str, Device] = {}
     owned: list[Device] = []
     try:
@@ -154,10 +160,10 @@ def _open_devices(measured: Mapping[str, object], device: DeviceSpec) -> tuple[d
             elif hasattr(chosen, "info"):
                 opened[kind] = chosen
             else:
-                raise UserError(f"device: wanted a device's name or an open device, found a {type(chosen).__name__}")
+                raise UserError(f"device: expected a device's name or an open device, got a {type(chosen).__name__}")
     except BaseException:
-        for found in owned:
-            found.close()
+        for owned_device in owned:
+            owned_device.close()
         raise
     return opened, owned
 
@@ -174,34 +180,21 @@ def _check_device(artifact: ModelSource, kind: str, opened: Device) -> None:
     name = artifact.path or ", ".join(artifact.functions)
     if opened.info.kind != kind:
         raise ArtifactError(
-            f"artifact {name}: wanted a device of kind {kind}, found "
+            f"artifact {name}: expected a device of kind {kind}, got "
             f"{opened.info.kind} ({opened.info.name}); build it with --target {opened.info.kind}"
         )
     measured = _measured(artifact, kind)
     if isinstance(measured, dict) and measured != dict(opened.info.fingerprint):
-        found = dict(opened.info.fingerprint)
-        differing = sorted(key for key in set(measured) | set(found) if measured.get(key) != found.get(key))
+        fingerprint = dict(opened.info.fingerprint)
+        keys = measured.keys() | fingerprint.keys()
+        differing = sorted(key for key in keys if measured.get(key) != fingerprint.get(key))
         warnings.warn(
-            f"artifact {name} was tuned elsewhere ({', '.join(differing)} differ): "
-            "results are right, the choice of kernels may not be the fastest here",
+            printable(
+                f"artifact {name} was tuned on another device ({', '.join(differing)} differ): "
+                "results are right, other kernels may be faster on this one"
+            ),
             stacklevel=4,
         )
-
-
-def _machine(
-    artifact: ModelSource,
-    executors: Mapping[str, Executor],
-    devices: Mapping[str, Device],
-    placing: PlacementOptions,
-) -> VirtualMachine:
-    """Return the virtual machine of an artifact for these devices."""
-    if artifact.placement.parts:
-        return PlacedMachine(
-            artifact.host_programs, executors, artifact.constants, devices, artifact.placement, placing
-        )
-    (device,) = devices.values()
-    pool = pool_of(device) if artifact.host_programs else None
-    return VirtualMachine(artifact.host_programs, executors, artifact.constants, pool)
 
 
 class Model:
@@ -226,8 +219,10 @@ class Model:
         placing: PlacementOptions | None = None,
     ) -> None:
         self.artifact, self.executors, self._host = artifact, executors, dict(host or {})
-        devices = {kind: held.device for kind, held in weights.items()}
-        self._virtual_machine = _machine(artifact, executors, devices, placing or PlacementOptions())
+        devices = {kind: resident.device for kind, resident in weights.items()}
+        self._virtual_machine = VirtualMachine(
+            artifact.host_programs, executors, artifact.constants, devices, artifact.placement, placing
+        )
         self._host_programs = {d.name for d in artifact.host_programs}
         self._weights, self._owned = dict(weights), list(owned)
         self._names = {name: name for name in artifact.functions}
@@ -242,13 +237,13 @@ class Model:
         return self.artifact.functions
 
     @property
-    def placed(self) -> PlacedMachine:
+    def placed(self) -> VirtualMachine:
         """The machine of a model over several devices, which knows what was copied and which device is slow or lost.
 
         Raises UserError for other models."""
-        if not isinstance(self._virtual_machine, PlacedMachine):
+        if not self._virtual_machine.placed:
             kind = self.artifact.device_kind
-            raise UserError(f"{self._name()}: wanted a model over several devices, found one for {kind}")
+            raise UserError(f"{self._name()}: expected a model over several devices, got one for {kind}")
         return self._virtual_machine
 
     @property
@@ -276,12 +271,15 @@ class Model:
         """Call the model: arrays by parameter name, or in order; results in order, as fresh arrays. Where a function has them,
         shapes are tuples of whole numbers and scalars are numbers; a tuple that is returned is given field by field.
 
-        function: which of its functions; by default `main`, or the only one. host: routines of the host program, by
-        name, for this call; they take arrays that must not be written. A routine given here takes precedence over one
-        given at `Artifact.open`.
+        Args:
+            inputs: Arrays by parameter name, or in order.
+            function: Name of the function; by default `main`, or the only one.
+            host: Routines of the host program for this call, by name; their arrays must not be written. They take precedence over
+                the routines of `Artifact.open`.
 
-        Raises: UserError naming the parameter, what was wanted of it (rank, dtype, dims, declared bounds) and what was found;
-        ModelStateError after `close`.
+        Raises:
+            UserError: An argument does not fit; the message names the parameter and what was expected (rank, dtype, dims, bounds).
+            ModelStateError: The model is closed.
         """
         name = self._function(function)
         if name in self._host_programs:
@@ -297,11 +295,18 @@ class Model:
     ) -> Stream[list[Any]]:
         """Call the model for each of many inputs, while the next ones are read and earlier results are used.
 
-        inputs: read in a thread of their own, at most a few more than `depth` ahead. depth: items that may wait before and after
-        the model. function, host: as of `run`, for every call. Results come in order, the same as of `run`; `Stream.then` adds
-        stages. Errors of a call come in place of its result, and end the stream.
+        Results come in order, the same as of `run`; `Stream.then` adds stages. The error of a call comes in place of its result, and
+        ends the stream.
 
-        Raises: UserError for an unknown function or an impossible depth; ModelStateError after `close`.
+        Args:
+            inputs: Read in a separate thread, at most a few more than `depth` ahead.
+            depth: Number of items that may wait before and after the model.
+            function: As of `run`, for every call.
+            host: As of `run`, for every call.
+
+        Raises:
+            UserError: There is no such function, or the depth is less than 1.
+            ModelStateError: The model is closed.
         """
         if self._refusal:
             raise self._refused()
@@ -312,31 +317,36 @@ class Model:
         self,
         start: Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]],
         function: str | None = None,
-        kept: Mapping[str, int] | None = None,
+        replaced_by: Mapping[str, int] | None = None,
     ) -> Session:
         """Open a session: calls in which results replace arguments without leaving the device, such as a decoder's caches.
 
-        start: the arguments that stay there. A list gives the last parameters, which the last results replace; a mapping gives
-        them by name, with `kept`, the number of the result for each that changes. function: as of `run`; it must not branch.
+        Args:
+            start: The arguments that stay there. A list has the last parameters, which the last results replace; a mapping has
+                parameters by name.
+            function: As of `run`; it must not branch.
+            replaced_by: For a mapping, the number of the result that replaces each parameter that changes between calls.
 
-        Raises: UserError for names, numbers and arrays that do not fit; ModelStateError after `close`.
+        Raises:
+            UserError: A name, a number or an array does not fit.
+            ModelStateError: The model is closed.
         """
         name = self._function(function)
         if name in self._host_programs:
             raise UserError(
-                f"{name}: wanted a function without branches for a session, found one that a host program runs"
+                f"{name}: expected a function without branches for a session, got one that a host program runs"
             )
         executor, program = self.executors[name], self.executors[name].program
         if not isinstance(start, Mapping):
             names = [program.buffers[i].name for i in program.inputs[len(program.inputs) - len(start) :]]
             first = len(program.outputs) - len(start)
-            if kept is not None or first < 0 or len(names) != len(start):
+            if replaced_by is not None or first < 0 or len(names) != len(start):
                 raise UserError(
-                    f"{name}: wanted arrays for the last parameters, which the last results replace, found {len(start)} for "
-                    f"{len(program.inputs)} parameters and {len(program.outputs)} results; give them by name, with `kept`"
+                    f"{name}: expected arrays for the last parameters, which the last results replace, got {len(start)} for "
+                    f"{len(program.inputs)} parameters and {len(program.outputs)} results; give them by name, with `replaced_by`"
                 )
-            start, kept = dict(zip(names, start)), {n: first + at for at, n in enumerate(names)}
-        return Session(executor, start, kept or {})
+            start, replaced_by = dict(zip(names, start)), {n: first + at for at, n in enumerate(names)}
+        return Session(executor, start, replaced_by or {})
 
     def bind(
         self,
@@ -347,17 +357,23 @@ class Model:
     ) -> BoundCall | BoundSteps:
         """Bind a function to arrays that stay the same: each `run` of what is returned reads and writes them in place.
 
-        For small models called often: shapes are checked once, and nothing is allocated in a call. results: arrays to write, in
-        order; by default fresh ones. function: as of `run`; its steps follow from shapes alone. fixed: parameters whose elements
-        never change, so that those used as indices are checked once.
+        For small models called often: shapes are checked once, and nothing is allocated in a call.
 
-        Raises: UserError for arrays that do not fit; ModelStateError after `close`.
+        Args:
+            inputs: Arrays by parameter name, or in order.
+            results: Arrays to write, in order; by default fresh ones.
+            function: As of `run`; its steps must depend only on shapes.
+            fixed: Parameters whose elements never change: indices among them are checked once.
+
+        Raises:
+            UserError: An array does not fit.
+            ModelStateError: The model is closed.
         """
         name = self._function(function)
         if name not in self._host_programs:
             return BoundCall(self.executors[name], inputs, results, fixed)
-        if isinstance(self._virtual_machine, PlacedMachine):
-            raise UserError(f"{name}: wanted a model for one device to bind arrays to, found one for several; use run")
+        if self._virtual_machine.placed:
+            raise UserError(f"{name}: expected a model for one device to bind arrays to, got one for several; use run")
         program = next(d for d in self.artifact.host_programs if d.name == name)
         return BoundSteps(self._virtual_machine, program, inputs, results, fixed)
 
@@ -382,7 +398,7 @@ class Model:
         """
         if getattr(_WORKING, "model", None) is self:
             raise ModelStateError(
-                f"{self._name()}: wanted no asynchronous call of a model inside another, found one in a host routine; call run there"
+                f"{self._name()}: expected no asynchronous call of a model inside another, got one in a host routine; call run there"
             )
         call = partial(contextvars.copy_context().run, self._work, inputs, function, host)
         with self._starting:
@@ -390,8 +406,8 @@ class Model:
                 raise self._refused()
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="relax-tune-model")
-            found = self._worker.submit(call)
-        return await asyncio.wrap_future(found)
+            future = self._worker.submit(call)
+        return await asyncio.wrap_future(future)
 
     def _work(
         self, inputs: Mapping[str, Any] | Sequence[Any], function: str | None, host: Mapping[str, Host] | None
@@ -406,7 +422,7 @@ class Model:
         return self.artifact.path or ", ".join(self.functions)
 
     def _refused(self) -> ModelStateError:
-        return ModelStateError(f"{self._name()}: wanted an open model, found {self._refusal}")
+        return ModelStateError(f"{self._name()}: expected an open model, got {self._refusal}")
 
     def close(self) -> None:
         """Free memory, and close the device if this opened it, after the running call. May be called twice.
@@ -415,18 +431,18 @@ class Model:
         """
         if self._refusal == FORKED:
             return  # the memory is the first process's
-        self._refusal = CLOSED  # what comes now need not wait to be told
+        self._refusal = CLOSED  # before the turn, so that new calls are refused at once
         try:
             with contextlib.ExitStack() as turns:
-                for held in self._weights.values():
-                    turns.enter_context(held.device.turn)
+                for weights in self._weights.values():
+                    turns.enter_context(weights.device.turn)
                 for executor in self.executors.values():
                     executor.refuse_within()
                 for executor in self.executors.values():
                     executor.close()
                 self._virtual_machine.close()
-                for held in self._weights.values():
-                    held.close()
+                for weights in self._weights.values():
+                    weights.close()
                 while self._owned:
                     self._owned.pop().close()
         except ModelStateError:
@@ -434,12 +450,12 @@ class Model:
             raise
         with self._starting:
             if self._worker is not None:
-                self._worker.shutdown(wait=False)  # those that wait are told that it is closed
+                self._worker.shutdown(wait=False)  # waiting calls raise ModelStateError
 
     def after_fork(self) -> None:
         """Refuse calls in this process, and renew the locks that other threads of the first one may hold."""
-        for held in self._weights.values():
-            held.device.turn = threading.RLock()
+        for weights in self._weights.values():
+            weights.device.turn = threading.RLock()
         self._starting = threading.Lock()
         self._refusal = self._refusal or FORKED
         for executor in self.executors.values():

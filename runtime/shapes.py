@@ -23,8 +23,7 @@ from relax_tune.runtime.validation import parse_json
 EXACT = 256
 STEPS = 16
 FORMAT, SCHEMA = "relax-tune shapes", 1
-# Calls are first counted by all their symbols at once, in one dictionary; this many entries are kept before they go to
-# histograms.
+# Calls are first counted by all their symbols at once, in one dictionary; at this many entries it is added to the histograms.
 _PENDING = 1024
 
 Recorder = Callable[[tuple[int, ...]], None]
@@ -41,8 +40,11 @@ def bin_of(value: int) -> tuple[int, int]:
 class Histogram:
     """The counts of one symbol's values.
 
-    bins: (lower edge, upper edge, count), ascending, edges inclusive; single values unless `binned`. low, high: the smallest
-    and the largest value seen."""
+    Attributes:
+        bins: (lower edge, upper edge, count), ascending, edges inclusive; single values unless `binned`.
+        low: The smallest value.
+        high: The largest value.
+    """
 
     bins: tuple[tuple[int, int, int], ...] = ()
     low: int = 0
@@ -56,12 +58,12 @@ class Histogram:
 
     @property
     def values(self) -> dict[int, int]:
-        """Value -> count, ascending. A bin counts at its middle, the outermost ones at the seen ends."""
-        found: dict[int, int] = {}
+        """Value -> count, ascending. A bin counts at its middle, the outermost ones at `low` and `high`."""
+        counts: dict[int, int] = {}
         for lower, upper, count in self.bins:
             middle = self.low if lower <= self.low else self.high if upper >= self.high else (lower + upper) // 2
-            found[middle] = count
-        return found
+            counts[middle] = count
+        return counts
 
     def merged(self, other: Histogram) -> Histogram:
         """Return the histogram of the calls of both. Merging is commutative and associative."""
@@ -106,7 +108,7 @@ class ShapeProfile:
         with self._lock:
             if self.model and key and self.model != key:
                 raise UserError(
-                    f"shape profile: wanted one of the model {key[:12]}, found one of {self.model[:12]}; "
+                    f"shape profile: expected one of the model {key[:12]}, got one of {self.model[:12]}; "
                     "keep a file of shapes for each model"
                 )
             self.model = self.model or key
@@ -173,11 +175,11 @@ class ShapeProfile:
         target = Path(path)
         try:
             if target.exists() and not target.is_file():
-                raise UserError(f"{target}: wanted the name of a file to write, found something else; give another")
+                raise UserError(f"{target}: expected the name of a file to write, got something else; give another")
             target.parent.mkdir(parents=True, exist_ok=True)
             write_whole(target, memoryview(self.to_json().encode()))
         except (OSError, ValueError) as error:
-            raise UserError(f"{target}: wanted to write a shape profile, found: {reason(error)}") from None
+            raise UserError(f"{target}: expected to write a shape profile, got: {reason(error)}") from None
 
     @staticmethod
     def read(path: Path | str) -> ShapeProfile:
@@ -185,8 +187,10 @@ class ShapeProfile:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            said = getattr(error, "strerror", None) or "no text"
-            raise UserError(f"{path}: wanted a shape profile, found: {said}; make one with --record-shapes") from None
+            problem = getattr(error, "strerror", None) or "no text"
+            raise UserError(
+                f"{path}: expected a shape profile, got: {problem}; make one with --record-shapes"
+            ) from None
         try:
             return ShapeProfile.from_json(text)
         except ArtifactError as error:
@@ -197,41 +201,41 @@ class ShapeProfile:
         """Return a profile from the text of `to_json`. Raises ArtifactError for anything else."""
         document = parse_json(text, "shape profile")
         if not has_shape(document, {"format": object}) or document["format"] != FORMAT:
-            raise ArtifactError(f"shape profile: wanted JSON of format {FORMAT!r}, found another kind of text")
+            raise ArtifactError(f"shape profile: expected JSON of format {FORMAT!r}, got another kind of text")
         if document.get("schema") != SCHEMA:
-            raise ArtifactError(f"shape profile: wanted schema {SCHEMA}, found {document.get('schema')!r:.40}")
+            raise ArtifactError(f"shape profile: expected schema {SCHEMA}, got {document.get('schema')!r:.40}")
         if not has_shape(document, {"model": str, "functions": dict}):
-            raise ArtifactError("shape profile: wanted a model and its functions, found none")
-        found = ShapeProfile(document["model"])
+            raise ArtifactError("shape profile: expected a model and its functions, got none")
+        profile = ShapeProfile(document["model"])
         for function, symbols in document["functions"].items():
             if not has_shape(symbols, {}):
-                raise ArtifactError(f"shape profile: {function!r:.80}: wanted symbols, found others")
+                raise ArtifactError(f"shape profile: {function!r:.80}: expected symbols, got others")
             for symbol, data in symbols.items():
-                found.add(function, symbol, _histogram(data, f"shape profile: {function}.{symbol}"))
-            if len({h.total for h in found._known.get(function, {}).values()}) > 1:
-                raise ArtifactError(f"shape profile: {function}: wanted as many calls of each symbol, found others")
-        return found
+                profile.add(function, symbol, _histogram(data, f"shape profile: {function}.{symbol}"))
+            if len({h.total for h in profile._known.get(function, {}).values()}) > 1:
+                raise ArtifactError(f"shape profile: {function}: expected as many calls of each symbol, got others")
+        return profile
 
 
 def _histogram(data: Any, where: str) -> Histogram:
     """Return a histogram read from a file, every number checked."""
     if not has_shape(data, dict.fromkeys(("binned", "low", "high", "counts"), object)) or len(data) != 4:
-        raise ArtifactError(f"{where}: wanted binned, low, high and counts, found others")
+        raise ArtifactError(f"{where}: expected binned, low, high and counts, got others")
     binned, low, high, counts = data["binned"], data["low"], data["high"], data["counts"]
     if not has_shape((binned, counts), (bool, list)) or not counts:
-        raise ArtifactError(f"{where}: wanted a list of counts, found {counts!r:.40}")
+        raise ArtifactError(f"{where}: expected a list of counts, got {counts!r:.40}")
     for row in counts:
         if not (has_shape(row, (int, int, int)) and all(type(x) is int and 0 <= x <= INT64_MAX for x in row)):
-            raise ArtifactError(f"{where}: wanted [lower edge, upper edge, count], found {row!r:.60}")
+            raise ArtifactError(f"{where}: expected [lower edge, upper edge, count], got {row!r:.60}")
         if (row[0], row[1]) != (bin_of(row[0]) if binned else (row[0], row[0])) or row[2] < 1:
-            raise ArtifactError(f"{where}: wanted one of the fixed bins with a count, found {row!r:.60}")
+            raise ArtifactError(f"{where}: expected one of the fixed bins with a count, got {row!r:.60}")
     bins = tuple((a, b, c) for a, b, c in counts)
     ordered = all(before[1] < after[0] for before, after in zip(bins, bins[1:]))
     if not ordered or not (binned or len(bins) <= EXACT):
-        raise ArtifactError(f"{where}: wanted ascending bins, at most {EXACT} of single values, found others")
+        raise ArtifactError(f"{where}: expected ascending bins, at most {EXACT} of single values, got others")
     inside = type(low) is int and type(high) is int and low <= high
     if not (inside and bins[0][0] <= low <= bins[0][1] and bins[-1][0] <= high <= bins[-1][1]):
         raise ArtifactError(
-            f"{where}: wanted low and high within the first and last bin, found {low!r:.30}, {high!r:.30}"
+            f"{where}: expected low and high within the first and last bin, got {low!r:.30}, {high!r:.30}"
         )
     return Histogram(bins, low, high, binned)

@@ -54,13 +54,13 @@ Spec = Union[TensorSpec, ValueSpec]
 
 def value_specs(values: Sequence[Value]) -> tuple[Spec, ...]:
     """Return the specs of the parameters or results of a host program."""
-    found: list[Spec] = []
+    specs: list[Spec] = []
     for v in values:
         if v.dtype is None or v.dims is None:
-            found.append(ValueSpec(v.name, v.text))
+            specs.append(ValueSpec(v.name, v.text))
         else:
-            found.append(TensorSpec(v.name, np.dtype(v.dtype), tuple(int(d) if d.isdecimal() else d for d in v.dims)))
-    return tuple(found)
+            specs.append(TensorSpec(v.name, np.dtype(v.dtype), tuple(int(d) if d.isdecimal() else d for d in v.dims)))
+    return tuple(specs)
 
 
 def function_specs(function: Program | HostProgram) -> tuple[tuple[Spec, ...], tuple[Spec, ...]]:

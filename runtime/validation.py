@@ -1,4 +1,7 @@
-"""Reading values of declared types from untrusted text, which is refused, never repaired."""
+"""Reading values of declared types from untrusted text, which is refused, never repaired.
+
+Tests: `tests/runtime/program/test_program.py`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def parse_json(text: str, where: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{where}: wanted JSON text, found something else: {error}") from None
+        raise ArtifactError(f"{where}: expected JSON text, got something else: {error}") from None
 
 
 def _refuse_constant(name: str) -> Any:
@@ -73,7 +76,7 @@ def read_value(kind: Any, data: Any, where: str) -> Any:
     missing, unknown = [name for name in required if name not in data], sorted(set(data) - set(hints))
     if missing or unknown:
         raise ArtifactError(
-            f"{where}: wanted the fields of {kind.__name__}; found missing {missing}, unknown {_LIMITED.repr(unknown)}"
+            f"{where}: expected the fields of {kind.__name__}; got missing {missing}, unknown {_LIMITED.repr(unknown)}"
         )
     return kind(**{name: read_value(hints[name], value, f"{where}.{name}") for name, value in data.items()})
 
@@ -81,10 +84,10 @@ def read_value(kind: Any, data: Any, where: str) -> Any:
 def _kind_of(kinds: Sequence[type], data: Any, where: str) -> type:
     """Return the declared type that the field `kind` of the data names."""
     known = {get_args(_hints(kind)["kind"])[0]: kind for kind in kinds}
-    found = data["kind"] if has_shape(data, {"kind": object}) else None
-    if found not in tuple(known):
-        raise wrong(where, "an object whose kind is one of " + ", ".join(known), found)
-    return known[found]
+    name = data["kind"] if has_shape(data, {"kind": object}) else None
+    if name not in tuple(known):
+        raise wrong(where, "an object whose kind is one of " + ", ".join(known), name)
+    return known[name]
 
 
 @cache
@@ -94,24 +97,24 @@ def _hints(kind: Any) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in fields(kind)}
 
 
-def wrong(where: str, wanted: str, found: object) -> ArtifactError:
+def wrong(where: str, expected: str, got: object) -> ArtifactError:
     """Make the error of an unexpected value."""
-    return ArtifactError(f"{where}: wanted {wanted}, found {_LIMITED.repr(found)}")
+    return ArtifactError(f"{where}: expected {expected}, got {_LIMITED.repr(got)}")
 
 
-def check_list(data: Any, where: str, wanted: str) -> list[Any]:
+def check_list(data: Any, where: str, expected: str) -> list[Any]:
     """Check that JSON data is a list, and return it."""
     if not isinstance(data, list):
-        raise wrong(where, wanted, data)
+        raise wrong(where, expected, data)
     return data
 
 
 def check_schema(data: Any, schema: int, where: str) -> None:
     """Check that JSON data is of this schema. Raises ArtifactError."""
-    found = data["schema"] if has_shape(data, {"schema": object}) else None
-    if type(found) is not int or found != schema:
+    got = data["schema"] if has_shape(data, {"schema": object}) else None
+    if type(got) is not int or got != schema:
         raise ArtifactError(
-            f"{where}: wanted schema {schema}, found {found!r:.40}; rebuild the model or update relax-tune"
+            f"{where}: expected schema {schema}, got {got!r:.40}; rebuild the model or update relax-tune"
         )
 
 

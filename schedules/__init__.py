@@ -1,7 +1,10 @@
-"""See ARCHITECTURE.md for what lives in relax_tune.schedules."""
+"""Schedules of tensor functions: primitives, rules that generate sketches, and the cost features of sketches.
+
+Other folders import `sketch`, `schedule`, `trace`, `target` and `cost`; primitives and rules are reached through these.
+"""
 
 if not __name__.startswith("relax_tune."):
     raise ImportError(
-        f"wanted the package relax_tune.schedules, found it imported as {__name__!r} from the repository root; "
+        f"expected the package relax_tune.schedules, got it imported as {__name__!r} from the repository root; "
         "import relax_tune.schedules instead (a second copy would intern its values a second time)"
     )

@@ -1,4 +1,7 @@
-"""Queries of rules on a tensor function before they schedule it."""
+"""Queries of rules on a tensor function before they schedule it.
+
+Tests: `tests/schedules/rules/test_sketches.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def reductions(func: PrimFunc) -> tuple[Block, ...]:
 
 def depends_on(func: PrimFunc, block: Block, source: Block) -> bool:
     """Return whether `block` reads, directly or through intermediates, the buffer that `source` writes."""
-    seen: set[Block] = set()
+    visited: set[Block] = set()
     stack = [block]
     while stack:
         current = stack.pop()
@@ -32,8 +35,8 @@ def depends_on(func: PrimFunc, block: Block, source: Block) -> bool:
             producer = writer(func, x.buffer)
             if producer is source:
                 return True
-            if producer is not None and producer not in seen:
-                seen.add(producer)
+            if producer is not None and producer not in visited:
+                visited.add(producer)
                 stack.append(producer)
     return False
 
@@ -51,11 +54,12 @@ def inlinable(func: PrimFunc, block: Block) -> bool:
 def final_block(func: PrimFunc) -> Block:
     """Return the block that writes the function's one output.
 
-    Raises: ScheduleError for several outputs, or an output that nothing writes.
+    Raises:
+        ScheduleError: For several outputs, or an output that nothing writes.
     """
     if len(func.output_buffers) != 1:
-        raise ScheduleError(f"{func.name}: wanted one output, found {len(func.output_buffers)}")
-    found = writer(func, func.output_buffers[0])
-    if found is None:
+        raise ScheduleError(f"{func.name}: expected one output, got {len(func.output_buffers)}")
+    last = writer(func, func.output_buffers[0])
+    if last is None:
         raise ScheduleError(f"{func.name}: nothing writes the output")
-    return found
+    return last

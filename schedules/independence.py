@@ -30,7 +30,7 @@ def writers(func: PrimFunc, buffer: Buffer) -> tuple[Block, ...]:
 
 
 def updates_in_place(block: Block) -> bool:
-    """Return whether the block reads elements of its own buffer that another block wrote."""
+    """Return whether the block reads elements of the buffer it stores to, which another block wrote."""
     return any(x.buffer is block.body.buffer for x in block_loads(block))
 
 
@@ -51,56 +51,59 @@ def writes_everything(block: Block) -> bool:
 
 def other_points(block: Block) -> tuple[Load, ...]:
     """Return the loads of a block from its own buffer at another element than it stores."""
-    own = block.body.indices
-    found = loads(block.body.value, *own)
-    return tuple(x for x in found if x.buffer is block.body.buffer and x.indices != own)
+    stored_at = block.body.indices
+    accesses = loads(block.body.value, *stored_at)
+    return tuple(x for x in accesses if x.buffer is block.body.buffer and x.indices != stored_at)
 
 
-def carried_read(func: PrimFunc, node: For, made: Block) -> tuple[Block, Load] | None:
-    """Return a read below a loop of an element that another iteration may store in `made`; None if there is none.
+def carried_read(func: PrimFunc, node: For, producer: Block) -> tuple[Block, Load] | None:
+    """Return a read below a loop of an element that another iteration may store in `producer`; None if there is none.
 
-    The indices of the read must be those of the store, with other loop variables of the same extents, in dims that separate the
+    The indices of the read must equal the indices of the store, with other loop variables of the same extents, in dims that separate the
     iterations."""
-    target, path = made.body.buffer, enclosing(func, made)
+    target, path = producer.body.buffer, enclosing(func, producer)
     inner = {f.var: f.extent for f in path[path.index(node) + 1 :]}
     env = loop_env(path)
-    plain = [block_value(made, e) for e in made.body.indices]
-    stored = [regroup_sums(e, made.predicate) for e in plain]
+    plain = [block_value(producer, e) for e in producer.body.indices]
+    stored = [regroup_sums(e, producer.predicate) for e in plain]
     for block in blocks(node.body):
         below = enclosing(func, block)
-        own = {f.var: f.extent for f in below[below.index(node) + 1 :]}
+        extents = {f.var: f.extent for f in below[below.index(node) + 1 :]}
         for x in loads(block.body.value, *block.body.indices):
-            if x.buffer is not target or (block is made and x.indices == made.body.indices):
+            if x.buffer is not target or (block is producer and x.indices == producer.body.indices):
                 continue
             pairs = zip(stored, plain, (block_value(block, e) for e in x.indices), strict=True)
-            names = {q: p for p, q in zip(inner, own) if simplify(inner[p]) is simplify(own[q])}
-            alike, taken = list[Expr](), dict[Var, Var]()
+            names = {q: p for p, q in zip(inner, extents) if simplify(inner[p]) is simplify(extents[q])}
+            alike, renamed = list[Expr](), dict[Var, Var]()
             for e, f, g in pairs:
-                if not _renames(f, g, inner, own, taken):
-                    if not names.items() >= taken.items() or prove_equal(f, substitute(g, names), env) is not Proof.YES:
+                if not _renames(f, g, inner, extents, renamed):
+                    if (
+                        not names.items() >= renamed.items()
+                        or prove_equal(f, substitute(g, names), env) is not Proof.YES
+                    ):
                         continue
-                    taken.update(names)
+                    renamed.update(names)
                 alike.append(e)
-            if not separates(alike, node.var, inner, env, made.predicate):
+            if not separates(alike, node.var, inner, env, producer.predicate):
                 return block, x
     return None
 
 
-def _renames(f: Expr, g: Expr, inner: Mapping[Var, Expr], own: Mapping[Var, Expr], names: dict[Var, Var]) -> bool:
+def _renames(f: Expr, g: Expr, inner: Mapping[Var, Expr], extents: Mapping[Var, Expr], names: dict[Var, Var]) -> bool:
     """Return whether `f` is `g` with its inner variables renamed, one to one, to variables of the same extents; keep the names."""
-    tried = dict(names)
-    if not _unify(f, g, inner, own, tried):
+    extended = dict(names)
+    if not _unify(f, g, inner, extents, extended):
         return False
-    names.update(tried)
+    names.update(extended)
     return True
 
 
-def _unify(f: Expr, g: Expr, inner: Mapping[Var, Expr], own: Mapping[Var, Expr], names: dict[Var, Var]) -> bool:
-    if isinstance(f, Var) and isinstance(g, Var) and f in inner and g in own:
-        taken = names.setdefault(g, f) is f and sum(v is f for v in names.values()) == 1
-        return taken and simplify(inner[f]) is simplify(own[g])
-    if f is g and not any(v in inner or v in own for v in free_vars(f)):
+def _unify(f: Expr, g: Expr, inner: Mapping[Var, Expr], extents: Mapping[Var, Expr], names: dict[Var, Var]) -> bool:
+    if isinstance(f, Var) and isinstance(g, Var) and f in inner and g in extents:
+        is_one_to_one = names.setdefault(g, f) is f and sum(v is f for v in names.values()) == 1
+        return is_one_to_one and simplify(inner[f]) is simplify(extents[g])
+    if f is g and not any(v in inner or v in extents for v in free_vars(f)):
         return True
     if isinstance(f, Load) or isinstance(g, Load) or f.op != g.op or not f.op or len(f.args) != len(g.args):
         return False
-    return f.dtype is g.dtype and all(_unify(a, b, inner, own, names) for a, b in zip(f.args, g.args))
+    return f.dtype is g.dtype and all(_unify(a, b, inner, extents, names) for a, b in zip(f.args, g.args))

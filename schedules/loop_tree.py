@@ -1,6 +1,8 @@
 """Finding and replacing loops and blocks of a tensor function: the vocabulary of every primitive.
 
 Loops and blocks are known by their unique names, so that a trace replays on another copy of the function.
+
+Tests: `tests/schedules/primitives/loops/test_loops.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ def find_loop(func: PrimFunc, name: str) -> For:
         if loop.var.name == name:
             return loop
     known = ", ".join(loop.var.name for loop in loops(func.body))
-    raise ScheduleError(f"{func.name}: wanted a loop called {name!r}; the function has {known or 'none'}")
+    raise ScheduleError(f"{func.name}: expected a loop called {name!r}; the function has {known or 'none'}")
 
 
 def find_block(func: PrimFunc, name: str) -> Block:
@@ -32,7 +34,7 @@ def find_block(func: PrimFunc, name: str) -> Block:
         if block.name == name:
             return block
     known = ", ".join(b.name for b in blocks(func.body))
-    raise ScheduleError(f"{func.name}: wanted a block called {name!r}; the function has {known or 'none'}")
+    raise ScheduleError(f"{func.name}: expected a block called {name!r}; the function has {known or 'none'}")
 
 
 def find_alloc(func: PrimFunc, name: str) -> Buffer:
@@ -41,7 +43,7 @@ def find_alloc(func: PrimFunc, name: str) -> Buffer:
         if buffer.name == name:
             return buffer
     known = ", ".join(b.name for b in func.allocs)
-    raise ScheduleError(f"{func.name}: wanted an intermediate buffer called {name!r}; there are {known or 'none'}")
+    raise ScheduleError(f"{func.name}: expected an intermediate buffer called {name!r}; there are {known or 'none'}")
 
 
 def swap_alloc(func: PrimFunc, old: Buffer, new: Buffer) -> PrimFunc:
@@ -66,7 +68,7 @@ def enclosing(func: PrimFunc, target: Stmt) -> tuple[For, ...]:
 
 
 def replace_node(body: Stmt, old: Stmt, new: Stmt) -> Stmt:
-    """Replace one node of `body`, found by identity; loops left without a body disappear."""
+    """Replace one node of `body`, compared by identity; loops left without a body disappear."""
     if body is old:
         return new
     return body.with_children(tuple([replace_node(c, old, new) for c in body.children])) if body.children else body
@@ -78,13 +80,13 @@ def with_body(func: PrimFunc, body: Stmt) -> PrimFunc:
 
 def used_names(func: PrimFunc) -> set[str]:
     """Return the names of the function's loops, blocks and buffers."""
-    found = {loop.var.name for loop in loops(func.body)} | {b.name for b in blocks(func.body)}
-    return found | {b.name for b in (*func.buffers, *func.allocs)}
+    names = {loop.var.name for loop in loops(func.body)} | {b.name for b in blocks(func.body)}
+    return names | {b.name for b in (*func.buffers, *func.allocs)}
 
 
-def fresh(func: PrimFunc, wanted: str, taken: Iterable[str] = ()) -> str:
-    """Return `wanted`, or the first `wanted_N` that neither the function nor `taken` has."""
-    return names.fresh(wanted, used_names(func) | set(taken))
+def fresh(func: PrimFunc, name: str, reserved: Iterable[str] = ()) -> str:
+    """Return `name`, or the first `name_N` that neither the function nor `reserved` has."""
+    return names.fresh(name, used_names(func) | set(reserved))
 
 
 def loop_env(path: Iterable[For], env: Env | None = None) -> Env:
@@ -124,11 +126,11 @@ def _largest_extent(extent: Expr, around: Collection[Var]) -> Expr:
 
 def clone_stmt(func: PrimFunc, s: Stmt, suffix: str) -> Stmt:
     """Copy `s`, a part of `func`, with fresh loops, blocks and iterators named after the old ones with `suffix`."""
-    taken: list[str] = []
+    reserved: list[str] = []
 
     def renamed(name: str) -> str:
-        taken.append(fresh(func, f"{name}{suffix}", taken))
-        return taken[-1]
+        reserved.append(fresh(func, f"{name}{suffix}", reserved))
+        return reserved[-1]
 
     def visit(n: Stmt) -> Stmt:
         if isinstance(n, For):
@@ -136,23 +138,23 @@ def clone_stmt(func: PrimFunc, s: Stmt, suffix: str) -> Stmt:
             return replace(n, var=var, body=rebind(n.body, {n.var: var}))
         if isinstance(n, Block):
             iters = {i.var: Var(i.var.name) for i in n.iters}
-            made = _with_iters(n, iters)
-            return replace(made, name=renamed(n.name), iters=tuple(replace(i, var=iters[i.var]) for i in n.iters))
+            copy = _with_iters(n, iters)
+            return replace(copy, name=renamed(n.name), iters=tuple(replace(i, var=iters[i.var]) for i in n.iters))
         return n
 
     return rewrite(s, visit)
 
 
-def _with_iters(block: Block, own: Mapping[Var, Expr]) -> Block:
+def _with_iters(block: Block, values: Mapping[Var, Expr]) -> Block:
     """Return the block's stores over other iterators."""
-    return block.map_own_stores(lambda s: s.map_own_exprs(lambda e: substitute(e, own)))
+    return block.map_own_stores(lambda s: s.map_own_exprs(lambda e: substitute(e, values)))
 
 
 def with_iters(block: Block, iters: Iterable[tuple[IterVar, Expr]], values: Mapping[Var, Expr]) -> Block:
     """Replace the block's iterators and bindings by `iters`; `values` gives each old iterator over the new ones."""
     pairs = list(iters)
-    made = _with_iters(block, values)
-    return replace(made, iters=tuple(i for i, _ in pairs), bindings=tuple(b for _, b in pairs))
+    copy = _with_iters(block, values)
+    return replace(copy, iters=tuple(i for i, _ in pairs), bindings=tuple(b for _, b in pairs))
 
 
 def block_value(block: Block, e: Expr) -> Expr:
@@ -162,10 +164,10 @@ def block_value(block: Block, e: Expr) -> Expr:
 
 def block_loads(block: Block) -> tuple[Load, ...]:
     """Return the loads of a block in order of appearance, its own accumulator excluded."""
-    found = loads(block.body.value, *block.body.indices)
+    accesses = loads(block.body.value, *block.body.indices)
     if block.init is None:
-        return found
-    return tuple(x for x in found if x.buffer is not block.body.buffer)
+        return accesses
+    return tuple(x for x in accesses if x.buffer is not block.body.buffer)
 
 
 def readers(func: PrimFunc, buffer: Buffer) -> tuple[Block, ...]:
@@ -180,25 +182,26 @@ def writer(func: PrimFunc, buffer: Buffer) -> Block | None:
 def trivial_loops(func: PrimFunc, block: Block, conditional: bool = False, any_order: bool = False) -> tuple[For, ...]:
     """Return the block's own nest, with one loop for each iterator and nothing else in it.
 
-    conditional: accept a block with a predicate
-    any_order: accept iterators in another order than their loops
-    Raises: ScheduleError for any other nest.
+    Args:
+        conditional: Accept a block with a predicate.
+        any_order: Accept iterators in another order than their loops.
+
+    Raises:
+        ScheduleError: For any other nest.
     """
     path = enclosing(func, block)
     bound, loops = tuple(block.bindings), tuple(loop.var for loop in path)
     if bound != loops and not (any_order and len(bound) == len(loops) and set(bound) == set(loops)):
         shown = ", ".join(f"{i.var.name}={b!r}" for i, b in zip(block.iters, block.bindings))
         raise ScheduleError(
-            f"{func.name}: block {block.name!r} must still have one loop per iterator; found {shown} "
+            f"{func.name}: block {block.name!r} must still have one loop per iterator; got {shown} "
             f"under loops {', '.join(loop.var.name for loop in path)}. Move the block before splitting its loops."
         )
     if block.predicate is not TRUE and not conditional:
-        raise ScheduleError(
-            f"{func.name}: block {block.name!r} must run everywhere, found it where {block.predicate!r}"
-        )
+        raise ScheduleError(f"{func.name}: block {block.name!r} must run without a condition, got {block.predicate!r}")
     for loop in path:
         if isinstance(loop.body, Seq):
-            raise ScheduleError(f"{func.name}: the nest of block {block.name!r} holds other statements too")
+            raise ScheduleError(f"{func.name}: the nest of block {block.name!r} has other statements")
     return path
 
 
@@ -217,7 +220,7 @@ def rebind(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
 
 
 def left_associated(e: Expr) -> Expr:
-    """Rewrite `a + (b + c)` as `a + b + c`: one form of a sum, whichever of its parts were split."""
+    """Rewrite `a + (b + c)` as `a + b + c`: one form of a sum for all ways of splitting its parts."""
     while e.op == "add" and e.args[1].op == "add":
         left, (first, last) = e.args[0], e.args[1].args
         e = op("add", (left_associated(op("add", (left, first), e.dtype)), last), e.dtype)
@@ -258,25 +261,21 @@ def _replace_run(terms: list[Expr], run: list[Expr], whole: Expr) -> list[Expr]:
 
 
 def require_rectangular(func: PrimFunc, nest: Iterable[For], step: str) -> None:
-    """Check that no loop's extent mentions a variable of these loops.
-
-    Raises: ScheduleError.
-    """
+    """Check that no loop's extent mentions a variable of these loops."""
     loops_ = tuple(nest)
-    own = {loop.var for loop in loops_}
+    variables = {loop.var for loop in loops_}
     for loop in loops_:
-        if own & set(free_vars(loop.extent)):
+        if variables & set(free_vars(loop.extent)):
             raise ScheduleError(
-                f"{func.name}: {step} wants extents that are independent of each other, found {loop.extent!r} "
+                f"{func.name}: {step} expects extents that are independent of each other, got {loop.extent!r} "
                 f"for {loop.var.name!r}"
             )
 
 
-def require_compute_block(func: PrimFunc, step: str, *found: Block) -> None:
-    """Check that no block is a `prepack` block, which runs once before any call.
-
-    Raises: ScheduleError.
-    """
-    for block in found:
+def require_compute_block(func: PrimFunc, step: str, *nodes: Block) -> None:
+    """Check that no block is a `prepack` block, which runs once before any call."""
+    for block in nodes:
         if block.role != "compute":
-            raise ScheduleError(f"{func.name}: {step} wants blocks of every call, {block.name!r} runs once before them")
+            raise ScheduleError(
+                f"{func.name}: {step} expects blocks that every call runs; {block.name!r} runs once, before all calls"
+            )

@@ -1,18 +1,24 @@
-"""A schedule: a tensor function under transformation, with the trace of the applied primitives."""
+"""A schedule: a tensor function under transformation, with the trace of the applied primitives.
+
+Tests: `tests/schedules/test_trace.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial, reduce
+from types import MethodType
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import (
     TRUE,
     Expr,
     ExprLike,
     Tunable,
+    Var,
     as_int,
     const,
     eq,
@@ -22,8 +28,8 @@ from relax_tune.ir.core.expr import (
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import For, LoopKind, Stmt, Tail, blocks, loops
-from relax_tune.schedules.excerpt import loop_nest, names_in
+from relax_tune.ir.core.stmt import Block, For, LoopKind, Stmt, blocks, loops, walk
+from relax_tune.ir.text.printer import Printer
 from relax_tune.schedules.loop_tree import enclosing, find_block, find_loop
 from relax_tune.schedules.primitives.blocks import (
     arithmetic,
@@ -35,7 +41,7 @@ from relax_tune.schedules.primitives.blocks import (
     tensorize,
 )
 from relax_tune.schedules.primitives.loops import loops as loop_primitives
-from relax_tune.schedules.primitives.loops import partition
+from relax_tune.schedules.primitives.loops import partition as partitions
 from relax_tune.schedules.primitives.memory import buffers, layouts, pipeline
 from relax_tune.schedules.primitives.reduction import (
     bitonic_sorts,
@@ -53,69 +59,54 @@ from relax_tune.schedules.primitives.reduction import (
 from relax_tune.schedules.symbols import only_tunables, require_name, with_slots, with_symbols
 from relax_tune.schedules.trace import Step, Trace, each, scalar_value
 
-# Every primitive by its name in traces. Add a new primitive here, and nowhere else.
-PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
-    f.__name__: f
-    for f in (
-        loop_primitives.split,
-        loop_primitives.fuse,
-        loop_primitives.reorder,
-        loop_primitives.set_kind,
-        loop_primitives.set_tail,
-        loop_primitives.nontemporal_stores,
-        loop_primitives.prefetch,
-        loop_primitives.copy_async,
-        loop_primitives.fuse_sibling_loops,
-        block_iters.fuse_block_iters,
-        block_iters.flatten_rows,
-        partition.partition,
-        partition.fission,
-        compute_location.compute_at,
-        compute_location.reverse_compute_at,
-        inline.compute_inline,
-        inline.reverse_compute_inline,
-        arithmetic.multiply_by_reciprocal,
-        reductions.decompose_reduction,
-        reductions.rfactor,
-        reductions.tree_reduce,
-        windows.separable_reduce,
-        scans.chunk_scan,
-        scans.serial_scan,
-        scatters.serial_scatter,
-        selection.quadratic_select,
-        radix_sorts.radix_sort,
-        bitonic_sorts.bitonic_sort,
-        stream_k.stream_k,
-        loop_invariant.hoist_factors,
-        whole_sums.sum_as,
-        online_softmax.split_k_update,
-        online_softmax.rolling_update,
-        buffers.cache_read,
-        block_iters.reindex,
-        buffers.cache_write,
-        buffers.set_scope,
-        buffers.store_as,
-        layouts.tile_layout,
-        layouts.permute_layout,
-        layouts.transform_layout,
-        layouts.storage_align,
-        layouts.swizzle,
-        padding.pad,
-        padding.pad_spatial,
-        pad_softmax.pad_softmax_axis,
-        pipeline.software_pipeline,
-        tensorize.tensorize,
-        buffers.reuse_output,
-        buffers.mark_prepack,
-    )
-}
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Method(Generic[P, R]):
+    """A method of `Schedule` that applies a primitive and records it.
+
+    Attributes:
+        primitive: The function that edits the tensor function.
+    """
+
+    def __init__(self, primitive: Callable[..., PrimFunc], call: Callable[Concatenate[Schedule, P], R]) -> None:
+        self.primitive = primitive
+        self.__doc__ = call.__doc__
+        self._call = call
+
+    @overload
+    def __get__(self, schedule: None, owner: type[Schedule]) -> Method[P, R]: ...
+    @overload
+    def __get__(self, schedule: Schedule, owner: type[Schedule]) -> Callable[P, R]: ...
+    def __get__(self, schedule: Schedule | None, owner: type[Schedule]) -> Method[P, R] | Callable[P, R]:
+        return self if schedule is None else MethodType(self._call, schedule)
+
+
+def _method(primitive: Callable[Concatenate[PrimFunc, P], PrimFunc]) -> Method[P, tuple[str, ...]]:
+    """Return a primitive as a method with the same arguments that returns the names of the new blocks."""
+    parameters = [n for n in primitive.__annotations__ if n not in ("func", "return")]
+
+    def call(s: Schedule, /, *args: P.args, **kwargs: P.kwargs) -> tuple[str, ...]:
+        return s.apply(primitive.__name__, **dict(zip(parameters, args)), **kwargs)
+
+    call.__doc__ = primitive.__doc__
+    return Method(primitive, call)
+
+
+def _returning(
+    primitive: Callable[..., PrimFunc],
+) -> Callable[[Callable[Concatenate[Schedule, P], R]], Method[P, R]]:
+    """Decorate a method that applies a primitive and returns something other than the names of the new blocks."""
+    return partial(Method, primitive)
 
 
 class Schedule:
     """A function under transformation that records every applied primitive.
 
-    constraints: facts over tunables that a candidate must satisfy
-    guesses: values of all tunables worth trying first, best first
+    Attributes:
+        constraints: Facts over tunables that a candidate must satisfy.
+        guesses: Values of all tunables worth trying first, best first.
     """
 
     def __init__(self, func: PrimFunc) -> None:
@@ -134,7 +125,7 @@ class Schedule:
         if name in self.tunables:
             raise ScheduleError(f"{self.func.name}: tunable {name!r} is declared twice")
         if not domain or min(domain) < 1:
-            raise ScheduleError(f"{self.func.name}: tunable {name!r} wants positive integers, found {list(domain)}")
+            raise ScheduleError(f"{self.func.name}: tunable {name!r} expects positive integers, got {list(domain)}")
         self.tunables[name] = Tunable(require_name(name), domain)
         return self.tunables[name]
 
@@ -149,36 +140,36 @@ class Schedule:
         self.guesses = values
 
     def apply(self, primitive: str, **args: Any) -> tuple[str, ...]:
-        """Apply a primitive by name, record it, and return the names of the blocks it made, in program order.
+        """Apply a primitive by name, record it, and return the names of the new blocks, in program order.
 
-        args: the primitive's arguments. A number may be an expression over tunables and the function's shape symbols; the trace
-            records each symbol as its slot (`relax_tune.schedules.symbols`).
-        Raises: ScheduleError when the primitive refuses, or for arguments it does not take.
+        Args:
+            args: The primitive's arguments. A number may be an expression over tunables and the function's shape symbols; the trace records
+                each symbol as its slot (`relax_tune.schedules.symbols`).
+
+        Raises:
+            ScheduleError: When the primitive refuses, or for arguments it does not take.
         """
         known = PRIMITIVES.get(primitive)
         if known is None:
-            raise ScheduleError(f"wanted a primitive, one of {', '.join(PRIMITIVES)}; found {primitive!r}")
+            raise ScheduleError(f"expected a primitive, one of {', '.join(PRIMITIVES)}; got {primitive!r}")
         _check_arguments(primitive, known, args)
+        # the trace records slots of symbols, so that it replays on a function whose symbols have other names
         recorded = {k: _mapped(v, lambda e: scalar_value(with_slots(e, self.func))) for k, v in args.items()}
         actual = {k: _mapped(v, lambda e: with_symbols(e, self.func)) for k, v in recorded.items()}
-        found = dict(self.tunables)
+        tunables = dict(self.tunables)
         for t in (t for v in recorded.values() for e in each(v) if isinstance(e, Expr) for t in free_vars(e)):
-            if isinstance(t, Tunable) and found.setdefault(require_name(t.name), t) is not t:
-                raise ScheduleError(f"{self.func.name}: tunable {t.name!r} is already another one's name")
+            if isinstance(t, Tunable) and tunables.setdefault(require_name(t.name), t) is not t:
+                raise ScheduleError(f"{self.func.name}: the name {t.name!r} belongs to another tunable")
         old = {b.name for b in blocks(self.func.body)}
         self.func = known(self.func, **actual)
-        self.tunables = found
+        self.tunables = tunables
         self.steps.append(Step(primitive, tuple(recorded.items())))
         return tuple(b.name for b in blocks(self.func.body) if b.name not in old)
 
-    # -- the primitives that name new loops return those names -------------------------------------------------------
+    # -- primitives: methods apply and record them; unless they say otherwise, they return the names of the new blocks ------
+    # `PRIMITIVES` derives from these methods. Add a new primitive here, and nowhere else.
 
-    def _new_loops(self, before: set[str]) -> list[str]:
-        return [x.var.name for x in loops(self.func.body) if x.var.name not in before]
-
-    def _names(self) -> set[str]:
-        return {x.var.name for x in loops(self.func.body)}
-
+    @_returning(loop_primitives.split)
     def split(self, loop: str, factors: Sequence[ExprLike | None], divides: bool = False) -> list[str]:
         """Split a loop as `primitives.loops.split` does and return the new loops; `divides` adds the divisibility as a constraint."""
         before, extent = self._names(), find_loop(self.func, loop).extent
@@ -191,6 +182,7 @@ class Schedule:
                 self.require(fact)
         return self._new_loops(before)
 
+    @_returning(loop_primitives.fuse)
     def fuse(self, names: Sequence[str]) -> str:
         """Fuse nested loops as `primitives.loops.fuse` does and return the one loop."""
         if len(names) == 1:
@@ -199,46 +191,95 @@ class Schedule:
         self.apply("fuse", names=list(names))
         return self._new_loops(before)[0]
 
-    def reorder(self, names: Sequence[str]) -> None:
-        self.apply("reorder", names=list(names))
+    reorder = _method(loop_primitives.reorder)
 
+    @_returning(loop_primitives.set_kind)
     def set_kind(self, loop: str, kind: LoopKind, axis: int = 0) -> None:
+        """Set the kind of a loop; `parallel`, `vectorize`, `unroll` and `bind` are shorthands."""
         self.apply("set_kind", loop=loop, kind=kind, axis=axis)
 
-    # shorthands; a trace holds `set_kind`
+    set_tail = _method(loop_primitives.set_tail)
+    nontemporal_stores = _method(loop_primitives.nontemporal_stores)
+    prefetch = _method(loop_primitives.prefetch)
+    copy_async = _method(loop_primitives.copy_async)
+    fuse_sibling_loops = _method(loop_primitives.fuse_sibling_loops)
+    fuse_block_iters = _method(block_iters.fuse_block_iters)
+    flatten_rows = _method(block_iters.flatten_rows)
+    partition = _method(partitions.partition)
+    fission = _method(partitions.fission)
 
-    def parallel(self, loop: str) -> None:
-        """Distribute the loop over CPU threads."""
-        self.set_kind(loop, "parallel")
-
-    def vectorize(self, loop: str) -> None:
-        self.set_kind(loop, "vectorized")
-
-    def unroll(self, loop: str) -> None:
-        self.set_kind(loop, "unrolled")
-
-    def bind(self, loop: str, thread: Literal["group", "item"], axis: int = 0) -> None:
-        """Bind the loop to a grid axis: of work-groups (thread blocks) or of work-items (threads)."""
-        self.set_kind(loop, thread, axis)
-
-    def set_tail(self, loop: str, tail: Tail) -> None:
-        self.apply("set_tail", loop=loop, tail=tail)
-
-    def fuse_sibling_loops(self, first: str, second: str) -> None:
-        self.apply("fuse_sibling_loops", first=first, second=second)
-
+    @_returning(compute_location.compute_at)
     def compute_at(self, block: str, loop: str) -> list[str]:
         """Move a producer into `loop` and return the loops of its new nest."""
         self.apply("compute_at", block=block, loop=loop)
         return self.inner_loops(block, loop)
 
+    @_returning(compute_location.reverse_compute_at)
     def reverse_compute_at(self, block: str, loop: str) -> list[str]:
         """Move a consumer into `loop` and return the loops of its new nest."""
         self.apply("reverse_compute_at", block=block, loop=loop)
         return self.inner_loops(block, loop)
 
-    def compute_inline(self, block: str) -> None:
-        self.apply("compute_inline", block=block)
+    compute_inline = _method(inline.compute_inline)
+    reverse_compute_inline = _method(inline.reverse_compute_inline)
+    multiply_by_reciprocal = _method(arithmetic.multiply_by_reciprocal)
+    decompose_reduction = _method(reductions.decompose_reduction)
+    rfactor = _method(reductions.rfactor)
+    tree_reduce = _method(reductions.tree_reduce)
+    separable_reduce = _method(windows.separable_reduce)
+    chunk_scan = _method(scans.chunk_scan)
+    serial_scan = _method(scans.serial_scan)
+    serial_scatter = _method(scatters.serial_scatter)
+    quadratic_select = _method(selection.quadratic_select)
+    radix_sort = _method(radix_sorts.radix_sort)
+    bitonic_sort = _method(bitonic_sorts.bitonic_sort)
+    stream_k = _method(stream_k.stream_k)
+    hoist_factors = _method(loop_invariant.hoist_factors)
+    sum_as = _method(whole_sums.sum_as)
+    split_k_update = _method(online_softmax.split_k_update)
+    rolling_update = _method(online_softmax.rolling_update)
+    cache_read = _method(buffers.cache_read)
+    reindex = _method(block_iters.reindex)
+    cache_write = _method(buffers.cache_write)
+    set_scope = _method(buffers.set_scope)
+    store_as = _method(buffers.store_as)
+    tile_layout = _method(layouts.tile_layout)
+    permute_layout = _method(layouts.permute_layout)
+    transform_layout = _method(layouts.transform_layout)
+    storage_align = _method(layouts.storage_align)
+    swizzle = _method(layouts.swizzle)
+    pad = _method(padding.pad)
+    pad_spatial = _method(padding.pad_spatial)
+    pad_softmax_axis = _method(pad_softmax.pad_softmax_axis)
+    software_pipeline = _method(pipeline.software_pipeline)
+    tensorize = _method(tensorize.tensorize)
+    reuse_output = _method(buffers.reuse_output)
+    mark_prepack = _method(buffers.mark_prepack)
+
+    # shorthands; a trace holds `set_kind`
+
+    def parallel(self, *loops: str) -> None:
+        """Distribute loops over CPU threads."""
+        for loop in loops:
+            self.set_kind(loop, "parallel")
+
+    def vectorize(self, *loops: str) -> None:
+        for loop in loops:
+            self.set_kind(loop, "vectorized")
+
+    def unroll(self, *loops: str) -> None:
+        for loop in loops:
+            self.set_kind(loop, "unrolled")
+
+    def bind(self, loop: str, thread: Literal["group", "item"], axis: int = 0) -> None:
+        """Bind the loop to a grid axis: of work-groups (thread blocks) or of work-items (threads)."""
+        self.set_kind(loop, thread, axis)
+
+    def _new_loops(self, before: set[str]) -> list[str]:
+        return [x.var.name for x in loops(self.func.body) if x.var.name not in before]
+
+    def _names(self) -> set[str]:
+        return {x.var.name for x in loops(self.func.body)}
 
     # -- queries ----------------------------------------------------------------------------------------------------
 
@@ -249,6 +290,14 @@ class Schedule:
     def nest_of(self, block: str) -> tuple[For, ...]:
         return enclosing(self.func, find_block(self.func, block))
 
+    def iter_loops(self, block: str) -> dict[Var, str]:
+        """Return the loop of each iterator of a block that has one loop for each, in order."""
+        return dict(zip((i.var for i in find_block(self.func, block).iters), self.loops_of(block), strict=True))
+
+    def buffer_of(self, block: str) -> Buffer:
+        """Return the buffer that a block writes."""
+        return find_block(self.func, block).body.buffer
+
     def inner_loops(self, block: str, loop: str) -> list[str]:
         """Return the loops around a block that are inside `loop`."""
         names = self.loops_of(block)
@@ -258,10 +307,16 @@ class Schedule:
         return find_loop(self.func, loop).extent
 
 
+PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
+    name: method.primitive for name, method in vars(Schedule).items() if isinstance(method, Method)
+}
+"""Every primitive by its name in traces."""
+
+
 def _mapped(value: Any, change: Callable[[Expr], Expr | int]) -> Any:
     """Apply `change` to the expressions of an argument; lists become tuples."""
-    made = tuple(change(v) if isinstance(v, Expr) else v for v in each(value))
-    return made if isinstance(value, (list, tuple)) else made[0]
+    changed = tuple(change(v) if isinstance(v, Expr) else v for v in each(value))
+    return changed if isinstance(value, (list, tuple)) else changed[0]
 
 
 def _is_factor(v: Any) -> bool:
@@ -283,17 +338,17 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _check_arguments(primitive: str, function: Callable[..., PrimFunc], args: Mapping[str, Any]) -> None:
-    wanted = _parameters(function)
+    parameters = _parameters(function)
     optional = len(function.__defaults__ or ())
-    missing = [n for n in list(wanted)[: len(wanted) - optional] if n not in args]
-    strange = [n for n in args if n not in wanted]
-    if missing or strange:
+    missing = [n for n in list(parameters)[: len(parameters) - optional] if n not in args]
+    unknown = [n for n in args if n not in parameters]
+    if missing or unknown:
         raise ScheduleError(
-            f"{primitive} wants the arguments {', '.join(wanted)}; missing {missing}, not among them {strange}"
+            f"{primitive} expects the arguments {', '.join(parameters)}; missing {missing}, not among them {unknown}"
         )
     for name, value in args.items():
-        if not _fits(wanted, name, value):
-            raise ScheduleError(f"{primitive} wants {name} to be of kind {wanted[name]}, found {value!r}")
+        if not _fits(parameters, name, value):
+            raise ScheduleError(f"{primitive} expects {name} to be of kind {parameters[name]}, got {value!r}")
 
 
 def _parameters(function: Callable[..., PrimFunc]) -> dict[str, str]:
@@ -301,26 +356,27 @@ def _parameters(function: Callable[..., PrimFunc]) -> dict[str, str]:
     return {n: str(a) for n, a in function.__annotations__.items() if n not in ("func", "return")}
 
 
-def _fits(wanted: Mapping[str, str], name: str, value: Any) -> bool:
+def _fits(parameters: Mapping[str, str], name: str, value: Any) -> bool:
     # other annotations are Literals, which the primitives check
-    return name in wanted and _FITS.get(wanted[name], _FITS["str"])(value)
+    return name in parameters and _FITS.get(parameters[name], _FITS["str"])(value)
 
 
 # Bound on a replayed function's statements: a step can double them, and traces are untrusted.
 MAX_STATEMENTS = 1000
-# Limits of a replay, which anybody's record may ask for: steps, nested loops, and the sum of statements after each step. The sketches
-# of our rules need a quarter of them at most.
+# Limits of a replay, since records are untrusted: steps, nested loops, and the sum of statements after each step. The sketches of the
+# built-in rules need at most a quarter of them.
 MAX_STEPS, MAX_DEPTH, MAX_WORK = 400, 40, 100_000
 
 
 def replay(trace: Trace, func: PrimFunc) -> Schedule:
     """Apply a trace to a function.
 
-    Raises: ScheduleError for a step that does not apply. It gives the step's number and reason, the step as Python, and the
-        loop nest; carets mark unknown names and the nodes that the step names.
+    Raises:
+        ScheduleError: For a step that does not apply. It gives the step's number and reason, the step as Python, and the loop nest; carets
+            mark unknown names and the nodes that the step names.
     """
     if len(trace.steps) > MAX_STEPS:
-        raise ScheduleError(f"{func.name}: wanted a trace of at most {MAX_STEPS} steps, found {len(trace.steps)}")
+        raise ScheduleError(f"{func.name}: expected a trace of at most {MAX_STEPS} steps, got {len(trace.steps)}")
     schedule, work = Schedule(func), 0
     for t in trace.tunables:
         schedule.tunables[t.name] = t
@@ -333,8 +389,8 @@ def replay(trace: Trace, func: PrimFunc) -> Schedule:
             if count > MAX_STATEMENTS or depth > MAX_DEPTH or work > MAX_WORK:
                 schedule.func = before
                 raise ScheduleError(
-                    f"{func.name}: wanted at most {MAX_STATEMENTS} loops and blocks after a step, {MAX_DEPTH} of them nested, and "
-                    f"{MAX_WORK} after all steps together, found {count}, {depth} and {work}"
+                    f"{func.name}: expected at most {MAX_STATEMENTS} loops and blocks after a step, {MAX_DEPTH} of them nested, and "
+                    f"{MAX_WORK} after all steps together, got {count}, {depth} and {work}"
                 )
         except ScheduleError as error:
             raise ScheduleError(
@@ -364,20 +420,52 @@ def _located(step: Step, func: PrimFunc) -> str:
     name, *args = step.parts
     known = PRIMITIVES.get(step.primitive)
     line, under = f"s.apply({name}", " " * len("s.apply(") + ("^" if known is None else " ") * len(name)
-    there, wanted = names_in(func), {} if known is None else _parameters(known)
+    known_names, parameters = _names_in(func), {} if known is None else _parameters(known)
     for part, (key, value) in zip(args, step.args, strict=True):
         marks = " " * len(part)
-        if known is not None and not _fits(wanted, key, value):
+        if known is not None and not _fits(parameters, key, value):
             marks = "^" * len(part)
         elif key not in _WORDS:
-            for missing in (repr(v) for v in each(value) if isinstance(v, str) and v not in there):
+            for missing in (repr(v) for v in each(value) if isinstance(v, str) and v not in known_names):
                 at = part.find(missing)
                 marks = marks[:at] + "^" * len(missing) + marks[at + len(missing) :]
         line, under = f"{line}, {part}", f"{under}  {marks}"
-    nest = loop_nest(func, step.names)
+    nest = _loop_nest(func, step.names)
     if "^" not in under and "^" not in nest:
         under = "^" * len(line)
     return "\n".join([f"{line})", *([under.rstrip()] if "^" in under else []), nest])
+
+
+def _names_in(func: PrimFunc) -> set[str]:
+    """Return the names that a step can mention: loops, blocks and buffers."""
+    return {name for name, _ in _named_nodes(func)}
+
+
+def _loop_nest(func: PrimFunc, names: Collection[str]) -> str:
+    """Print the loops and blocks of `func`, and the buffers among `names`, with a caret line below each named one."""
+    printer = Printer(False)
+    text = printer.run(func).splitlines()
+    header = len(printer.header)
+    shown = {printer.line_of[id(s)] + header for s in walk(func.body) if id(s) in printer.line_of}
+    marked = {printer.line_of[id(node)] + header for name, node in _named_nodes(func) if name in names}
+    lines = []
+    for at in sorted(shown | marked):
+        lines.append(f"{at + 1:5} | {text[at]}")
+        if at in marked:
+            start = len(text[at]) - len(text[at].lstrip())
+            lines.append(f"      | {' ' * start}{'^' * (len(text[at]) - start)}")
+    return "\n".join(lines)
+
+
+def _named_nodes(func: PrimFunc) -> list[tuple[str, object]]:
+    """Pair each name with the node that the printer prints for it."""
+    named: list[tuple[str, object]] = [(b.name, b) for b in (*func.buffers, *func.allocs)]
+    for s in walk(func.body):
+        if isinstance(s, For):
+            named.append((s.var.name, s))
+        elif isinstance(s, Block):
+            named.append((s.name, s))
+    return named
 
 
 def holds(constraint: Expr, values: Mapping[Tunable, int]) -> bool:

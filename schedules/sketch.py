@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
-from relax_tune.errors import ScheduleError
+from relax_tune.errors import ScheduleError, left_out
 from relax_tune.ir.arith.bounds import Env, interval
 from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.arith.simplify import simplify
@@ -36,8 +38,9 @@ from relax_tune.ir.core.stmt import (
     statements,
     substitute_stmt,
 )
-from relax_tune.schedules.cost.occupancy import launch_limits
+from relax_tune.plugins import PluginWarning, extended
 from relax_tune.schedules.loop_tree import surely_runs
+from relax_tune.schedules.occupancy import launch_limits
 from relax_tune.schedules.rules.cpu import (
     convolution,
     fallback,
@@ -74,7 +77,8 @@ from relax_tune.schedules.trace import Trace
 
 Rule = Callable[[PrimFunc, HardwareInfo], Iterator[tuple[str, Schedule]]]
 
-# The rules for processors and for GPUs, in the order of their sketches. A new rule is listed here and nowhere else.
+# The rules for processors and for GPUs, in the order of their sketches, the fallback last. A new rule of this package is listed here and
+# nowhere else. Rules of other packages are entry points (`plugin_rules`).
 PROCESSOR_RULES: Mapping[str, Rule] = {
     "matmul": matmul.sketches,
     "gemv": gemv.sketches,
@@ -108,27 +112,84 @@ GPU_RULES: Mapping[str, Rule] = {
     "gpu_fallback": gpu_fallback.sketches,
 }
 RULES: Mapping[str, Rule] = {**PROCESSOR_RULES, **GPU_RULES}
+ENTRY_POINTS = "relax_tune.rules"
+"""The group of entry points by which other packages provide rules."""
 
 
-def rules_for(machine: HardwareInfo) -> Mapping[str, Rule]:
-    """Return the rules that make sketches for a machine."""
-    return {name: rule for name, rule in RULES.items() if (name in GPU_RULES) == machine.is_gpu}
+def rules_for(hardware: HardwareInfo) -> Mapping[str, Rule]:
+    """Return the rules that apply to the hardware: the built-in ones, then rules of other packages, the fallback last.
+
+    Raises:
+        BuildError: As `plugin_rules`.
+    """
+    rules = {name: rule for name, rule in RULES.items() if (name in GPU_RULES) == hardware.is_gpu}
+    last, fallback_rule = rules.popitem()
+    return {**rules, **plugin_rules(), last: fallback_rule}
 
 
-def generic_schedule(func: PrimFunc, machine: HardwareInfo) -> Schedule:
-    """Return the schedule without tunables that fits every function, for a machine of this kind."""
-    rule: Rule = gpu_fallback.sketches if machine.is_gpu else fallback.sketches
-    ((_, schedule),) = rule(func, machine)
-    return schedule
+@cache
+def plugin_rules() -> Mapping[str, Rule]:
+    """Return the rules of other packages, by the names of their entry points in the group `relax_tune.rules`.
+
+    Such a rule sees every device, and names its sketches `NAME` or `NAME.FORM`, after its entry point. The entry points are read once per
+    process.
+
+    Raises:
+        BuildError: For a name that is in use, and for an entry point that is not a function.
+    """
+    # sketches of GPU rules are named without the prefix, and records find their rule by the name of the sketch
+    used = {**RULES, **{name.removeprefix("gpu_"): rule for name, rule in GPU_RULES.items()}}
+    rules = extended(used, ENTRY_POINTS, callable, "a function of a PrimFunc and a HardwareInfo")
+    return {name: _checked(name, rule) for name, rule in rules.items() if name not in used}
+
+
+def _checked(name: str, rule: Rule) -> Rule:
+    """Return a rule of another package whose errors and malformed sketches end its sketches with a warning."""
+
+    def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+        try:
+            for sketch in rule(func, hardware):
+                sketch_name, s = sketch
+                if sketch_name.partition(".")[0] != name or not isinstance(s, Schedule):
+                    raise TypeError(f"expected a Schedule under a name such as {name}.form, got {sketch!r:.80}")
+                if missing := [n for n in s.tunables if any(n not in guess for guess in s.guesses)]:
+                    raise ValueError(
+                        f"expected guesses of all tunables of {sketch_name}, got one without {', '.join(missing)}"
+                    )
+                yield sketch
+        except Exception as error:  # the package's code may raise anything
+            warnings.warn(
+                f"entry point {ENTRY_POINTS} {name!r} failed for function {func.name!r}, and has no further sketches for it: "
+                f"{type(error).__name__}: {error}. Report it to the authors of the package, or remove the package",
+                PluginWarning,
+                stacklevel=2,
+            )
+
+    return sketches
+
+
+def generic_schedule(func: PrimFunc, hardware: HardwareInfo) -> Schedule:
+    """Return the schedule without tunables that fits every function, for hardware of this kind.
+
+    If the fallback rule for processors fails, it is the unchanged function, which runs on one thread.
+    """
+    if hardware.is_gpu:
+        ((_, schedule),) = gpu_fallback.sketches(func, hardware)
+        return schedule
+    with left_out("the schedule fallback", func.name):
+        ((_, schedule),) = fallback.sketches(func, hardware)
+        return schedule
+    return Schedule(func)
 
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
     """A scheduled function with free tunables.
 
-    trace: the primitives that made it
-    constraints: facts that its tunables must satisfy
-    guesses: values to try first
+    Attributes:
+        trace: The primitives that were applied.
+        constraints: Facts that its tunables must satisfy.
+        guesses: Values to try first.
     """
 
     name: str
@@ -143,27 +204,48 @@ class Sketch:
 
 
 def generate_sketches(
-    func: PrimFunc, machine: HardwareInfo, rules: Mapping[str, Rule] | None = None
+    func: PrimFunc, hardware: HardwareInfo, rules: Mapping[str, Rule] | None = None
 ) -> tuple[Sketch, ...]:
-    """Return all sketches of a function, by the machine's rules or the given ones.
+    """Return all sketches of a function, by the rules for the hardware or the given ones.
 
     The last sketch is always the fallback, which fits every function.
     """
-    return tuple(iter_sketches(func, machine, rules))
+    return tuple(iter_sketches(func, hardware, rules))
 
 
-def iter_sketches(func: PrimFunc, machine: HardwareInfo, rules: Mapping[str, Rule] | None = None) -> Iterator[Sketch]:
-    """Yield the sketches of `generate_sketches`, each made on demand."""
-    for rule in (rules_for(machine) if rules is None else rules).values():
-        for name, s in rule(func, machine):
-            for fact in launch_limits(s.func, machine) if machine.is_gpu else ():
-                s.require(fact)
-            yield Sketch(name, s.func, s.trace, tuple(s.constraints), _legal_guesses(s))
+def iter_sketches(func: PrimFunc, hardware: HardwareInfo, rules: Mapping[str, Rule] | None = None) -> Iterator[Sketch]:
+    """Yield the sketches of `generate_sketches`, each generated on demand.
+
+    A rule that raises an error has no further sketches, and a sketch whose limits cannot be stated is left out, with a warning.
+    """
+    for rule_name, rule in (rules_for(hardware) if rules is None else rules).items():
+        schedules = rule(func, hardware)
+        for name, s in _until_error(schedules, rule_name, func):
+            sketch = None
+            with left_out(f"the schedule {name}", func.name):
+                for fact in launch_limits(s.func, hardware) if hardware.is_gpu else ():
+                    s.require(fact)
+                sketch = Sketch(name, s.func, s.trace, tuple(s.constraints), _legal_guesses(s))
+            if sketch is not None:
+                yield sketch
 
 
-def epilogues(func: PrimFunc, machine: HardwareInfo) -> tuple[Sketch, ...]:
-    """Return the sketches of what follows a library's call, by a machine of this kind; none if it has reductions."""
-    return generate_sketches(func, machine, {"": (gpu_injective if machine.is_gpu else injective).epilogues})
+def _until_error(
+    schedules: Iterator[tuple[str, Schedule]], rule: str, func: PrimFunc
+) -> Iterator[tuple[str, Schedule]]:
+    """Yield the schedules of a rule until it ends or raises an error, which becomes a warning."""
+    while True:
+        schedule = None
+        with left_out(f"the rule {rule or 'for epilogues'}", func.name):
+            schedule = next(schedules, None)
+        if schedule is None:
+            return
+        yield schedule
+
+
+def epilogues(func: PrimFunc, hardware: HardwareInfo) -> tuple[Sketch, ...]:
+    """Return the sketches for the epilogue kernel of a library call; none if it has reductions."""
+    return generate_sketches(func, hardware, {"": (gpu_injective if hardware.is_gpu else injective).epilogues})
 
 
 def _legal_guesses(s: Schedule) -> tuple[Mapping[str, int], ...]:
@@ -174,7 +256,7 @@ def _legal_guesses(s: Schedule) -> tuple[Mapping[str, int], ...]:
 def first_to_try(sketches: Sequence[Sketch]) -> Sketch:
     """Return the sketch to try when only one is tried.
 
-    It is the first sketch; for a product with one row, the first GEMV sketch made for few rows.
+    It is the first sketch; for a product with one row, the first GEMV sketch for few rows.
     """
     for sketch in sketches:
         if sketch.name.startswith("gemv.") and all(max(t.domain) == 1 for t in sketch.tunables if t.name == "MR"):
@@ -185,13 +267,14 @@ def first_to_try(sketches: Sequence[Sketch]) -> Sketch:
 def instantiate(sketch: Sketch, values: Mapping[str, int]) -> PrimFunc:
     """Replace the sketch's tunables by values and simplify.
 
-    Raises: ScheduleError for a missing tunable or a value outside its domain.
+    Raises:
+        ScheduleError: For a missing tunable or a value outside its domain.
     """
     mapping: dict[Var, Expr] = {}
     for t in sketch.tunables:
         value = values.get(t.name)
         if value not in t.domain:
-            raise ScheduleError(f"{sketch.name}: tunable {t.name!r} wants one of {list(t.domain)}, found {value!r}")
+            raise ScheduleError(f"{sketch.name}: tunable {t.name!r} expects one of {list(t.domain)}, got {value!r}")
         mapping[t] = const(value)
     return simplify_func(_substitute(sketch.func, mapping))
 
@@ -253,8 +336,8 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
         return IfThenElse(fix(s.cond), _simplify_stmt(s.then, env, known), orelse)
     if isinstance(s, Block):
         iters = tuple(replace(i, extent=simplify(i.extent)) for i in s.iters)
-        found = conjuncts(fix(s.predicate))
-        left = [c for c in found if not _in_range(c, env)]
+        conditions = conjuncts(fix(s.predicate))
+        left = [c for c in conditions if not _in_range(c, env)]
         # conditions on the steps of a reduction do not hold for its initial value
         pairs = () if s.init is None else zip(s.iters, s.bindings)
         steps = {v for i, b in pairs if i.kind == "reduce" for v in free_vars(b)}
@@ -263,8 +346,10 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
             rest = [d for d in left if d is not c and (c in of_steps or d not in of_steps)]
             if rest and simplify(c, _where(rest, env)) is TRUE:
                 left = [d for d in left if d is not c]
-        own = {i.var for i in s.iters}
-        body = BufferStore(s.body.buffer, tuple(_shaped(e, own) for e in s.body.indices), _shaped(s.body.value, own))
+        iterators = {i.var for i in s.iters}
+        body = BufferStore(
+            s.body.buffer, tuple(_shaped(e, iterators) for e in s.body.indices), _shaped(s.body.value, iterators)
+        )
         return replace(s, iters=iters, bindings=tuple(fix(b) for b in s.bindings), body=body, predicate=and_(*left))
     assert isinstance(s, BufferStore)
     return BufferStore(s.buffer, tuple(fix(i) for i in s.indices), fix(s.value))
@@ -272,17 +357,20 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
 
 def _shaped(e: Expr, iters: Collection[Var]) -> Expr:
     """Simplify the integer subexpressions of `e` that only shape symbols determine."""
-    found: dict[Expr, Expr] = {}
-    stack = [e]
+    simplified: dict[Expr, Expr] = {}
+    stack, visited = [e], set[Expr]()
     while stack:
         n = stack.pop()
+        if n in visited:
+            continue
+        visited.add(n)
         if isinstance(n, Load):
             stack.extend(n.indices)
         elif not n.op or (n.dtype.is_int and not loads(n) and not any(v in iters for v in free_vars(n))):
-            found[n] = simplify(n)
+            simplified[n] = simplify(n)
         else:
             stack.extend(n.children)
-    return transform(e, found.get) if any(a is not b for a, b in found.items()) else e
+    return transform(e, simplified.get) if any(a is not b for a, b in simplified.items()) else e
 
 
 def _where(conditions: Sequence[Expr], env: Env) -> Env:

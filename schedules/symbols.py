@@ -1,7 +1,9 @@
 """Scalar arguments of trace steps: expressions over tunables and shape symbols, as values and as text.
 
 A trace knows no function, so it names shape symbols by their slots: `s0` is the first of `PrimFunc.symbols`, as in the
-normalised text that identifies a workload. The trace fits every copy of the function, whatever that calls its symbols.
+normalised text that identifies a workload. The trace fits every copy of the function, under any names of its symbols.
+
+Tests: `tests/schedules/traces/test_symbolic_factors.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ _TAKEN = frozenset({"s", "Tunable", "min", "max"})
 
 
 class SymbolSlot(Var):
-    """The shape symbol at `position` among those of the function that a trace is replayed on."""
+    """The shape symbol at `position` of the function that a trace is replayed on."""
 
     __slots__ = ("position",)
     position: int
@@ -59,15 +61,15 @@ def slot(position: int) -> SymbolSlot:
 
 def slot_named(name: str) -> SymbolSlot | None:
     """Return the slot called `s0`, `s1`, ...; None for other names."""
-    found = _SLOT.fullmatch(name)
-    return None if found is None else slot(int(found[1]))
+    match = _SLOT.fullmatch(name)
+    return None if match is None else slot(int(match[1]))
 
 
 def require_name(name: str) -> str:
     """Return `name` if a tunable may have it. Raises ScheduleError: a trace is printed as Python."""
     if not name.isidentifier() or keyword.iskeyword(name) or name in _TAKEN or slot_named(name) is not None:
         raise ScheduleError(
-            f"wanted a tunable's name that is an identifier and none of {', '.join(sorted(_TAKEN))}, s0, s1, ...; found {name!r}"
+            f"expected a tunable's name that is an identifier and none of {', '.join(sorted(_TAKEN))}, s0, s1, ...; got {name!r}"
         )
     return name
 
@@ -84,8 +86,8 @@ def with_slots(e: Expr, func: PrimFunc) -> Expr:
             continue
         shown = ", ".join(v.name for v in known) or "no shape symbol"
         raise ScheduleError(
-            f"{func.name}: an argument is made of numbers, tunables, shape symbols ({shown}), + - * // %, min and max; "
-            f"found {n!r} in {e!r}"
+            f"{func.name}: expected numbers, tunables, shape symbols ({shown}), + - * // %, min and max; "
+            f"got {n!r} in {e!r}"
         )
     return substitute(e, known)
 
@@ -98,8 +100,8 @@ def with_symbols(e: Expr, func: PrimFunc) -> Expr:
     symbols = func.symbols
     for v in places:
         if v.position >= len(symbols) or symbols[v.position].dtype is not i64:
-            found = ", ".join(x.name for x in symbols) or "none"
-            raise ScheduleError(f"{func.name}: {e!r} wants {v.position + 1} or more shape symbols, found {found}")
+            names = ", ".join(x.name for x in symbols) or "none"
+            raise ScheduleError(f"{func.name}: {e!r} expects {v.position + 1} or more shape symbols, got {names}")
     return substitute(e, {v: symbols[v.position] for v in places})
 
 
@@ -110,8 +112,8 @@ def read_scalars(
 
     The text is untrusted: it is parsed by Python's `ast` and never executed.
 
-    described: the names, for the error
-    Raises: ScheduleError.
+    Args:
+        described: The names, for the error.
     """
     # Python's tokenizer warns of a number followed by letters
     plain = text.strip() and re.search(r"[^\w ()+*/%,.\-]|(?<!\w)\d+[^\W\d]", text) is None
@@ -121,13 +123,13 @@ def read_scalars(
         tree = None
     if not isinstance(tree, ast.Tuple):
         raise ScheduleError(
-            f"wanted expressions separated by commas, in {MAX_CHARACTERS} characters at most; found {text[:MAX_CHARACTERS]!r}"
+            f"expected expressions separated by commas, in {MAX_CHARACTERS} characters at most; got {text[:MAX_CHARACTERS]!r}"
         )
 
     def read(node: ast.expr) -> Expr:
-        found = known(node.id) if isinstance(node, ast.Name) else None
-        if found is not None:
-            return found
+        value = known(node.id) if isinstance(node, ast.Name) else None
+        if value is not None:
+            return value
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
             return mul(read(node.operand), -1)
         if isinstance(node, ast.Constant) and type(node.value) is int and node.value < LIMIT:
@@ -140,8 +142,8 @@ def read_scalars(
         if name not in operations or len(args) != 2:
             shown = " ".join(INFIX.get(o, o) for o in operations)
             raise ScheduleError(
-                f"wanted one of {described}, a number, or {shown} of them (numbers below {LIMIT}), "
-                f"found {ast.unparse(node)!r}"
+                f"expected one of {described}, a number, or {shown} of them (numbers below {LIMIT}), "
+                f"got {ast.unparse(node)!r}"
             )
         parts = tuple(map(read, args))
         return rebuild(op(name, parts, parts[0].dtype), parts)

@@ -16,21 +16,22 @@ class HardwareInfo:
 
     A device that runs the work-items of a group `warp` at a time is a GPU, whose workers are its multiprocessors (SM).
 
-    lanes: f32 elements of the widest vector that works
-    registers: vector registers of a core; on a GPU, registers that a work-item may have
-    local_bytes: shared memory that a work-group may have
-    element_bytes: bytes of the smallest element in shared memory
-    launch_ns: cost of starting work on several workers, from the call to the end of an empty kernel
-    group_size: work-items that a work-group may have
-    group_axes: the same along each axis; empty if one axis may have them all
-    sm_max_threads, sm_registers, sm_shared_bytes, sm_max_groups: capacity of one multiprocessor
-    capability: compute capability of an NVIDIA GPU, 80 for 8.0; 0 for others
-    has_doubles: kernels may compute in float64
-    has_serial_launches: work of one worker starts without waking others
-    has_byte_dots: one instruction sums four products of bytes in every lane (VNNI)
-    has_bf16_dots: one instruction sums two products of bf16 in every lane (AVX512-BF16)
-    has_tile_products: a unit multiplies tiles of bf16 and of bytes (AMX)
-    has_wgmma: the device has the product of four warps, `wgmma`; no device sets it until such kernels have run on one
+    Attributes:
+        lanes: f32 elements of the widest vector that works.
+        registers: Vector registers of a core; on a GPU, registers that a work-item may have.
+        local_bytes: Shared memory that a work-group may have.
+        element_bytes: Bytes of the smallest element in shared memory.
+        launch_ns: Cost of starting work on several workers, from the call to the end of an empty kernel.
+        group_size: Work-items that a work-group may have.
+        group_axes: The same along each axis; empty if one axis may have them all.
+        sm_max_threads, sm_registers, sm_shared_bytes, sm_max_groups: Capacity of one multiprocessor.
+        capability: Compute capability of an NVIDIA GPU, 80 for 8.0; 0 for others.
+        has_doubles: Kernels may compute in float64.
+        has_serial_launches: Work of one worker starts without waking others.
+        has_byte_dots: One instruction sums four products of bytes in every lane (VNNI).
+        has_bf16_dots: One instruction sums two products of bf16 in every lane (AVX512-BF16).
+        has_tile_products: a unit multiplies tiles of bf16 and of bytes (AMX).
+        has_wgmma: The device has the tensor-core product of four warps, `wgmma` (compute capability 9.0 only).
     """
 
     language: str
@@ -120,6 +121,7 @@ class HardwareInfo:
             has_byte_dots=bool(limits.get("byte_dots", 0)),
             has_bf16_dots=bool(limits.get("bf16_dots", 0)),
             has_tile_products=bool(limits.get("tile_products", 0)),
+            has_wgmma=bool(limits.get("wgmma", 0)),
             element_bytes=4 if language == "webgpu" else 1,
             group_axes=axes if is_gpu else (),
         )

@@ -27,28 +27,26 @@ def require_thread_private(func: PrimFunc, buffer: Buffer) -> None:
     """Check that every element a work-item writes is touched by only that work-item.
 
     Blocks outside all loops over an axis run in every work-item.
-
-    Raises: ScheduleError.
     """
     paths = {b: enclosing(func, b) for b in blocks(func.body)}
     users = [b for b in paths if b.body.buffer is buffer or any(x.buffer is buffer for x in block_loads(b))]
     for axis in range(AXES["item"]):
         around = {b: next((p for p in paths[b] if p.kind == "item" and p.axis == axis), None) for b in users}
-        made = [p for b, p in around.items() if p is not None and b.body.buffer is buffer]
-        if not made or all(p is made[0] for p in around.values()):
+        thread_loops = [p for b, p in around.items() if p is not None and b.body.buffer is buffer]
+        if not thread_loops or all(p is thread_loops[0] for p in around.values()):
             continue
         outside = next((b for b, p in around.items() if p is None), None)
         if outside is not None or not _same_thread_index(buffer, around, paths):
             raise ScheduleError(
-                f"{func.name}: set_scope gives every work-item a {buffer.name!r} of its own, but block {(outside or users[0]).name!r} "
-                "touches elements that another item makes; make its scope shared"
+                f"{func.name}: set_scope gives every work-item its own {buffer.name!r}, but block {(outside or users[0]).name!r} "
+                "uses elements that another item writes; make its scope shared"
             )
 
 
 def _same_thread_index(buffer: Buffer, around: dict[Block, For | None], paths: dict[Block, tuple[For, ...]]) -> bool:
     """Return whether all accesses identify the work-item alike.
 
-    One dimension tells the work-item's number, or one dimension for each digit of it does.
+    One dimension identifies the work-item's number, or one dimension for each of its digits.
     """
     loops = [p for p in around.values() if p is not None]
     if all(simplify(p.extent) is const(1) for p in loops):
@@ -65,11 +63,14 @@ def _same_thread_index(buffer: Buffer, around: dict[Block, For | None], paths: d
 
 def _digit_base(users: Sequence[Block], loops: Sequence[For]) -> Expr | None:
     """Return the number by which blocks divide the work-item's number; None unless there is exactly one."""
-    own = {p.var for p in loops}
-    found = {
-        n.args[1] for b in users for n in postorder(b.bindings) if n.op in ("floordiv", "floormod") and n.args[0] in own
+    variables = {p.var for p in loops}
+    bases = {
+        n.args[1]
+        for b in users
+        for n in postorder(b.bindings)
+        if n.op in ("floordiv", "floormod") and n.args[0] in variables
     }
-    return found.pop() if len(found) == 1 else None
+    return bases.pop() if len(bases) == 1 else None
 
 
 def _identifies_thread(
@@ -83,7 +84,7 @@ def _identifies_thread(
     total: Expr = const(0)
     for v, size in numbers.items():
         total = mul(total, size) + v
-    found: list[list[_ThreadIndex | None]] = []
+    indices: list[list[_ThreadIndex | None]] = []
     for block, loop in around.items():
         assert loop is not None
         inner = {p.var: p.extent for p in paths[block] if p is not loop and p.kind != "group"}
@@ -92,18 +93,18 @@ def _identifies_thread(
         spots += [x.indices for x in block_loads(block) if x.buffer is buffer]
         for where in spots:
             placed = (simplify(substitute(block_value(block, e), {loop.var: total}), env) for e in where)
-            found.append([_thread_index(e, one, inner, env) for e in placed])
-    return any(len({w[d] for w in found}) == 1 and found[0][d] is not None for d in range(len(buffer.shape)))
+            indices.append([_thread_index(e, one, inner, env) for e in placed])
+    return any(len({w[d] for w in indices}) == 1 and indices[0][d] is not None for d in range(len(buffer.shape)))
 
 
 def _thread_index(e: Expr, one: Var, inner: Mapping[Var, Expr], env: Env) -> _ThreadIndex | None:
     """Return the form of an index: stride of the work-item, strides and extents of loops, and the rest.
 
-    None if the index does not tell the work-item.
+    None if the index does not identify the work-item.
     """
-    own = {v: inner[v] for v in free_vars(e) if v in inner}
-    parts = linear(e, (one, *own), env)
-    if parts is None or one not in parts[0] or not separates((e,), one, own, env):
+    extents = {v: inner[v] for v in free_vars(e) if v in inner}
+    parts = linear(e, (one, *extents), env)
+    if parts is None or one not in parts[0] or not separates((e,), one, extents, env):
         return None
-    steps = frozenset(Counter((step, own[v]) for v, step in parts[0].items() if v in own).items())
+    steps = frozenset(Counter((step, extents[v]) for v, step in parts[0].items() if v in extents).items())
     return parts[0][one], steps, parts[1]

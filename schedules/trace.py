@@ -69,7 +69,7 @@ class Trace:
             steps = tuple(_step(name, args, tunables) for name, args in data["steps"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ScheduleError) as error:
             raise ScheduleError(
-                f"wanted a schedule trace (JSON with tunables and steps), found text with {error!r}"
+                f"expected a schedule trace (JSON with tunables and steps), got text with {error!r}"
             ) from None
         return Trace(steps, tuple(tunables.values()))
 
@@ -78,29 +78,32 @@ class Trace:
         for t in self.tunables:
             if values.get(t.name) not in t.domain:
                 raise ScheduleError(
-                    f"tunable {t.name!r} wants one of {list(t.domain)}, found {values.get(t.name)!r} among the parameters"
+                    f"tunable {t.name!r} expects one of {list(t.domain)}, got {values.get(t.name)!r} among the parameters"
                 )
         return Trace(tuple(Step(s.primitive, tuple((k, _put(v, values)) for k, v in s.args)) for s in self.steps))
 
     def as_python(self, values: Mapping[str, int] | None = None) -> str:
         """Print the trace as a Python program over a `Schedule` called `s`, which runs as it is.
 
-        values: numbers for the tunables, which are free without them
-        Raises: ScheduleError for a value that is missing or outside its domain.
+        Args:
+            values: Numbers for the tunables, which are free without them.
+
+        Raises:
+            ScheduleError: For a value that is missing or outside its domain.
         """
         if values is None:
             lines = [f"{t.name} = Tunable({t.name!r}, {list(t.domain)})" for t in self.tunables]
         else:
             self.with_values(values)
             lines = [f"{t.name} = {values[t.name]}  # of {', '.join(map(str, t.domain))}" for t in self.tunables]
-        found = [e for step in self.steps for _, v in step.args for e in each(v) if isinstance(e, Expr)]
-        nodes = tuple(postorder(found))
+        exprs = [e for step in self.steps for _, v in step.args for e in each(v) if isinstance(e, Expr)]
+        nodes = tuple(postorder(exprs))
         places = sorted({v.position for v in nodes if isinstance(v, SymbolSlot)})
         lines += [f"s{at} = s.func.symbols[{at}]" for at in places]
         operations = {n.op for n in nodes}
-        wanted = ["Tunable"] if values is None and self.tunables else []
-        wanted += [f"{o}imum as {o}" for o in ("max", "min") if o in operations]
-        header = [f"from relax_tune.ir.core.expr import {', '.join(wanted)}"] if wanted else []
+        imports = ["Tunable"] if values is None and self.tunables else []
+        imports += [f"{o}imum as {o}" for o in ("max", "min") if o in operations]
+        header = [f"from relax_tune.ir.core.expr import {', '.join(imports)}"] if imports else []
         return "\n".join([*header, *lines, *(step.as_python() for step in self.steps)])
 
 
@@ -122,31 +125,31 @@ def _encode(value: Any) -> Any:
 
 def _tunable(name: str, domain: Any) -> Tunable:
     if not all(type(x) is int and x < LIMIT for x in domain):
-        raise ScheduleError(f"wanted whole numbers below {LIMIT} as the domain of {name!r}, found {domain!r}")
+        raise ScheduleError(f"expected whole numbers below {LIMIT} as the domain of {name!r}, got {domain!r}")
     return Tunable(require_name(name), domain)
 
 
 def _step(name: Any, args: Any, tunables: Mapping[str, Tunable]) -> Step:
     if not isinstance(name, str) or not all(k.isidentifier() for k in args):
-        raise ScheduleError(f"wanted a primitive's name and its arguments by name, found {name!r} and {list(args)}")
+        raise ScheduleError(f"expected a primitive's name and its arguments by name, got {name!r} and {list(args)}")
     return Step(name, tuple((k, _decode(v, tunables)) for k, v in args.items()))
 
 
 def _decode(value: Any, tunables: Mapping[str, Tunable], parts: bool = True) -> Any:
     if isinstance(value, dict) and "expr" in value:
-        found = read_scalars(
+        expression = read_scalars(
             value["expr"], lambda n: tunables[n] if n in tunables else slot_named(n), "the tunables, s0, s1, ..."
         )
-        if len(found) != 1:
-            raise ScheduleError(f"wanted one expression, found {value['expr']!r}")
-        return found[0]
+        if len(expression) != 1:
+            raise ScheduleError(f"expected one expression, got {value['expr']!r}")
+        return expression[0]
     if isinstance(value, dict):
         return tunables[value["tunable"]]
     if isinstance(value, list) and parts:
         return tuple(_decode(v, tunables, parts=False) for v in value)
     if value is None or isinstance(value, (str, bool)) or (type(value) is int and abs(value) < LIMIT):
         return value
-    raise ScheduleError(f"wanted a name, a whole number, a tunable, an expression or a list of those, found {value!r}")
+    raise ScheduleError(f"expected a name, a whole number, a tunable, an expression or a list of those, got {value!r}")
 
 
 def _put(value: Any, values: Mapping[str, int]) -> Any:

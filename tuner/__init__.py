@@ -2,6 +2,6 @@
 
 if not __name__.startswith("relax_tune."):
     raise ImportError(
-        f"wanted the package relax_tune.tuner, found it imported as {__name__!r} from the repository root; "
+        f"expected the package relax_tune.tuner, got it imported as {__name__!r} from the repository root; "
         "import relax_tune.tuner instead (a second copy would intern its values a second time)"
     )

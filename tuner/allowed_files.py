@@ -1,6 +1,9 @@
-"""Settings files that the user allowed: remembered by path and content in the user's configuration folder.
+"""Settings files that the user allowed, stored by path and content in the user's configuration folder.
 
-A file is a name in `~/.config/relax-tune/allowed`: the hash of its path and content. A changed or moved file is another one.
+An allowed file is an entry of `~/.config/relax-tune/allowed` whose name is the hash of path and content. So a file that was changed or
+moved is not allowed.
+
+Tests: `tests/tuner/test_settings.py`.
 """
 
 from __future__ import annotations
@@ -15,39 +18,44 @@ from relax_tune.errors import UserError
 
 
 def is_allowed(path: Path, content: bytes) -> bool:
-    """Return True if the user allowed this file with this content."""
+    """Return True if the user allowed this file with this content. Raises `UserError` if the configuration folder is a relative path."""
     return _note(path, content).is_file()
 
 
 def allow(path: Path, content: bytes) -> None:
-    """Remember that the user allows this file with this content. Raises UserError where that cannot be kept."""
+    """Store that the user allows this file with this content. Raises `UserError` if the configuration folder cannot be written."""
     note = _note(path, content)
     try:
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         note.write_bytes(os.fsencode(_place(path)) + b"\n")
     except OSError as error:
         raise UserError(
-            f"wanted to keep what is allowed in {note.parent}, found: {error.strerror}; "
-            "make that folder writable, or point XDG_CONFIG_HOME elsewhere"
+            f"{note.parent} cannot be written: {error.strerror}; fix its permissions, or set XDG_CONFIG_HOME to another folder"
         ) from None
 
 
 def revoke(path: Path) -> int:
-    """Forget every content of this file that was allowed. Returns their number."""
-    wanted = os.fsencode(_place(path)) + b"\n"
+    """Remove all permissions of this file; return their number."""
+    entry = os.fsencode(_place(path)) + b"\n"
     folder = _folder()
-    notes = [n for n in folder.iterdir() if n.read_bytes() == wanted] if folder.is_dir() else []
+    notes = [n for n in folder.iterdir() if n.read_bytes() == entry] if folder.is_dir() else []
     for note in notes:
         note.unlink()
     return len(notes)
 
 
 def _folder() -> Path:
-    return Path(platformdirs.user_config_dir("relax-tune")) / "allowed"
+    folder = Path(platformdirs.user_config_dir("relax-tune"))
+    if not folder.is_absolute():
+        raise UserError(
+            f"Expected an absolute path in XDG_CONFIG_HOME, got one that leads to {str(folder)!r} in the current folder. "
+            "With a relative path, the current folder could allow its own settings."
+        )
+    return folder / "allowed"
 
 
 def _place(path: Path) -> Path:
-    # The folder counts, not what a link leads to: paths in the file are relative to the current folder.
+    # The file itself is not resolved if it is a link, since paths in it are relative to the current folder.
     return path.parent.resolve() / path.name
 
 

@@ -1,6 +1,8 @@
 """The Python interface of `import relax_tune as rt`: `rt.tune`, `rt.build`, `rt.submit`. The commands use the same parts.
 
 Settings come from arguments only; no variable and no file is read (the command line reads them, see `tuner/settings`).
+
+Tests: `tests/tuner/e2e/test_api.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -24,18 +28,23 @@ from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.load import ModelSource, load_model
 from relax_tune.ir.rewrite.rules import Rule
+from relax_tune.printable import printable
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.emit.build import BuildResult, check_policy
-from relax_tune.tuner.job.job import Bounds, Job, build_here, device_info, open_runner
+from relax_tune.tuner.emit.unmeasured import check_required, unmeasured_warning
+from relax_tune.tuner.job.device_job import DeviceJob, device_job
+from relax_tune.tuner.job.devices import open_runner, target_names
+from relax_tune.tuner.job.job import Build, Job, device_infos, job_for
+from relax_tune.tuner.job.lowered_model import Bounds
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.measure.cluster.address import check_needed
 from relax_tune.tuner.option import Command
-from relax_tune.tuner.placement.placed_job import devices_named, names_several, placed_job
+from relax_tune.tuner.plan.plans import TaskPlan
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
 from relax_tune.tuner.quality.activation_loss import with_activation_loss
 from relax_tune.tuner.quality.choose import built_choice, read_goal, tuned_choice
 from relax_tune.tuner.search.registry import check_strategy
-from relax_tune.tuner.service.submission import Wishes, submit_model
+from relax_tune.tuner.service.submission import SubmitOptions, submit_model
 from relax_tune.tuner.settings import Policy, Settings, merge_settings, settings_taken_by
 
 Model = Union[IRModule, ModelSource]
@@ -47,11 +56,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 class TuneResult:
     """The outcome of a tuning job, and the state of the model's tasks.
 
-    target: identity of the device; `Store.query` takes `target.key`
-    tasks: a row per tensor function, the costliest first
-    work: measurements of this job
-    notes: a sentence for each thing that a task lacks
-    quality: types chosen for weights under the bound that was asked for, as an artifact's manifest has them; else None
+    Attributes:
+        target: Identity of the device; `Store.query` takes `target.key`.
+        tasks: A row per tensor function, the costliest first.
+        work: Counts of this job's measurements.
+        notes: What tasks lack, one sentence each.
+        quality: Types chosen for weights under the requested bound, as in an artifact's manifest; None without a bound.
     """
 
     target: Target
@@ -107,36 +117,41 @@ def tune(
     on_progress: Callable[[TuningProgress], None] | None = None,
     **overrides: Any,
 ) -> TuneResult:
-    """Measure kernels for every task of a model. Recorded measurements are not repeated, so an interrupted job goes on.
+    """Measure kernels for every task of a model. Recorded measurements are not repeated, so an interrupted job continues.
 
-    model: a path or exported program (as `load_model`), or a module.
-    settings: options of the job; None takes the defaults.
-    db: an open store, a URL, a file, or None for the settings' database.
-    bounds: inclusive ranges by symbol, for a model that is loaded here.
-    rules: rewriting rules of the caller (`rewrite.Rule`), each applied at its level; build with the same.
-    on_progress: called after every batch.
-    overrides: fields of `Settings` by name, over `settings`, such as `target="c"`. profile and samples may be a `Path`.
+    Args:
+        model: A path or exported program (as for `load_model`), or a module.
+        settings: Options of the job; None: the defaults.
+        db: An open store, a URL or a file; None: the settings' database.
+        bounds: Inclusive ranges by symbol, for a model that is loaded by this call.
+        rules: Rewriting rules of the caller (`rewrite.Rule`), each applied at its level. Build with the same rules.
+        on_progress: Called after every batch.
+        overrides: Fields of `Settings` by name, such as `target="c"`; they override `settings`. `profile` and `samples` may be a
+            `Path`.
 
-    Raises: UserError for a wrong argument, ParseError for a path without a model, VerifyError for a module that is not
-    well-formed. MeasureError when the device cannot measure, DatabaseError when records cannot be kept. Failing candidates
-    and tasks are records and notes, not errors.
+    Raises:
+        UserError: An argument is wrong.
+        ParseError: The path has no model.
+        VerifyError: The module is not well-formed.
+        MeasureError: The device cannot measure.
+        DatabaseError: Records cannot be stored. Failing candidates and tasks become records and notes, not errors.
     """
     chosen = _settings("tune", settings, overrides)
     check_strategy(chosen.strategy)
     check_needed(chosen.scheduler, chosen.ca, *(() if chosen.browser else (chosen.certificate, chosen.key)))
-    if names_several(chosen.target):
-        raise UserError(f"rt.tune wants one target, found {chosen.target}; `relax-tune tune --target` takes several")
+    if len(target_names(chosen.target)) > 1:
+        raise UserError(f"rt.tune expects one target, got {chosen.target}; `relax-tune tune --target` takes several")
     module = _module(model, bounds, chosen)
     tell = partial(print, file=sys.stderr) if chosen.browser else lambda _: None  # somebody has to open the address
     goal = read_goal(chosen, module)
     with contextlib.closing(open_runner(chosen, tell)) as runner:
-        device = runner.device_info()  # no database is made for a missing device
+        device = runner.device_info()  # no database is created for a missing device
         with _store(chosen.db if db is None else db, wait_secs=chosen.wait_secs) as (store, _):
-            job = Job(module, device, store, chosen, on_progress or (lambda _: None), rules=rules)
+            job, report = device_job(module, device, store, chosen, rules), on_progress or (lambda _: None)
             if goal is None:
-                work, built = job.tune(runner), job.build()
+                work, built = job.tune(runner, report), job.build()
             else:
-                (job, built), work = tuned_choice(job, goal, runner)
+                (job, built), work = tuned_choice(job, goal, runner, watch=lambda _: nullcontext(report))
             job.store_plans(built)
             return tune_result(job, work, built)
 
@@ -151,36 +166,53 @@ def build(
     policy: Policy = "measured",
     rules: Sequence[Rule] = (),
     pack: bool = False,
+    require_measured: bool = False,
     **overrides: Any,
 ) -> Artifact:
     """Build the artifact of a model from records, without timing anything. `Artifact.notes` names what tasks lack.
 
-    Every kernel runs against the reference first, in a process of its own, unless `self_test=False`.
+    A `UserWarning` says how many tasks have no usable record, unless the database is `memory://`. Every kernel runs against the
+    reference first, in a separate process, unless `self_test=False`.
 
-    Arguments as of `tune`. Effort, precision and profile are to be as they were when the model was tuned.
-    db: as of `tune`; it is only read. A file that is not yet in its folder is an empty database, which a note says.
-    policy: `measured` dispatches the fastest on record, `stored` what `tune` chose last, `library` a library call where a
-    library has one, `generic` untuned kernels only.
-    pack: store weights in the layouts of the chosen kernels, in place of weights that nothing else reads. Otherwise
-        they are packed whenever the artifact is opened, and then take memory twice. The file is larger where kernels of
-        several layouts take turns.
+    Args:
+        model, settings, bounds, rules, overrides: As for `tune`. Effort, precision and profile should be as when the model was tuned.
+        db: As for `tune`, but only read; a file that is named has to exist.
+        policy: `measured` dispatches the fastest variants on record, `stored` the plans that `tune` chose last, `library` library
+            calls where there are any, `generic` untuned kernels only.
+        pack: Store weights in the layouts of the chosen kernels, in place of weights that no other kernel reads. Otherwise they
+            are packed whenever the artifact is opened, and then occupy memory twice. The file is larger if kernels with several
+            layouts alternate.
+        require_measured: A task without a usable record is an error.
 
-    Raises: UserError, ParseError, VerifyError and DatabaseError as `tune`; BuildError for a model that cannot be built.
+    Raises:
+        UserError, ParseError, VerifyError, DatabaseError: As for `tune`.
+        BuildError: The model cannot be built, or required records are missing.
     """
     chosen = _settings("build", settings, overrides)
     module = _module(model, bounds, chosen)
-    goal = read_goal(chosen, module, check_policy(policy))
+    checked_policy = check_policy(policy)
+    check_required(require_measured, checked_policy, "require_measured")
+    goal = read_goal(chosen, module, checked_policy)
     with _store(chosen.db if db is None else db, read_only=True) as (store, notes):
-        if names_several(chosen.target):
-            if pack:
-                raise UserError("pack wants one target, found several; leave it out")
-            placed = placed_job(module, devices_named(chosen.target), store, chosen, rules)
-            return placed.artifact(placed.build(check_policy(policy), notes))
-        job = Job(module, device_info(chosen.target, store), store, chosen, rules=rules)
-        if goal is not None:
-            job, built = built_choice(job, goal, notes)
-            return job.artifact(built, pack)
-        return job.artifact(with_activation_loss(job, build_here(job, check_policy(policy), notes)), pack)
+        job = job_for(module, device_infos(chosen.target, store), store, chosen, rules)
+        if pack:
+            job.only("pack")
+        if goal is None:
+            build = job.build(checked_policy, notes, with_activation_loss)
+        else:
+            part, built = built_choice(job.only("--quality"), goal, notes)
+            job, build = Job.of(part), Build.of(part, built)
+        _warn_unmeasured(build.plans, checked_policy, store, chosen, require_measured)
+        return job.artifact(build, pack)
+
+
+def _warn_unmeasured(
+    plans: Sequence[Mapping[str, TaskPlan]], policy: Policy, store: Store, settings: Settings, required: bool
+) -> None:
+    """Warn of tasks without records at the line that calls `build`."""
+    warning = unmeasured_warning(plans, policy, store, settings.target, required)
+    if warning is not None:
+        warnings.warn(printable(warning), UserWarning, stacklevel=3)
 
 
 @_shows_settings("submit")
@@ -198,20 +230,25 @@ def submit(
 ) -> SubmittedJob:
     """Queue a model to be tuned by a service (`relax-tune jobs work`). The job's `id` is what `relax-tune jobs` takes.
 
-    model, settings, bounds, overrides: as of `tune`; `files` says where the model's files are kept for the services
-    db: the URL or the file of the database; None for the settings' one
-    priority: jobs of a higher number go first. note, user: words for people, and whose job it is
-    attempts: services that the job may lose before it is given up
+    Args:
+        model, settings, bounds, overrides: As for `tune`; the setting `files` is where the model's files are stored for services.
+        db: URL or file of the database; None: the settings' database.
+        priority: Jobs with a higher number run first.
+        note: Text for people.
+        user: Owner of the job; None: the user of this process.
+        attempts: Services that may fail while they run the job before it is given up.
 
-    Raises: UserError for a wrong argument or no model, DatabaseError when the job cannot be queued, FilesAway when its files
-    cannot be stored.
+    Raises:
+        UserError: An argument is wrong, or there is no model.
+        DatabaseError: The job cannot be queued.
+        FilesAway: Its files cannot be stored.
     """
     chosen = _settings("submit", settings, {**overrides, **({} if db is None else {"db": str(db)})})
     check_strategy(chosen.strategy)
     if isinstance(model, IRModule):
         model = _module(model, bounds, chosen)
     with open_queue(chosen.db, create=True, wait_secs=chosen.wait_secs) as queue:
-        return submit_model(queue, model, chosen, bounds, Wishes(priority, note, user, attempts))
+        return submit_model(queue, model, chosen, bounds, SubmitOptions(priority, note, user, attempts))
 
 
 def _settings(command: Command, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
@@ -219,10 +256,10 @@ def _settings(command: Command, settings: Settings | None, overrides: Mapping[st
     return merge_settings(command, settings, {**overrides, **paths})
 
 
-def tune_result(job: Job, work: TuningSummary, built: BuildResult) -> TuneResult:
+def tune_result(job: DeviceJob, work: TuningSummary, built: BuildResult) -> TuneResult:
     """Summarise a job from its store."""
-    records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}
-    return TuneResult(job.target, task_rows(job.choices, built.plans, records), work, built.notes, built.quality)
+    records = {name: job.records(c.task.key, c.task.regime) for name, c in job.task_variants.items()}
+    return TuneResult(job.target, task_rows(job.task_variants, built.plans, records), work, built.notes, built.quality)
 
 
 def _module(model: Model, bounds: Bounds | None, settings: Settings) -> IRModule:
@@ -230,8 +267,8 @@ def _module(model: Model, bounds: Bounds | None, settings: Settings) -> IRModule
         return load_model(model, bounds, settings.cache_dtype, trust=settings.trust_model)
     if bounds is not None:
         raise UserError(
-            "bounds belong to the loading of a model, found them beside a loaded module; give them to load_model, or to "
-            "the builder that made the module"
+            "bounds apply to a model that is loaded, got a module; give them to load_model, or to "
+            "the builder of the module"
         )
     verify(model)  # its tensor functions may be anybody's
     examine(model)
@@ -251,4 +288,4 @@ def _store(
     elif hasattr(db, "query"):
         yield db, ()
     else:
-        raise UserError(f"db: wanted an open store, a URL or the path of a file, found a {type(db).__name__}")
+        raise UserError(f"db: expected an open store, a URL or the path of a file, got a {type(db).__name__}")

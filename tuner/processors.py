@@ -1,7 +1,9 @@
-"""Processors that artifacts are built for where none is at hand: least facts of an architecture, and compiler flags.
+"""Processors that artifacts can be built for without having one: minimum facts of an architecture, and compiler flags.
 
-A device `c:NAME` of this table is only described. Its kernels are those the rules choose for these facts; nothing is timed for it.
-Records come from a worker on such a machine (`tune --scheduler ... --target c:PART`), whose own facts count.
+A device `c:NAME` of this table is a description. The schedule rules choose its kernels from these facts; nothing is timed for it.
+Records for a real processor come from a worker (`tune --scheduler ... --target c:PART`), with the facts of that machine.
+
+Tests: `tests/tuner/export/test_cross.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ PROCESSORS: Mapping[str, tuple[str, Mapping[str, int]]] = MappingProxyType({
 
 
 def described_device(spec: str) -> DeviceInfo | None:
-    """Return the device `c:NAME` of a processor in the table; None for any other."""
+    """Return the device `c:NAME` of a processor in the table; None for other names."""
     kind, _, name = spec.partition(":")
     if kind != "c" or name not in PROCESSORS:
         return None
@@ -42,6 +44,6 @@ def described_device(spec: str) -> DeviceInfo | None:
 
 
 def machine_flags(fingerprint: Mapping[str, str]) -> str:
-    """Return the compiler flags of the processor an artifact was built for: of the machine that compiles, unless in the table."""
+    """Return the compiler flags for the processor of a fingerprint; `-march=native` unless it is in the table."""
     named = PROCESSORS.get(fingerprint.get("cpu", ""))
     return "-march=native" if named is None else named[0]

@@ -1,9 +1,11 @@
-"""Settings of a tuning job: declared once, read from flags, `RELAX_TUNE_*` variables and `relax-tune.toml`.
+"""Settings of tuning and building, from flags, `RELAX_TUNE_*` variables and `relax-tune.toml`.
 
-The file counts in full once the user allowed it (`allowed_files`). Before, its settings that `reaches_out` marks are refused.
+Each field of `Settings` carries its declaration. From the declarations come the options of the commands, the keyword arguments of
+`rt.tune` and `rt.build`, the keys of `relax-tune.toml`, and the table of the settings page (`describe`).
 
-The fields of `Settings` carry their declarations. The options of the commands, the keyword arguments of `rt.tune` and `rt.build`,
-the keys of `relax-tune.toml` and the table of the settings page (`describe`) are made from them.
+Until the user allows a settings file (`allowed_files`), its settings marked `reaches_out` are refused.
+
+Tests: `tests/tuner/test_settings.py`, `tests/docs/test_settings.py`.
 """
 
 # ruff: noqa: RUF009  (`option` gives a dataclass field)
@@ -24,25 +26,21 @@ from relax_tune.tuner.option import (
     BUILD,
     DEVICE,
     FLEET,
+    KINDS,
     MODEL,
+    PARSERS,
     PROGRAM,
     SEARCH,
     TUNE,
     Command,
     Option,
+    check_value,
     flag_of,
+    has_password,
     option,
     variable_of,
 )  # fmt: skip
-from relax_tune.tuner.setting_values import (
-    KINDS,
-    PARSED,
-    RENAMED_SETTINGS,
-    check_value,
-    has_password,
-    renamed,
-    text_of,
-)
+from relax_tune.tuner.search.registry import strategy_names
 
 Effort = Literal["quick", "normal", "full"]
 Policy = Literal["measured", "stored", "predicted", "library", "generic"]
@@ -62,7 +60,6 @@ _FILE_BYTES = 1 << 20
 EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
     "quick": (16, 8, 6, 0.02), "normal": (64, 8, 6, 0.05), "full": (256, 16, 8, 0.1),
 }  # fmt: skip
-STRATEGY_NAMES = ("evolution", "random", "grid", "optuna", "optuna-cmaes", "optuna-gp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +68,18 @@ class Settings:
 
     target: str = option(
         "opencl",
-        "c, opencl, cuda:NUMBER or webgpu, opencl: and webgpu: also with a PART of a device's name; `relax-tune devices` lists them. "
-        "`tune` and `build` take several, separated by commas, for one program over all. `build` also takes c:aarch64 and "
-        "other processors that are not at hand, and webgpu:browser by records of `tune --browser`; `tune` with a scheduler takes "
-        "c:PART of a worker's processor.",
+        "Device: c, opencl, cuda:NUMBER or webgpu; opencl:PART and webgpu:PART select by a part of the device's name. "
+        "`relax-tune devices` lists them. A list separated by commas makes `tune` and `build` place one program on several devices. "
+        "`build` also accepts processors that are not attached, such as c:aarch64, and webgpu:browser with records of `tune "
+        "--browser`. With --scheduler, c:PART selects workers by a part of the processor's name.",
         commands=DEVICE,
-        suggestions=("c", "opencl", "cuda", "webgpu"),
+        suggested=lambda: ("c", "opencl", "cuda", "webgpu"),
         metavar="DEVICE",
     )
     trust_model: bool = option(
         False,
-        "Let torch read a .pt2 file that our reader refuses. It unpickles parts, so whoever wrote the file can run any program as you.",
+        "Load .pt2 files that the built-in reader refuses with torch. torch unpickles parts of them, so the author of the file can run "
+        "any program as you.",
         commands=("tune", "build", "plan", "show", "pack", "work", "report"),
         default="off",
         kind=bool,
@@ -90,7 +88,7 @@ class Settings:
     )
     db: str | None = option(
         None,
-        "sqlite:///FILE (or a path that ends in .db) or postgresql://USER@HOST/NAME.",
+        "Database of records: sqlite:///FILE, a path that ends in .db, or postgresql://USER@HOST/NAME.",
         commands=(*MODEL, "pack", "install", "work", "dashboard"),
         default="records.db in the user data folder",
         metavar="URL",
@@ -98,81 +96,82 @@ class Settings:
     )
     files: str | None = option(
         None,
-        "Where models and artifacts of submitted jobs are kept, by content: a folder that all machines share, or a URL of fsspec "
-        "such as s3://BUCKET/FOLDER.",
+        "Storage for models and artifacts of submitted jobs: a folder that all machines share, or an fsspec URL such as "
+        "s3://BUCKET/FOLDER. Files are stored by the hash of their content.",
         commands=("submit", "work"),
-        default="beside a SQLite database, FILE.files; none for PostgreSQL",
+        default="FILE.files next to a SQLite database; required for PostgreSQL",
         metavar="FOLDER",
         reaches_out=True,
     )
     effort: Effort = option(
         "normal",
-        f"{', '.join(f'{name} {numbers[0]}' for name, numbers in EFFORTS.items())} candidates per task, timed at "
-        f"{', '.join(str(numbers[2]) for numbers in EFFORTS.values())} shapes.",
+        f"Candidates per task ({', '.join(f'{name}: {numbers[0]}' for name, numbers in EFFORTS.items())}) and the number of shapes at "
+        f"which each is timed ({', '.join(str(numbers[2]) for numbers in EFFORTS.values())}).",
         commands=PROGRAM,
         choices=tuple(EFFORTS),
     )
     trials: int | None = option(
-        None, "Candidates per task.", commands=TUNE, kind=int, default="the effort's number", metavar="N"
+        None, "Candidates per task.", commands=TUNE, kind=int, default="given by --effort", metavar="N"
     )
     budget: int | None = option(
         None,
-        "Candidates of all tasks together, besides the generic, library and unfused forms.",
+        "Candidates of all tasks together. Generic, library and unfused variants are measured in addition.",
         commands=("tune", "install"),
         kind=int,
-        default="what --trials gives; `install`: 200",
+        default="--trials for each task; `install`: 200",
         metavar="N",
     )
     max_minutes: float | None = option(
         None,
-        "Stop measuring after so long, and build from what is on record by then.",
+        "Time limit of measuring; then the program is built from the records so far.",
         commands=TUNE,
         kind=float,
         default="no limit",
         metavar="MINUTES",
     )
-    seed: int = option(0, "Seed of every random choice.", commands=BUILD, kind=int, metavar="N")
+    seed: int = option(0, "Seed of all random choices.", commands=BUILD, kind=int, metavar="N")
     strategy: str = option(
-        "evolution", "Search strategy that proposes candidates.", commands=SEARCH, suggestions=STRATEGY_NAMES
+        "evolution", "Search strategy that proposes candidates.", commands=SEARCH, suggested=strategy_names
     )
     scheduler: str | None = option(
         None,
-        "Measure on the workers of this Dask scheduler, or show them: tls://127.0.0.1:8786 on this machine, tls://HOST:8786 with "
-        "certificates elsewhere.",
+        "Dask scheduler whose workers measure (`tune`, `work`) or are shown (`report`, `dashboard`): tls://127.0.0.1:8786 on this machine, "
+        "tls://HOST:8786 with certificates on others.",
         commands=FLEET,
-        default="measure here",
+        default="measure on this machine",
         metavar="ADDRESS",
         reaches_out=True,
     )
     browser: str | None = option(
         None,
-        "Measure target webgpu in a page that a browser opens here: 127.0.0.1:8790, or this machine's address in its network, with TLS.",
+        "Measure target webgpu in a web page. This is the address at which a browser opens it: 127.0.0.1:8790, or with TLS this machine's "
+        "address in its network.",
         commands=("tune",),
-        default="measure here",
+        default="measure with the installed WebGPU",
         metavar="HOST:PORT",
         reaches_out=True,
     )
     wait_secs: int = option(
         60,
-        "How long to wait for a database server, a scheduler, a worker or a page that is away, at the start and later; then exit code 4.",
+        "Seconds to wait for a database server, scheduler, worker or page that cannot be reached; then the command ends with exit code 4.",
         commands=(*SEARCH, "work", "report", "dashboard"),
         kind=int,
         metavar="SECONDS",
     )
     ca: str | None = option(
         None,
-        "The authority that all sides trust, for tls:// addresses.",
+        "Certificate of the authority that all sides of tls:// addresses trust.",
         commands=FLEET,
         default="no TLS",
         metavar="FILE.pem",
         reaches_out=True,
     )
     certificate: str | None = option(
-        None, "Our certificate.", commands=FLEET, default="no TLS", metavar="FILE.pem", reaches_out=True
+        None, "Certificate of this machine.", commands=FLEET, default="no TLS", metavar="FILE.pem", reaches_out=True
     )
     key: str | None = option(
         None,
-        "The certificate's key, readable by its owner only.",
+        "Private key of the certificate; only its owner may be able to read the file.",
         commands=FLEET,
         default="no TLS",
         metavar="FILE.key",
@@ -180,74 +179,77 @@ class Settings:
     )
     qkv: Qkv = option(
         "separate",
-        "Matmuls of one value with several weights (query, key, value): separate, or merged into one wide matmul.",
+        "Matmuls of one value with several weights, such as query, key and value: separate, or merged into one wide matmul.",
         commands=PROGRAM,
         choices=get_args(Qkv),
     )
     attention: AttentionForm = option(
         "fused",
-        "Attention as one fused kernel, or unfused: two matmuls and a softmax, which libraries can take.",
+        "Attention as one fused kernel, or as two matmuls and a softmax (unfused), which libraries can compute.",
         commands=PROGRAM,
         choices=get_args(AttentionForm),
     )
     precision: Precision = option(
         "f32",
-        "Store weights and what matrix products read in this type; everything is computed in f32.",
+        "Storage type of weights and of the inputs of matmuls; arithmetic is in f32.",
         commands=PROGRAM,
         choices=get_args(Precision),
     )
     weights: Weights = option(
         "stored",
-        "Weights of products: as stored, in 16 bits, int8 with a scale a column, int4 with one for 32 rows; the loss is printed.",
+        "Storage type of the weights of matmuls: as in the model (stored), 16-bit floats, int8 (scale per column) or int4 (scale per 32 "
+        "rows). The loss of accuracy is printed.",
         commands=PROGRAM,
         choices=get_args(Weights),
     )
     activations: Activations = option(
         "f32",
-        "What products of weights multiply: f32, or int8 with scales of rows in the call, and --weights int8 unless int4.",
+        "Type of the activations in matmuls: f32, or int8 quantized per row at run time. int8 implies --weights int8, unless int4 is "
+        "given.",
         commands=PROGRAM,
         choices=get_args(Activations),
     )
     quality: str | None = option(
         None,
-        "A bound on how near results stay to those of the model as it is, such as cosine>=0.999 (or rmse, max_abs, top1; several "
-        "joined by `and`). Weights are stored as bf16, f16, int8 or int4 where that is faster and the bound holds.",
+        "Accuracy bound against the original model, such as cosine>=0.999; metrics are cosine, rmse, max_abs and top1, joined by `and`. "
+        "Each weight is stored as bf16, f16, int8 or int4 if that is faster and the bound holds.",
         commands=("tune", "build"),
-        default="every weight as it is",
+        default="weights as in the model",
         metavar="BOUND",
     )
     samples: str | None = option(
         None,
-        "Inputs that measure the loss: an .npz file whose arrays have a leading dim of samples, or a folder of .npz files.",
+        "Inputs for measuring the loss of accuracy: an .npz file whose arrays have samples as their first dimension, or a folder of .npz "
+        "files.",
         commands=("tune", "build"),
-        default="none, without --quality; drawn inputs for --activations and --weights",
+        default="required with --quality; random inputs for --activations and --weights",
         metavar="FILE.npz",
         reaches_out=True,
     )
     cache_dtype: Precision = option(
         "f32",
-        "Type in which a decoder from a Hugging Face folder stores keys and values between its calls.",
+        "Type of the key-value cache of decoders from Hugging Face folders.",
         commands=PROGRAM,
         choices=get_args(Precision),
     )
     caches: Caches = option(
         "model",
-        "Contents of the caches when kernels are timed: model, no weights where a model has more than half of the last cache holds; "
-        "warm, all that their last launch left. A build takes warm times where there are no others.",
+        "State of the caches when kernels are timed. warm: as the previous launch left them. model: without the weights, if the model's "
+        "weights exceed half of the last-level cache. A build uses warm times for tasks without times of the requested state.",
         commands=PROGRAM,
         choices=get_args(Caches),
     )
     memory: Memory = option(
         "symbolic",
-        "Memory of intermediate values: sized by each call's shapes, or constant, taken once for the largest the "
-        "declared bounds allow; inplace writes results over arguments that nobody reads later.",
+        "Allocation of intermediate values: symbolic sizes them by the shapes of each call; constant allocates once for the largest "
+        "shapes within the declared bounds; inplace also lets a result overwrite an argument that is not read later.",
         commands=BUILD,
         choices=get_args(Memory),
     )
     checks: bool = option(
         False,
-        "Check computed indices too: a call fails where one is outside its dim, instead of reading the nearest element or "
-        "dropping the update. It fuses less. Build with what was tuned.",
+        "Also check indices that are computed on the device: a call fails if one is out of range, instead of reading the nearest "
+        "element or dropping the update. Fewer operators are fused. Tune and build with the same value.",
         commands=PROGRAM,
         default="off",
         kind=bool,
@@ -255,7 +257,7 @@ class Settings:
     )
     libraries: bool = option(
         True,
-        "Dispatch calls of installed libraries where they are fastest; without, kernels alone, as `export` needs.",
+        "Call installed libraries for tasks in which they are fastest; false uses only generated kernels, as `export` requires.",
         commands=MODEL,
         default="on",
         kind=bool,
@@ -263,8 +265,7 @@ class Settings:
     )
     self_test: bool = option(
         True,
-        "Run every dispatched kernel at a few sizes against the reference before an artifact is written, and leave out those "
-        "that are wrong.",
+        "Before an artifact is written, compare every dispatched kernel with the reference at a few sizes, and drop wrong ones.",
         commands=BUILD,
         default="on",
         kind=bool,
@@ -272,31 +273,31 @@ class Settings:
     )
     shapes: Shapes | None = option(
         None,
-        "Shapes that count: all of the declared ranges, evenly on a log scale; or above all the served shapes, as "
-        "--profile or the database says, each for the time it takes.",
+        "Weights of shapes. uniform: all shapes in the declared bounds, evenly on a log scale. profile: mainly the served shapes in "
+        "--profile or in the database, weighted by the time they take.",
         commands=MODEL,
         default="uniform",
         choices=get_args(Shapes),
     )
     profile: str | None = option(
         None,
-        "Shapes served, as `run --record-shapes` counts them; `tune` keeps them in the database.",
+        "Counts of served shapes, written by `run --record-shapes`; `tune` stores them in the database.",
         commands=MODEL,
-        default="with --shapes profile, those the database has",
+        default="with --shapes profile: the counts in the database",
         metavar="FILE.json",
         reaches_out=True,
     )
     logs: Logs = option(
         "text",
-        "Form of what services, workers, schedulers and dashboards say: text for people, or json, one object a line.",
+        "Format of log messages: text, or json with one object per line.",
         commands=("work", "dashboard"),
         choices=get_args(Logs),
     )
     prior: str | None = option(
         None,
-        "A cost model, as `model train` writes it, that chooses kernels for functions without records.",
+        "Cost model, written by `model train`, that chooses kernels of tasks without records.",
         commands=("build", "plan", "show"),
-        default="the package's for this family of devices, if it has one; else the rules guess",
+        default="the installed model for this family of devices; without one, the defaults of the schedule rules",
         metavar="FILE",
         reaches_out=True,
     )
@@ -306,17 +307,17 @@ class Settings:
             _check(name, declared, getattr(self, name))
         if self.shapes == "uniform" and self.profile is not None:
             raise UserError(
-                f"--profile goes with --shapes profile, found {self.profile!r:.80} with uniform; leave one out"
+                f"--profile goes with --shapes profile, got {self.profile!r:.80} with uniform; leave one out"
             )
         if self.wait_secs < 1:
-            raise UserError(f"--wait-secs wants a number of seconds, at least 1; found {self.wait_secs}")
+            raise UserError(f"--wait-secs expects a number of seconds, at least 1; got {self.wait_secs}")
         if self.max_minutes is not None and not 0 < self.max_minutes < 1e6:
-            raise UserError(f"--max-minutes wants a number of minutes above 0, found {self.max_minutes:g}")
+            raise UserError(f"--max-minutes expects a number of minutes above 0, got {self.max_minutes:g}")
         for name, of in (("trials", "per task"), ("budget", "of all tasks")):
             if (count := getattr(self, name)) is not None and count < 0:
-                raise UserError(f"--{name} wants a number of candidates {of}, at least 0; found {count}")
+                raise UserError(f"--{name} expects a number of candidates {of}, at least 0; got {count}")
         if self.weights in ("bf16", "f16") and (other := f"{self.precision}/{self.activations}") != "f32/f32":
-            raise UserError(f"--weights {self.weights} wants --precision and --activations f32, found {other}; drop it")
+            raise UserError(f"--weights {self.weights} expects --precision and --activations f32, got {other}; drop it")
 
     @property
     def candidates(self) -> int:
@@ -345,7 +346,7 @@ def settings_taken_by(command: Command) -> tuple[str, ...]:
 
 
 def describe() -> str:
-    """Return a Markdown table of all settings: flag, variable, values, default, commands and meaning."""
+    """Return the table of all settings in Markdown: flag, variable, values, default, commands and help."""
     rows = [
         ("Setting", "Flag", "Variable", "Values", "Default", "Commands", "Meaning"),
         ("---",) * 7,
@@ -366,32 +367,32 @@ def describe() -> str:
 
 
 def merge_settings(command: Command, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
-    """Return `settings`, or the defaults, with the keyword arguments of a Python function over them.
+    """Return `settings`, or the defaults, with the keyword arguments of a Python function in place of their values.
 
-    Raises UserError for a name that the function does not take and for a wrong value."""
+    Raises:
+        UserError: A name that the function does not take, or an invalid value.
+    """
     known = settings_taken_by(command)
-    for name, value in overrides.items():
+    for name in overrides:
         if name in known:
             continue
-        if name in RENAMED_SETTINGS:
-            raise UserError(f"rt.{command}: {renamed(name, name, RENAMED_SETTINGS[name], value)}")
         near = difflib.get_close_matches(name, known, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"rt.{command} takes the settings {', '.join(known)}; found {name}{hint}")
+        raise UserError(f"rt.{command} takes the settings {', '.join(known)}; got {name}{hint}")
     base = Settings() if settings is None else settings
     if not isinstance(base, Settings):
-        raise UserError(f"settings: wanted a Settings, found a {type(base).__name__}")
+        raise UserError(f"settings: expected a Settings, got a {type(base).__name__}")
     return replace(base, **overrides)
 
 
 @dataclass(frozen=True, slots=True)
 class SettingSource:
-    """The place that a setting's value comes from.
+    """The origin of a setting's value.
 
-    name: its name there, such as `--seed`
-    value: the value, of the setting's type
-    path: the settings file; None for flags and variables
-    refused: True for a value that counts only once its file is allowed
+    Attributes:
+        name: Name of the setting in that origin, such as `--seed`.
+        path: The settings file; None for flags and variables.
+        refused: True if the value may be used only after the user allows the file.
     """
 
     name: str
@@ -403,36 +404,43 @@ class SettingSource:
 def find_sources(
     flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> dict[str, SettingSource]:
-    """Return the source of each setting that is not a default: a flag, else a variable, else `relax-tune.toml`.
+    """Return the source of each setting without its default: a flag, else a variable, else `relax-tune.toml`.
 
-    Raises UserError for a file or a variable that cannot be read."""
+    Raises:
+        UserError: A file or a variable cannot be read.
+    """
     if has_password(str(flags.get("db") or "")):
         raise UserError(
-            "--db wants a URL without a password, since everybody on this machine can read the arguments of programs, found one with "
-            f"a password; put it into ~/.pgpass, or the URL into {variable_of('db')}"
+            "--db expects a URL without a password, since every user of this machine can read the arguments of programs; put the "
+            f"password into ~/.pgpass, or the URL into {variable_of('db')}"
         )
     variables = _read_environment(os.environ if environment is None else environment)
-    found = _read_file((folder or Path.cwd()) / FILE)
-    found |= {name: SettingSource(variable_of(name), value) for name, value in variables.items()}
-    return found | {name: SettingSource(flag_of(name), value) for name, value in flags.items() if value is not None}
+    sources = _read_file((folder or Path.cwd()) / FILE)
+    sources |= {name: SettingSource(variable_of(name), value) for name, value in variables.items()}
+    return sources | {name: SettingSource(flag_of(name), value) for name, value in flags.items() if value is not None}
 
 
 def load_settings(
     flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> Settings:
-    """Merge flags over variables over `relax-tune.toml` over defaults. A flag that is None was not given.
+    """Return the settings: flags take precedence over variables, `relax-tune.toml` and defaults, in this order.
 
-    Raises UserError that names the wrong source, and for settings that reach out in a file that is not allowed."""
+    Args:
+        flags: Values by setting; None for a flag that was not given.
+
+    Raises:
+        UserError: A value is invalid (the message names its source), or a file that is not allowed has a setting that reaches out.
+    """
     return settings_of(find_sources(flags, environment, folder))
 
 
 def settings_of(sources: Mapping[str, SettingSource]) -> Settings:
-    """Return the defaults with these values over them. Raises UserError as `load_settings` does."""
+    """Return the defaults with the values of these sources. Raises `UserError` as `load_settings`."""
     refused = [name for name, source in sources.items() if source.refused]
     if refused:
         raise UserError(
-            f"{sources[refused[0]].path}: wanted no {', '.join(refused)} here until you allow the file, since they reach files, "
-            "hosts, databases or programs; read it, then run `relax-tune allow`, or give them as flags or variables"
+            f"{sources[refused[0]].path}: expected no {', '.join(refused)} in a file that you have not allowed: such settings name files, "
+            "hosts or databases, or let models run programs; read the file, then run `relax-tune allow`, or give flags or variables"
         )
     try:
         return replace(Settings(), **{name: source.value for name, source in sources.items()})
@@ -445,39 +453,40 @@ def settings_of(sources: Mapping[str, SettingSource]) -> Settings:
 
 
 def read_settings_file(path: Path) -> bytes:
-    """Return the content of a settings file; empty if there is none. Raises UserError for one that cannot be read."""
+    """Return the content of a settings file; empty if it does not exist. Raises `UserError` if it cannot be read."""
     if not path.is_file():
         return b""
     try:
         with path.open("rb") as file:
             content = file.read(_FILE_BYTES + 1)
     except OSError as error:
-        raise UserError(f"{path}: wanted a readable file, found: {error.strerror}; correct or remove it") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}; correct or remove it") from None
     if len(content) > _FILE_BYTES:
-        raise UserError(f"{path}: wanted settings of at most {_FILE_BYTES} bytes, found more; correct or remove it")
+        raise UserError(f"{path}: expected settings of at most {_FILE_BYTES} bytes, got more; correct or remove it")
     return content
 
 
 def parse_settings_file(path: Path, content: bytes) -> dict[str, Any]:
-    """Return the values of a settings file. Raises UserError for unknown names and values of a wrong type."""
+    """Return the values in a settings file. Raises `UserError` for unknown names and values of a wrong type."""
     try:
         data = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path.name}: wanted TOML, found {error}") from None
-    for name in sorted(set(data) & set(RENAMED_SETTINGS)):
-        raise UserError(f"{path.name}: {renamed(name, name, RENAMED_SETTINGS[name], data[name])}")
+        raise UserError(f"{path.name}: expected TOML, got {error}") from None
     unknown = sorted(set(data) - set(OPTIONS))
     if unknown:
-        raise UserError(f"{path.name}: wanted settings among {', '.join(sorted(OPTIONS))}; found {', '.join(unknown)}")
+        raise UserError(f"{path.name}: expected settings among {', '.join(sorted(OPTIONS))}; got {', '.join(unknown)}")
     for name, value in data.items():
         if type(value) is not OPTIONS[name].kind and not (OPTIONS[name].kind is float and type(value) is int):
             kind = KINDS[OPTIONS[name].kind]
-            raise UserError(f"{path.name}: {name} wants {kind}, found {value!r}")
+            raise UserError(f"{path.name}: {name} expects {kind}, got {value!r}")
     return data
 
 
 def _read_file(path: Path) -> dict[str, SettingSource]:
-    """Return the sources that a settings file gives. The content that is judged is the content that counts."""
+    """Return the sources in a settings file.
+
+    The file is read once, so that the content that was allowed is the content that is used.
+    """
     content = read_settings_file(path)
     data = parse_settings_file(path, content)
     allowed = all(not OPTIONS[name].reaches_out for name in data) or is_allowed(path, content)
@@ -488,11 +497,8 @@ def _read_file(path: Path) -> dict[str, SettingSource]:
 
 
 def _read_environment(variables: Mapping[str, str]) -> dict[str, Any]:
-    for old, new in RENAMED_SETTINGS.items():
-        if (variable := variable_of(old)) in variables:
-            raise UserError(renamed(old, variable, variable_of(new), variables[variable]))
     given = {name: variables[variable_of(name)] for name in OPTIONS if variable_of(name) in variables}
-    return {name: PARSED.get(OPTIONS[name].kind, text_of)(name, text) for name, text in given.items()}
+    return {name: PARSERS[OPTIONS[name].kind](name, text) for name, text in given.items()}
 
 
 def _check(name: str, declared: Option, value: object) -> None:

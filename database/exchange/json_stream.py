@@ -1,4 +1,7 @@
-"""A reader of JSON documents that are one object with one long list, in little memory."""
+"""A streaming reader of JSON documents that are one object with one long list.
+
+Tests: `tests/database/exchange/test_t4.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from typing import Any, Final, TextIO
 from relax_tune.errors import DatabaseError
 
 VALUE_LIMIT = 32 * 2**20
-"""Characters of the longest value that is held in memory."""
+"""Characters of the longest value that is read into memory."""
 _READ = 2**16
 _SPACE = " \t\n\r"
 
 
 class _End:
-    """Stands for the end of the list."""
+    """Marks the end of the list."""
 
 
 END: Final = _End()
@@ -24,10 +27,11 @@ END: Final = _End()
 def iter_document(file: TextIO, what: str, long: str) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) of the members of an object; for the list named `long`, each item and then `END`.
 
-    what: names the document in errors
+    Args:
+        what: Name of the document in errors.
 
     Raises:
-        DatabaseError: the text is not JSON, no object, or `long` no list.
+        DatabaseError: The text is not JSON or not an object, or `long` is not a list.
     """
     text = _Text(file, what)
     text.expect("{", "an object")
@@ -70,16 +74,16 @@ class _Text:
         self._text, self._at, self._over = "", 0, False
         self._decoder = json.JSONDecoder(parse_constant=_refuse)
 
-    def error(self, wanted: str) -> DatabaseError:
-        found = repr(self._text[self._at : self._at + 40]) if self._at < len(self._text) else "the end"
-        return DatabaseError(f"{self._what}: wanted {wanted} in JSON text, found {found}")
+    def error(self, expected: str) -> DatabaseError:
+        rest = repr(self._text[self._at : self._at + 40]) if self._at < len(self._text) else "the end"
+        return DatabaseError(f"{self._what}: expected {expected} in JSON text, got {rest}")
 
     def _more(self, count: int) -> bool:
         """Read more; False at the end of the file."""
         try:
             part = self._file.read(count)
         except UnicodeDecodeError:
-            raise DatabaseError(f"{self._what}: wanted UTF-8 text, found other bytes") from None
+            raise DatabaseError(f"{self._what}: expected UTF-8 text, got other bytes") from None
         self._text, self._at = self._text[self._at :] + part, 0
         self._over = not part
         return bool(part)
@@ -94,14 +98,14 @@ class _Text:
 
     def takes(self, character: str) -> bool:
         """Take a character if it is the next one."""
-        found = self._next() == character
-        self._at += found
-        return found
+        matches = self._next() == character
+        self._at += matches
+        return matches
 
-    def expect(self, character: str, wanted: str) -> None:
+    def expect(self, character: str, expected: str) -> None:
         """Take a character. Raises `DatabaseError` if another is next."""
         if not self.takes(character):
-            raise self.error(wanted)
+            raise self.error(expected)
 
     def value(self) -> Any:
         """Take a value."""
@@ -116,10 +120,10 @@ class _Text:
                 self._more(_READ)  # a number at the end may go on
             except (ValueError, RecursionError) as error:
                 if isinstance(error, RecursionError) or "not a JSON number" in str(error):
-                    raise DatabaseError(f"{self._what}: wanted JSON text, found {error}") from None
+                    raise DatabaseError(f"{self._what}: expected JSON text, got {error}") from None
                 if len(self._text) - self._at > VALUE_LIMIT:
                     raise DatabaseError(
-                        f"{self._what}: wanted JSON values of at most {VALUE_LIMIT} characters, found more"
+                        f"{self._what}: expected JSON values of at most {VALUE_LIMIT} characters, got more"
                     ) from None
                 if not self._more(size):
                     raise self.error("a value") from None

@@ -1,7 +1,9 @@
-"""Export, import and merge as JSON Lines: one record a line, each with its kind and the version of the format.
+"""Export, import and merge as JSON Lines: one record per line, with its kind and the version of the form.
 
-A file is untrusted: the usual constructors check each line, a bad line is reported with its number and left out, and
-importing twice changes nothing. Lines refer only to earlier lines, so all lines before a torn end are usable.
+Files are untrusted: the constructors of records check each line, and an invalid line is reported with its number and left out.
+Importing twice changes nothing. Lines refer only to earlier lines, so all lines before a truncation are usable.
+
+Tests: `tests/database/exchange/test_jsonl.py`, `tests/database/exchange/test_plan_origins.py`.
 """
 
 from __future__ import annotations
@@ -22,21 +24,20 @@ from relax_tune.database.records import (
     canonical_json,
     parse_json,
 )
+from relax_tune.database.reference import disagreement
 from relax_tune.database.rules import RefusedRecord, chunks
 from relax_tune.database.store import Store
-from relax_tune.database.stored_names import plan_set_of, rename_plans, rename_variant
 from relax_tune.errors import DatabaseError, system_reason
 from relax_tune.json_shapes import has_shape
 
 FORM = 2
-"""The version of the form, on every line as `v`. Form 1 has the old names of sketches and primitives, which are renamed."""
-_OLD_FORM = 1
+"""Version of the form, on every line as `v`. Form 1 is from before the first release."""
 
 LINE_LIMIT = 32 * 2**20
 """Bytes of the longest line that is read."""
 
-UNKNOWN = "unknown"
-"""Origin of plans from a database that has no id: one before schema 7, or an export of it."""
+_UNKNOWN_ORIGIN = "unknown"
+"""Origin of plans whose lines name none."""
 Judge = Callable[[Workload], None]
 
 _BATCH = 1000
@@ -46,7 +47,7 @@ _JSON_FIELDS = {"fingerprint", "limits", "reference", "facts", "symbols", "sampl
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Line `line` (from 1) was left out, and why."""
+    """A line (from 1) that was left out, and the reason."""
 
     line: int
     why: str
@@ -54,9 +55,15 @@ class Problem:
 
 @dataclass(slots=True)
 class ImportReport:
-    """Counts of an import. measurements, plans: the new ones; lines: all read; problems: the first ones of `left_out`.
+    """Counts of an import.
 
-    conflicting: records that say other things than those on record under the same name, which stay; conflicts: the first names
+    Attributes:
+        lines: Number of lines.
+        measurements, plans: Numbers of new records.
+        left_out: Number of lines that are invalid, or of a target whose reference times contradict the stored ones; `problems` has
+            the first of them, and a contradicting target once.
+        conflicting: Number of records that differ from the stored record of the same name, which stays; `conflicts` has the first
+            names.
     """
 
     lines: int = 0
@@ -86,36 +93,36 @@ def _line(kind: str, values: dict[str, Any]) -> str:
 
 
 def export_lines(store: Store, targets: Sequence[str] | None = None, since: float | None = None) -> Iterator[str]:
-    """Yield the lines (without line ends) of all records of these target keys, or of all targets. The same records give
-    the same lines. Leases and jobs belong to one database and are left out.
+    """Yield the lines (without line ends) of the records of these target keys, or of all targets.
 
-    since: Unix seconds; only measurements made from then on, with all plans
+    The same records give the same lines. Leases and jobs belong to one database and are left out.
+
+    Args:
+        since: Earliest `measured_at` in Unix seconds. All plans are exported.
 
     Raises:
-        DatabaseError: a target key is unknown.
+        DatabaseError: A target key is unknown.
     """
     chosen = []
     for key in sorted({target.key for target in store.targets()} if targets is None else set(targets)):
         target = store.target(key)
         if target is None:
-            raise DatabaseError(
-                f"{store.where}: wanted a target to export, found the unknown key {key!r}; see `db stats`"
-            )
+            raise DatabaseError(f"{store.where}: the target {key!r} does not exist; see `relax-tune db stats`")
         chosen.append(target)
         yield _line("target", rows.target_values(target))
     for environment in store.environments():
         yield _line("environment", rows.environment_values(environment))
     plans = {target.key: store.plans(target.key) for target in chosen}
     measured = {target.key: store.measured(target.key, since) for target in chosen}
-    needed = {key for found in measured.values() for key in found}
-    needed |= {plan.workload for found in plans.values() for plan in found}
+    needed = {key for keys in measured.values() for key in keys}
+    needed |= {plan.workload for versions in plans.values() for plan in versions}
     if targets is None and since is None:
         for workload in store.workloads(None):
             yield _line("workload", rows.workload_values(workload))
     for chunk in chunks(sorted(needed) if targets is not None or since is not None else ()):
         for workload in store.known_workloads(chunk):
             yield _line("workload", rows.workload_values(workload))
-    written: set[bytes] = set()  # keys are hashes: half of their bytes keep millions apart in little memory
+    written: set[bytes] = set()  # keys are hashes, so 8 bytes distinguish millions of variants
     for target in chosen:
         for key in measured[target.key]:
             for measurement in store.query(target.key, key, since=since):
@@ -131,32 +138,32 @@ def export_lines(store: Store, targets: Sequence[str] | None = None, since: floa
 
 
 def _plan_values(plan: PlanRecord, id: str, current: bool) -> dict[str, Any]:
-    """Return the fields of a plan as another database should know it: by its origin, and whether it is current here."""
+    """Return the fields of a plan for other databases: with its origin, and whether it is current in this database."""
     values = rows.plan_values(plan)
     del values["turn"]
     return {**values, "origin": plan.origin or id, "current": current}
 
 
 def export_file(store: Store, path: Path, targets: Sequence[str] | None = None, since: float | None = None) -> int:
-    """Write `export_lines` to a new file that appears only when complete; returns the number of lines.
+    """Write `export_lines` to a file as `write_whole`; return the number of lines.
 
     Raises:
-        DatabaseError: the file cannot be written, or a target is unknown.
+        DatabaseError: The file cannot be written, or a target is unknown.
     """
     return write_whole(path, export_lines(store, targets, since))
 
 
 def write_whole(path: Path, lines: Iterable[str]) -> int:
-    """Write lines to a file that appears, or replaces another, only when complete; returns how many there were.
+    """Write lines to a file, which appears or replaces another only when it is complete; return the number of lines.
 
     Raises:
-        DatabaseError: the file cannot be written.
+        DatabaseError: The file cannot be written.
     """
     return write_parts(path, (line + "\n" for line in lines))
 
 
 def write_parts(path: Path, parts: Iterable[str]) -> int:
-    """Write the parts of a text to a file as `write_whole` does; returns how many there were."""
+    """Write the parts of a text to a file as `write_whole`; return the number of parts."""
     partial = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part") if path.name else path
     count = 0
     try:
@@ -165,7 +172,7 @@ def write_parts(path: Path, parts: Iterable[str]) -> int:
         if partial.is_dir() or path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         try:
-            # a new file of its own: no link that waits there is followed
+            # Mode x: another user may have put a link at this path, which must not be followed.
             with partial.open("w" if partial == path else "x", encoding="utf-8", newline="\n") as file:
                 if partial != path and path.exists():
                     os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & path.stat().st_mode & 0o666)
@@ -183,27 +190,29 @@ def write_parts(path: Path, parts: Iterable[str]) -> int:
             raise
     except (OSError, ValueError) as error:
         raise DatabaseError(
-            f"{path}: wanted to write the export, found: {system_reason(error)}; free some space or choose another place"
+            f"{path}: the export cannot be written: {system_reason(error)}; free some space or choose another path"
         ) from None
     return count
 
 
 def import_file(store: Store, path: Path, judge: Judge | None = None) -> ImportReport:
-    """Import a file written by `export_file`, here or elsewhere. judge: as of `import_lines`
+    """Import a file that `export_file` of any database wrote.
+
+    Args:
+        judge: As of `import_lines`.
 
     Raises:
-        DatabaseError: it cannot be read, holds nothing of ours, or the store cannot be written.
+        DatabaseError: The file cannot be read or has no valid line, or the store cannot be written.
     """
     try:
         with path.open("rb") as file:
             report = import_lines(store, _numbered(file), judge)
     except (OSError, ValueError) as error:
-        raise DatabaseError(f"{path}: wanted a file to import, found: {system_reason(error)}; check the path") from None
+        raise DatabaseError(f"{path}: the file cannot be read: {system_reason(error)}; check the path") from None
     if report.left_out and report.left_out == report.lines:
         first = report.problems[0]
         raise DatabaseError(
-            f"{path}: wanted lines written by `relax-tune db export`, found none in {report.lines} lines (line {first.line}: "
-            f"{first.why}); give another file"
+            f"{path}: none of the {report.lines} lines is from `relax-tune db export` (line {first.line}: {first.why}); give another file"
         )
     return report
 
@@ -218,12 +227,13 @@ def _numbered(file: BinaryIO) -> Iterator[bytes]:
 
 
 def import_lines(store: Store, lines: Iterable[str | bytes], judge: Judge | None = None) -> ImportReport:
-    """Import lines in the form of `export_lines`. Idempotent; existing records and current plans do not change.
+    """Import lines in the form of `export_lines`. Stored records and current plans do not change.
 
-    judge: raises `DatabaseError` for a workload whose text is not what its key says
+    Args:
+        judge: Raises `DatabaseError` for a workload whose key is not the hash of its text.
 
     Raises:
-        DatabaseError: the store cannot be written. What is wrong with a line is in the report instead.
+        DatabaseError: The store cannot be written. Invalid lines are in the report instead.
     """
     reading = _Import(store, judge)
     for number, line in enumerate(lines, 1):
@@ -233,27 +243,31 @@ def import_lines(store: Store, lines: Iterable[str | bytes], judge: Judge | None
 
 
 def merge(source: Store, into: Store, since: float | None = None, judge: Judge | None = None) -> ImportReport:
-    """Copy all records of `source` into `into`, which keeps its own. since, judge: as of `export_lines` and `import_lines`
+    """Copy the records of `source` that `into` lacks; see `export_lines` for `since`, `import_lines` for `judge`.
 
     Raises:
-        DatabaseError: one of the stores cannot be read or written.
+        DatabaseError: One of the stores cannot be read or written.
     """
     return import_lines(into, export_lines(source, None, since), judge)
 
 
-def says_other(stored: Measurement, given: Measurement) -> bool:
-    """Return True for two measurements of one id with other results."""
+def differs(stored: Measurement, given: Measurement) -> bool:
+    """Return True if two measurements of one id have different results."""
     return stored.subject == given.subject and (stored.stage, stored.samples_secs) != (given.stage, given.samples_secs)
 
 
 def _subject(plan: PlanRecord) -> tuple[str, str]:
-    """Return the model of a plan, or its workload where the text names no model."""
-    model, _ = plan_set_of(plan.entries)
-    return (model, "") if model else ("", plan.workload)
+    """Return the model of a plan, or its workload if the text names no model."""
+    try:
+        document = parse_json(plan.entries, "plan")
+    except DatabaseError:
+        document = None
+    model = document.get("model") if isinstance(document, dict) else None
+    return (str(model), "") if model else ("", plan.workload)
 
 
 class _Import:
-    """One pass over the lines: variants are remembered, measurements and plans are committed in batches."""
+    """One pass over the lines. Measurements are committed in batches, plans at the end."""
 
     def __init__(self, store: Store, judge: Judge | None) -> None:
         self.store = store
@@ -262,7 +276,7 @@ class _Import:
         self._variants: dict[str, VariantRecord] = {}
         self._measurements: list[tuple[int, Measurement]] = []
         self._plans: list[tuple[int, PlanRecord]] = []
-        self._sets: dict[tuple[str, str, str], list[tuple[int, PlanRecord]]] = {}
+        self._contradicting: set[str] = set()
         self._readers: dict[str, Callable[[int, dict[str, Any]], None]] = {
             "target": self._read_target,
             "environment": lambda _, values: self._add(store.add_environment, rows.environment_of(values)),
@@ -299,108 +313,109 @@ class _Import:
         try:
             text = line if isinstance(line, str) else line.decode()
         except UnicodeDecodeError:
-            raise DatabaseError("wanted UTF-8 text, found other bytes") from None
+            raise DatabaseError("expected UTF-8 text, got other bytes") from None
         if not text.strip():
             return
         values = parse_json(text, "line", LINE_LIMIT)
         if not has_shape(values, {"v": object, "record": object}):
-            raise DatabaseError("wanted an object with `v` and `record`, found something else")
+            raise DatabaseError("expected an object with `v` and `record`, got something else")
         form, kind = values.pop("v"), values.pop("record")
-        if type(form) is not int or form not in (FORM, _OLD_FORM):
+        if type(form) is not int or form != FORM:
             raise DatabaseError(
-                f"wanted form {FORM} or {_OLD_FORM}, found {form!r:.40}; import it with the relax-tune that wrote it, or newer"
+                f"expected form {FORM}, got {form!r:.40}; export the database with this version of relax-tune, or upgrade the tool"
             )
         reader = self._readers.get(kind) if isinstance(kind, str) else None
         if reader is None:
-            raise DatabaseError(f"wanted a record of {', '.join(sorted(self._readers))}, found {kind!r:.80}")
+            raise DatabaseError(f"expected a record of {', '.join(sorted(self._readers))}, got {kind!r:.80}")
         for name in _JSON_FIELDS & values.keys():
             values[name] = canonical_json(values[name])
         try:
             reader(number, values)
         except KeyError as error:
-            raise DatabaseError(f"wanted the field {error.args[0]!r} of a {kind}, found none") from None
+            raise DatabaseError(f"the field {error.args[0]!r} of a {kind} is missing") from None
 
-    def _read_target(self, _: int, values: dict[str, Any]) -> None:
-        made = rows.target_of(values)
-        self._add(self.store.add_target, made)
-        known = self.store.target(made.key)
-        if known is not None and made.reference and known.reference != made.reference:
-            self.report.add_conflict(f"reference times of target {made.key[:12]} ({made.name})")
+    def _read_target(self, number: int, values: dict[str, Any]) -> None:
+        target = rows.target_of(values)
+        self._add(self.store.add_target, target)
+        stored = self.store.target(target.key)
+        if stored is None:
+            return
+        if why := disagreement(dict(stored.reference), dict(target.reference)):
+            self._contradicting.add(target.key)
+            self.report.add_problem(
+                number,
+                f"the records of target {target.key[:12]} ({target.name}) come from other units than those stored here: {why}; "
+                "import them into a database of their own",
+            )
 
     def _read_workload(self, _: int, values: dict[str, Any]) -> None:
-        made = rows.workload_of(values)
+        workload = rows.workload_of(values)
         if self._judge is not None:
-            self._judge(made)
-        self._add(self.store.add_workload, made)
-        known = self.store.workload(made.key)
-        if known is not None and known.text != made.text:
-            self.report.add_conflict(f"text of workload {made.key[:12]} ({made.hint})")
+            self._judge(workload)
+        self._add(self.store.add_workload, workload)
+        stored = self.store.workload(workload.key)
+        if stored is not None and stored.text != workload.text:
+            self.report.add_conflict(f"text of workload {workload.key[:12]} ({workload.hint})")
 
     def _read_variant(self, _: int, values: dict[str, Any]) -> None:
-        made = rows.variant_of(values)
-        self._variants[made.key] = rename_variant(made)
+        variant = rows.variant_of(values)
+        self._variants[variant.key] = variant
 
     def _read_measurement(self, line: int, values: dict[str, Any]) -> None:
         key = values["variant"]
         variant = self._variants.get(key) if isinstance(key, str) else None
         if variant is None:
-            raise DatabaseError(f"wanted a variant of an earlier line, found {key!r:.80}")
-        self._measurements.append((line, rows.measurement_of(values, variant)))
+            raise DatabaseError(f"expected a variant of an earlier line, got {key!r:.80}")
+        measurement = rows.measurement_of(values, variant)
+        if measurement.target in self._contradicting:
+            self.report.left_out += 1
+        else:
+            self._measurements.append((line, measurement))
 
     def _read_plan(self, line: int, values: dict[str, Any]) -> None:
-        """Collect a plan until the end, since the name of a set hashes all its plans."""
-        current = values.get("current", False)
-        origin = values.get("origin", "") or UNKNOWN
+        """Collect a plan. Which plans become current depends on all plans of the file."""
+        origin = values.get("origin", "") or _UNKNOWN_ORIGIN
         plan = rows.plan_of(
-            {**values, "origin": "" if origin == self.store.id else origin, "turn": int(current is True)}
+            {
+                **values,
+                "origin": "" if origin == self.store.id else origin,
+                "turn": int(values.get("current", False) is True),
+            }
         )
-        if "origin" not in values:  # of a tool that knew no origins: the highest version is the current one
-            plan = replace(plan, turn=plan.version)
-        self._sets.setdefault((plan.target, *plan_set_of(plan.entries)), []).append((line, plan))
+        if plan.target in self._contradicting:
+            self.report.left_out += 1
+        else:
+            self._plans.append((line, plan))
 
     def finish(self) -> None:
         """Commit all records that were read."""
         self.flush()
-        found: list[tuple[int, str, PlanRecord]] = []
-        for (_, model, _), plans in self._sets.items():
-            texts = rename_plans([(plan.workload, plan.entries) for _, plan in plans])
-            found += [
-                (line, model, replace(plan, entries=text)) for (line, plan), text in zip(plans, texts, strict=True)
-            ]
-        self._plans = self._in_turn(found)
-        self.flush()
+        self.report.plans += self._commit(self.store.add_plans, self._with_turns())
 
-    def _in_turn(self, found: Sequence[tuple[int, str, PlanRecord]]) -> list[tuple[int, PlanRecord]]:
-        """Leave a turn to the newest plans of models that have no current plans here, which become current."""
-        here = {plan.target: self.store.plans(plan.target) for _, _, plan in found}
-        settled = {(t, *_subject(p)) for t, plans in here.items() for p in plans if p.turn}
-        newest: dict[tuple[str, str, str], int] = {}
-        for _, _, plan in found:
-            task = (plan.target, plan.workload, _subject(plan)[0])
-            newest[task] = max(newest.get(task, 0), plan.turn)
-        known = {(p.target, p.workload, p.origin, p.version): p.entries for plans in here.values() for p in plans}
-        made = []
-        for line, _, plan in found:
-            first = plan.turn and plan.turn == newest[plan.target, plan.workload, _subject(plan)[0]]
-            made.append((line, replace(plan, turn=int(bool(first) and (plan.target, *_subject(plan)) not in settled))))
-            if known.get((plan.target, plan.workload, plan.origin, plan.version), plan.entries) != plan.entries:
-                self.report.add_conflict(
-                    f"plan {plan.version} of workload {plan.workload[:12]} from {plan.origin or 'here'}"
-                )
-        return made
+    def _with_turns(self) -> list[tuple[int, PlanRecord]]:
+        """Return the plans, with a turn only if the store has no current plan of their model; those become current."""
+        stored = {plan.target: self.store.plans(plan.target) for _, plan in self._plans}
+        settled = {(target, *_subject(p)) for target, plans in stored.items() for p in plans if p.turn}
+        texts = {(p.target, p.workload, p.origin, p.version): p.entries for plans in stored.values() for p in plans}
+        with_turns = []
+        for line, plan in self._plans:
+            is_first = (plan.target, *_subject(plan)) not in settled
+            with_turns.append((line, replace(plan, turn=int(plan.turn and is_first))))
+            if texts.get((plan.target, plan.workload, plan.origin, plan.version), plan.entries) != plan.entries:
+                origin = plan.origin or "this database"
+                self.report.add_conflict(f"plan {plan.version} of workload {plan.workload[:12]} from {origin}")
+        return with_turns
 
     def flush(self) -> None:
-        """Commit the records read so far. A refused batch is tried record by record, to name the line."""
+        """Commit the measurements read so far. A refused batch is tried record by record, to name the line."""
         measurements, self._measurements = self._measurements, []
-        plans, self._plans = self._plans, []
         new = self._commit(self.store.add_measurements, measurements)
         self.report.measurements += new
         if new < len(measurements):
             given = {m.id: m for _, m in measurements}
             for stored in self.store.measurements(given):
-                if says_other(stored, given[stored.id]):
+                if differs(stored, given[stored.id]):
                     self.report.add_conflict(f"measurement {stored.id}")
-        self.report.plans += self._commit(self.store.add_plans, plans)
 
     def _commit(self, add: Callable[[list[Any]], int], batch: Sequence[tuple[int, Any]]) -> int:
         if not batch:
@@ -418,7 +433,7 @@ class _Import:
 
 
 class _StoreFailed(Exception):
-    """The store, not the line, is at fault."""
+    """The store refused a valid line."""
 
     def __init__(self, error: DatabaseError) -> None:
         super().__init__(str(error))

@@ -1,9 +1,11 @@
 """The auto-tuning community's T4 results (JSON, schema 1.x), as Kernel Tuner and KTT write and read them.
 
 T4 has a flat list of (configuration, times, validity). Our other fields (trace, variant kind, point, job, libraries) go into
-each result's `measurements` list under `relax_tune.*` names, and the first result of a workload has its text. So our own files
-lose only where a record was measured. Output checks count only when the caller trusts the file. Results are read and written one
-at a time, whatever their number.
+each result's `measurements` list under `relax_tune.*` names, and the first result of a workload has its text. So files of this tool
+lose only the worker, host and unit of a record. Output checks count only if the caller trusts the file. Results are read and written
+one at a time, so files may be larger than memory.
+
+Tests: `tests/database/exchange/test_t4.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from relax_tune.database.records import (
     canonical_json,
     content_key,
 )
-from relax_tune.database.stored_names import rename_variant
 from relax_tune.errors import DatabaseError
 from relax_tune.json_shapes import has_shape
 
@@ -57,13 +58,16 @@ def t4_parts(
     workloads: Callable[[str], Workload | None] = lambda _: None,
     environments: Callable[[str], Environment | None] = lambda _: None,
 ) -> Iterator[str]:
-    """Yield the parts of T4 JSON text of measurements of one target, in seconds. version: of the tool
+    """Yield the parts of the T4 JSON text of measurements of one target, in seconds.
 
-    A configuration holds the variant's parameters and, as `symbol.NAME`, the point. workloads, environments: look-ups by key, for
-    what the first result of each says beside
+    A configuration has the variant's parameters and, as `symbol.NAME`, the shape.
+
+    Args:
+        version: Version of the tool.
+        workloads, environments: Look-ups by key; the first result of each has its description.
 
     Raises:
-        DatabaseError: a measurement is of another target.
+        DatabaseError: A measurement is of another target.
     """
     metadata: dict[str, Any] = {
         "platform": target.kind,
@@ -86,15 +90,15 @@ def t4_parts(
     for number, measurement in enumerate(measurements):
         if measurement.target != target.key:
             raise DatabaseError(
-                f"T4: wanted measurements of target {target.key!r}, found {measurement.id!r} of {measurement.target!r}; export "
-                "each target on its own"
+                f"T4: expected measurements of target {target.key!r}, got {measurement.id!r} of {measurement.target!r}; export "
+                "each target to a separate file"
             )
         result = _result(measurement)
         if measurement.workload not in described:
             described.add(measurement.workload)
             if (workload := workloads(measurement.workload)) is not None:
-                told = {"text": workload.text, "format_version": workload.format_version, "hint": workload.hint}
-                result["measurements"].append(_entry("text", told))
+                description = {"text": workload.text, "format_version": workload.format_version, "hint": workload.hint}
+                result["measurements"].append(_entry("text", description))
         if measurement.environment and measurement.environment not in described:
             described.add(measurement.environment)
             if (environment := environments(measurement.environment)) is not None:
@@ -142,7 +146,7 @@ def _result(measurement: Measurement) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class T4Result:
-    """A result of a file. workload, environment: what it says of them beside, where it does"""
+    """A result of a T4 file, with the workload and the environment that it describes; None if it does not."""
 
     measurement: Measurement
     workload: Workload | None
@@ -150,51 +154,53 @@ class T4Result:
 
 
 def t4_target(opened: Callable[[], TextIO]) -> Target | None:
-    """Return the target that a file of ours names; None for others. Raises `DatabaseError` for a file that is not T4."""
+    """Return the target that a file of this tool names; None for files of other tools. Raises `DatabaseError` unless it is T4."""
     with opened() as file:
         metadata = t4_metadata(file)
-    told = metadata.get("relax_tune.target")
-    if told is None or not has_shape(
-        told, {"kind": object, "name": object, "fingerprint": list, "limits": dict, "reference": dict}
+    fields = metadata.get("relax_tune.target")
+    if fields is None or not has_shape(
+        fields, {"kind": object, "name": object, "fingerprint": list, "limits": dict, "reference": dict}
     ):
         return None
-    pairs = tuple(tuple(pair) if isinstance(pair, list) else pair for pair in told["fingerprint"])
-    limits, reference = (tuple(told[name].items()) for name in ("limits", "reference"))
-    return Target(told["kind"], told["name"], pairs, limits, reference)
+    pairs = tuple(tuple(pair) if isinstance(pair, list) else pair for pair in fields["fingerprint"])
+    limits, reference = (tuple(fields[name].items()) for name in ("limits", "reference"))
+    return Target(fields["kind"], fields["name"], pairs, limits, reference)
 
 
 def t4_metadata(file: TextIO) -> dict[str, Any]:
     """Read a whole file; return its metadata. Raises `DatabaseError` unless it is T4 of schema 1.x with a known time unit."""
-    found: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for name, value in iter_document(file, "T4", "results"):
-        found[name] = True if name == "results" else value
-    if "results" not in found:
-        raise DatabaseError("T4: wanted an object with a list `results`, found something else; give a T4 results file")
-    schema = found.get("schema_version", "1.0.0")
+        document[name] = True if name == "results" else value
+    if "results" not in document:
+        raise DatabaseError("T4: expected an object with a list `results`; give a T4 results file")
+    schema = document.get("schema_version", "1.0.0")
     if not isinstance(schema, str) or schema.split(".")[0] != "1":
-        raise DatabaseError(f"T4: wanted schema version 1.x, found {schema!r:.40}; upgrade the tool")
-    metadata = found.get("metadata", {})
+        raise DatabaseError(f"T4: expected schema version 1.x, got {schema!r:.40}; upgrade the tool")
+    metadata = document.get("metadata", {})
     unit = metadata.get("timeunit", "milliseconds") if isinstance(metadata, dict) else None
     if unit not in tuple(_UNITS):
-        raise DatabaseError(f"T4: wanted a timeunit of {', '.join(_UNITS)}, found {unit!r:.40}; correct the file")
+        raise DatabaseError(f"T4: expected a timeunit of {', '.join(_UNITS)}, got {unit!r:.40}; correct the file")
     return {**metadata, "timeunit": unit}
 
 
 def read_t4(
     opened: Callable[[], TextIO], workload: str | None, target: str, *, trust_checks: bool = False
 ) -> Iterator[T4Result]:
-    """Yield the results of a T4 file. The caller gives the keys of target and workload, which T4 does not name reliably; results
-    in files of ours name their own workload.
+    """Yield the results of a T4 file.
 
-    Times are in `metadata.timeunit`, milliseconds where the file does not say (Kernel Tuner's). A configuration becomes
-    a `tuned` variant of sketch `t4` whose trace is the configuration and whose parameters are its integers, except in
-    files we wrote. Ids hash the content, so importing again is a no-op. Output checks by other tools count only if
-    `trust_checks`.
+    T4 does not name target and workload reliably, so the caller gives their keys; results in files of this tool name their workload.
+    Times are in `metadata.timeunit`, by default milliseconds as Kernel Tuner writes. A configuration of another tool becomes a `tuned`
+    variant of sketch `t4`, with the configuration as trace and its integers as parameters. Ids hash the content, so importing again
+    adds nothing.
 
-    opened: opens the file, which is read twice: first its metadata, which may stand at its end
+    Args:
+        opened: Opens the file. It is read twice, since its metadata may be at the end.
+        workload: Key of the workload of results that name none.
+        trust_checks: Believe that outputs were compared with a reference.
 
     Raises:
-        DatabaseError: not T4, a result is malformed (named by its index), or names no workload where none is given.
+        DatabaseError: The file is not T4, a result is malformed (named by its index), or has no workload.
     """
     with opened() as file:
         unit = _UNITS[t4_metadata(file)["timeunit"]]
@@ -204,7 +210,7 @@ def read_t4(
             try:
                 own = _own_workload(result, workload or "")
                 if not own:
-                    raise DatabaseError("wanted a workload, found none named; choose it with --workload KEY")
+                    raise DatabaseError("the result names no workload; choose one with --workload KEY")
                 yield _t4_result(result, own, target, unit, trust_checks)
             except DatabaseError as error:
                 raise DatabaseError(f"T4 result {index}: {error}") from None
@@ -213,17 +219,17 @@ def read_t4(
 def _t4_result(result: Any, workload: str, target: str, unit: float, trust_checks: bool) -> T4Result:
     extra = _extra(result.get("measurements", []))
     measurement = _measurement(result, workload, target, unit, trust_checks)
-    told = environment = None
+    described = environment = None
     if has_shape(extra.get("text"), {"text": object, "format_version": object, "hint": object}):
-        told = Workload(workload, **{name: extra["text"][name] for name in ("text", "format_version", "hint")})
+        described = Workload(workload, **{name: extra["text"][name] for name in ("text", "format_version", "hint")})
     if isinstance(extra.get("facts"), list):
         environment = Environment(tuple(tuple(p) if isinstance(p, list) else p for p in extra["facts"]))
-    return T4Result(measurement, told, environment)
+    return T4Result(measurement, described, environment)
 
 
 def _own_workload(result: Any, named: str) -> str:
     if not isinstance(result, Mapping):
-        raise DatabaseError("wanted an object, found something else")
+        raise DatabaseError("expected an object")
     own = _extra(result.get("measurements", [])).get("workload")
     return own if isinstance(own, str) else named
 
@@ -232,7 +238,7 @@ def _measurement(result: Mapping[str, Any], workload: str, target: str, unit: fl
     configuration: Any = result.get("configuration")
     times: Any = result.get("times", {})
     if not has_shape((configuration, times), (Mapping, Mapping)):
-        raise DatabaseError("wanted the objects `configuration` and `times`, found something else")
+        raise DatabaseError("expected the objects `configuration` and `times`")
     extra = _extra(result.get("measurements", []))
     symbols = {k.removeprefix("symbol."): v for k, v in configuration.items() if k.startswith("symbol.")}
     values = {k: v for k, v in configuration.items() if not k.startswith("symbol.") and type(v) is int}
@@ -242,8 +248,6 @@ def _measurement(result: Mapping[str, Any], workload: str, target: str, unit: fl
         extra.get("trace", canonical_json(configuration)),
         canonical_json(values),
     )
-    if "trace" in extra:  # ours, perhaps of before a renaming
-        variant = rename_variant(variant)
     common: dict[str, Any] = {
         "id": extra.get("id", f"t4-{content_key([workload, target, result])}"),
         "workload": workload,
@@ -260,18 +264,18 @@ def _measurement(result: Mapping[str, Any], workload: str, target: str, unit: fl
     if invalidity == "correct":
         runtimes = times.get("runtimes")
         if not isinstance(runtimes, list) or not runtimes:
-            raise DatabaseError("wanted `runtimes` of a correct result, found none")
+            raise DatabaseError("`runtimes` of a correct result is missing or empty")
         samples = tuple(_seconds(value, unit) for value in runtimes)
         checked = trust_checks and result.get("correctness") == 1
         return Measurement(samples_secs=samples, checked=checked, **common)
     if invalidity not in tuple(_STAGES):
-        raise DatabaseError(f"wanted an `invalidity` of correct, {', '.join(_STAGES)}, found {invalidity!r:.40}")
+        raise DatabaseError(f"expected an `invalidity` of correct, {', '.join(_STAGES)}, got {invalidity!r:.40}")
     stage = extra.get("stage", _STAGES[invalidity])
     return Measurement(status="failed", stage=stage, message=extra.get("message", f"T4: {invalidity}"), **common)
 
 
 def _moment(timestamp: Any) -> float:
-    """Return the Unix seconds of a moment that names its time zone; 0 for others."""
+    """Return the Unix seconds of an ISO timestamp with a time zone; 0 for others."""
     try:
         moment = datetime.fromisoformat(timestamp)
         return max(0.0, moment.timestamp()) if moment.tzinfo is not None else 0.0
@@ -280,17 +284,17 @@ def _moment(timestamp: Any) -> float:
 
 
 def _extra(measurements: Any) -> dict[str, Any]:
-    """Return our extensions of the format, by short name."""
+    """Return the `relax_tune.*` entries by the rest of their name."""
     if not isinstance(measurements, list):
-        raise DatabaseError("wanted a list `measurements`, found something else")
-    found = {}
+        raise DatabaseError("expected a list `measurements`")
+    extensions = {}
     for entry in measurements:
         if has_shape(entry, {"name": str}) and entry["name"].startswith("relax_tune."):
-            found[entry["name"].removeprefix("relax_tune.")] = entry.get("value")
-    return found
+            extensions[entry["name"].removeprefix("relax_tune.")] = entry.get("value")
+    return extensions
 
 
 def _seconds(value: Any, unit: float) -> float:
     if type(value) is not float and (type(value) is not int or abs(value) >= 2**63):
-        raise DatabaseError(f"wanted a time, found {value!r:.40}")
+        raise DatabaseError(f"expected a time, got {value!r:.40}")
     return float(value) * unit

@@ -1,13 +1,17 @@
-"""Import of T4 files into a store, a few results at a time."""
+"""Import of T4 files into a store, in batches.
+
+Tests: `tests/database/exchange/test_t4.py`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TextIO
 
-from relax_tune.database.exchange.jsonl import ImportReport, Judge, says_other
+from relax_tune.database.exchange.jsonl import ImportReport, Judge, differs
 from relax_tune.database.exchange.t4 import T4Result, read_t4, t4_target
-from relax_tune.database.records import Measurement
+from relax_tune.database.records import Measurement, Target
+from relax_tune.database.reference import disagreement
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError, system_reason
 
@@ -23,13 +27,16 @@ def import_t4_file(
     trust_checks: bool = False,
     judge: Judge | None = None,
 ) -> ImportReport:
-    """Import a T4 file. Workloads, libraries and the target are added where the file describes them. Importing again changes nothing.
+    """Import a T4 file, with the workloads, environments and target that it describes. Importing again changes nothing.
 
-    workload: key of the workload of results that name none; target: key of the target; None: that of the file, else the store's only one;
-    trust_checks: believe that outputs were right; judge: as of `import_lines`
+    Args:
+        workload: Key of the workload of results that name none.
+        target: Key of the target; None for the target that the file describes, else for the only one in the store.
+        trust_checks: Believe that outputs were compared with a reference.
+        judge: As of `import_lines`.
 
     Raises:
-        DatabaseError: it cannot be read, is not T4, or has a malformed result or an unknown workload. What comes before stays.
+        DatabaseError: The file cannot be read, is not T4, or has a malformed result or an unknown workload. Results before it stay.
     """
 
     def opened() -> TextIO:
@@ -38,10 +45,10 @@ def import_t4_file(
     report = ImportReport()
     try:
         if target is None:
-            found, known = t4_target(opened), store.targets()
-            if found is None and len(known) != 1:
-                raise DatabaseError("T4: wanted a target, found none named in the file; choose one with --on KEY")
-            target = known[0].key if found is None else store.add_target(found)
+            described, stored = t4_target(opened), store.targets()
+            if described is None and len(stored) != 1:
+                raise DatabaseError("T4: the file describes no target; choose one with --on KEY")
+            target = stored[0].key if described is None else _add_target(store, described)
         batch: list[Measurement] = []
         for result in read_t4(opened, workload, target, trust_checks=trust_checks):
             report.lines += 1
@@ -52,12 +59,24 @@ def import_t4_file(
     except DatabaseError as error:
         raise type(error)(f"{path}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DatabaseError(f"{path}: wanted a T4 file, found: {system_reason(error)}; check the path") from None
+        raise DatabaseError(f"{path}: the file cannot be read: {system_reason(error)}; check the path") from None
     return report
 
 
+def _add_target(store: Store, described: Target) -> str:
+    """Add a target. Raises DatabaseError if its reference times contradict the stored ones."""
+    key = store.add_target(described)
+    stored = store.target(key)
+    if stored is not None and (why := disagreement(dict(stored.reference), dict(described.reference))):
+        raise DatabaseError(
+            f"the records of target {key[:12]} ({described.name}) come from other units than those stored here: {why}; import "
+            "them into a database of their own"
+        )
+    return key
+
+
 def _described(store: Store, result: T4Result, judge: Judge | None) -> Measurement:
-    """Add what a result describes beside."""
+    """Add the workload and the environment that a result describes; return its measurement."""
     if result.workload is not None:
         if judge is not None:
             judge(result.workload)
@@ -73,6 +92,6 @@ def _commit(store: Store, report: ImportReport, batch: list[Measurement]) -> Non
     report.measurements += new
     if new < len(given):
         for stored in store.measurements(given):
-            if says_other(stored, given[stored.id]):
+            if differs(stored, given[stored.id]):
                 report.add_conflict(f"measurement {stored.id}")
     batch.clear()

@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""Submitted jobs: `submitted.SubmittedJob` is a job, `queue.JobQueue` the queue in a database."""

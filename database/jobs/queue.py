@@ -1,7 +1,7 @@
 """`JobQueue`: the submitted jobs of a database, which services on any number of machines take and run.
 
-A service holds a job for a while by the database's clock, and says regularly that it is alive. One that does not loses the
-job to another, and then nothing that it says about the job counts. So whoever is killed, each job is done once.
+A service holds a job until a moment by the database's clock, and extends the hold regularly. If it stops, another service takes the
+job, and the store refuses later reports of the first one. So each job ends once, even if services are killed.
 """
 
 from __future__ import annotations
@@ -15,40 +15,47 @@ from sqlalchemy.sql import ColumnElement
 
 from relax_tune.database.engine import default_url, patient
 from relax_tune.database.jobs.submitted import SubmittedJob, SubmittedState
-from relax_tune.database.models import JobLogRow, SubmittedJobRow
-from relax_tune.database.records import canonical_json
+from relax_tune.database.jobs.tables import JobLogRow, SubmittedJobRow
+from relax_tune.database.records import MESSAGE_LIMIT, canonical_json
 from relax_tune.database.sql import leases
-from relax_tune.database.sql.layout import add_missing
+from relax_tune.database.sql.statements import add_missing
 from relax_tune.database.sql_store import SqlStore
 from relax_tune.errors import DatabaseError
 
-Hold = Literal["held", "cancel", "lost"]
+Hold = Literal["extended", "cancel", "lost"]
+"""Result of `JobQueue.beat`."""
 LogPart = tuple[int, int, str]
 """Run, number within the run, text."""
 _COLUMNS = tuple(getattr(SubmittedJobRow, field.name) for field in fields(SubmittedJob))
 _MEMORY = "memory://"
+HOLD_SECS = 60.0
+"""Default seconds for which a service holds a job."""
+MAX_DELAY_SECS = 600.0
+"""Longest delay of a job that was put back."""
 
 
 class JobQueue(SqlStore):
-    """A store of records whose database also has submitted jobs.
+    """A store of records that also has the submitted jobs of its database.
 
-    A run names itself by a holder, unique among all runs. Every method may be called again after a lost connection.
+    Each run of a job has a `holder`, a name unique among all runs. Every method may be called again after a lost connection: the
+    second call finds the effect of the first and returns the same result.
     """
 
     def _job(self, row: Any) -> SubmittedJob:
-        return self._made(lambda values: SubmittedJob(**values), dict(row._mapping))
+        return self._build(lambda values: SubmittedJob(**values), dict(row._mapping))
 
-    def _found(self, connection: Connection, query: Select[Any]) -> list[SubmittedJob]:
+    def _select(self, connection: Connection, query: Select[Any]) -> list[SubmittedJob]:
+        """Return the jobs of a query. Raises `DatabaseError` for an invalid row."""
         return [self._job(row) for row in connection.execute(query)]
 
     @patient
     def submit(self, job: SubmittedJob) -> SubmittedJob:
-        """Queue a job, by its id once; return it as stored."""
+        """Queue a job unless its id is stored; return it as stored."""
         with self._write("submit a job") as connection:
             values = {field.name: getattr(job, field.name) for field in fields(job)}
             values["submitted_at"] = leases.clock(connection)
             add_missing(connection, SubmittedJobRow.__table__, [values])
-            (stored,) = self._found(connection, select(*_COLUMNS).where(SubmittedJobRow.id == job.id))
+            (stored,) = self._select(connection, select(*_COLUMNS).where(SubmittedJobRow.id == job.id))
         return stored
 
     @patient
@@ -58,50 +65,56 @@ class JobQueue(SqlStore):
         owner: str | None = None,
         limit: int | None = None,
     ) -> list[SubmittedJob]:
-        """List jobs, the newest first. limit: the most to return"""
+        """List jobs, the newest first, at most `limit`. Invalid rows are skipped."""
         row = SubmittedJobRow
         conditions: list[ColumnElement[bool]] = [] if states is None else [row.state.in_(list(states))]
         conditions += [] if owner is None else [row.owner == owner]
         query = select(*_COLUMNS).where(*conditions).order_by(row.submitted_at.desc(), row.id).limit(limit)
         with self._read("list jobs") as connection:
-            return self._found(connection, query)
+            rows = [dict(row._mapping) for row in connection.execute(query)]
+            return self._read_valid("submitted_jobs", lambda values: SubmittedJob(**values), rows)
 
     @patient
     def find(self, start: str) -> list[SubmittedJob]:
         """List the jobs whose id starts with `start`, at most twenty, by id."""
         query = select(*_COLUMNS).where(SubmittedJobRow.id.startswith(start, autoescape=True))
         with self._read("look for a job") as connection:
-            return self._found(connection, query.order_by(SubmittedJobRow.id).limit(20))
+            return self._select(connection, query.order_by(SubmittedJobRow.id).limit(20))
 
     @patient
     def holders(self) -> list[str]:
         """List the holders of running jobs."""
         with self._read("list running jobs") as connection:
-            found = connection.execute(select(SubmittedJobRow.holder).where(SubmittedJobRow.state == "running"))
-            return sorted(found.scalars())
+            rows = connection.execute(select(SubmittedJobRow.holder).where(SubmittedJobRow.state == "running"))
+            return sorted(holder for holder in rows.scalars() if isinstance(holder, str))
 
     @patient
     def take(
         self, holder: str, secs: float, labels: Collection[str] | None = None, dead: Collection[str] = ()
     ) -> SubmittedJob | None:
-        """Take the job whose turn it is, for `secs`; None when none waits. Of concurrent calls, each gets another job.
+        """Take the next job for `secs` seconds. Concurrent calls get different jobs.
 
-        labels: classes of device of the service, None for all. dead: holders that have ended, whose jobs are freed at once
+        Jobs go by priority, then age. A job with an invalid row is ended as failed, and the next one is taken.
+
+        Args:
+            labels: Classes of device that the service has; None for all.
+            dead: Holders whose processes have ended. Their jobs are queued again at once.
+
+        Returns:
+            The job; None if no job waits.
         """
         row = SubmittedJobRow
         with self._write("take a job") as connection:
-            now = leases.clock(connection)
-            held = select(row.id).where(row.state == "running", row.holder == holder)
-            id = connection.execute(held).scalar_one_or_none()  # taken by an earlier call whose answer was lost
+            own = select(row.id).where(row.state == "running", row.holder == holder)
+            id = connection.execute(own).scalar_one_or_none()  # of an earlier call whose answer was lost
             if id is None:
-                self._free(connection, or_(row.expires_at <= now, row.holder.in_(list(dead))), now)
-                waiting = [row.state == "queued", row.not_before <= now]
-                waiting += [] if labels is None else [row.label.in_(list(labels))]
-                turn = select(row.id).where(*waiting).order_by(row.priority.desc(), row.submitted_at, row.id).limit(1)
-                id = connection.execute(turn.with_for_update(skip_locked=True)).scalar_one_or_none()
+                _shorten_holds(connection, max(secs, HOLD_SECS))
+                now = leases.clock(connection)
+                self._requeue(connection, or_(row.expires_at <= now, row.holder.in_(list(dead))), now)
+                id = self._next_id(connection, labels, now)
                 if id is None:
                     return None
-                taken = {
+                values = {
                     "state": "running",
                     "holder": holder,
                     "expires_at": now + secs,
@@ -109,32 +122,63 @@ class JobQueue(SqlStore):
                     "message": "",
                 }
                 started = func.coalesce(row.started_at, now)
-                connection.execute(update(row).where(row.id == id).values(**taken, started_at=started))
-            (job,) = self._found(connection, select(*_COLUMNS).where(row.id == id))
+                connection.execute(update(row).where(row.id == id).values(**values, started_at=started))
+            (job,) = self._select(connection, select(*_COLUMNS).where(row.id == id))
         return job
 
-    def _free(
+    @patient
+    def next_secs(self, labels: Collection[str] | None = None) -> float | None:
+        """Return the seconds until the next queued job may be taken, 0 for now; None if no job is queued.
+
+        Args:
+            labels: As of `take`.
+        """
+        row = SubmittedJobRow
+        conditions = [row.state == "queued"]
+        conditions += [] if labels is None else [row.label.in_(list(labels))]
+        with self._read("look for the next job") as connection:
+            moment = connection.execute(select(func.min(row.not_before)).where(*conditions)).scalar_one()
+            return None if moment is None else max(float(moment) - leases.clock(connection), 0.0)
+
+    def _next_id(self, connection: Connection, labels: Collection[str] | None, now: float) -> str | None:
+        """Return the id of the next job. Jobs before it with invalid rows are ended as failed."""
+        row = SubmittedJobRow
+        waiting = [row.state == "queued", row.not_before <= now]
+        waiting += [] if labels is None else [row.label.in_(list(labels))]
+        order = (row.priority.desc(), row.submitted_at, row.id)
+        query = select(*_COLUMNS).where(*waiting).order_by(*order).limit(1).with_for_update(skip_locked=True)
+        while (first := connection.execute(query).first()) is not None:
+            try:
+                return self._job(first).id
+            except DatabaseError as error:
+                ended = {"state": "failed", "ended_at": now, "message": f"{error}"[:MESSAGE_LIMIT]}
+                self._notice(f"job {first.id!r:.80} cannot be run: {error}")
+                connection.execute(update(row).where(row.id == first.id).values(**ended))
+        return None
+
+    def _requeue(
         self,
         connection: Connection,
         condition: ColumnElement[bool],
         now: float,
-        how: str = "the service that ran it was lost",
+        reason: str = "the service that ran it was lost",
     ) -> None:
-        """Queue lost jobs again; end the cancelled ones among them, and the ones lost too often."""
+        """Queue lost jobs again. Cancelled jobs, and jobs that have lost `attempts` services, end instead."""
         row = SubmittedJobRow
         lost = select(row.id, row.losses, row.attempts, row.cancel).where(row.state == "running", condition)
-        for id, losses, attempts, cancel in connection.execute(lost.with_for_update(skip_locked=True)).all():
+        for id, *counts, cancel in connection.execute(lost.with_for_update(skip_locked=True)).all():
+            losses, attempts = (count if type(count) is int else 0 for count in counts)
             values: dict[str, Any] = {"state": "queued", "holder": "", "losses": losses + 1}
             if cancel:
-                values |= {"state": "cancelled", "ended_at": now, "message": f"cancelled; {how}"}
+                values |= {"state": "cancelled", "ended_at": now, "message": f"cancelled; {reason}"}
             elif losses + 1 >= attempts:
                 values |= {
                     "state": "failed",
                     "ended_at": now,
-                    "message": f"{how}, as {losses} times before; see its log and those of the services",
+                    "message": f"{reason}, as {losses} times before; see its log and the logs of the services",
                 }
             else:
-                values["message"] = f"{how} (loss {losses + 1}; {attempts} end the job)"
+                values["message"] = f"{reason} (loss {losses + 1}; {attempts} end the job)"
             connection.execute(update(row).where(row.id == id).values(**values))
 
     @patient
@@ -146,23 +190,29 @@ class JobQueue(SqlStore):
         progress: Mapping[str, Any] | None = None,
         log: Sequence[LogPart] = (),
     ) -> Hold:
-        """Hold a job for `secs` from now and store its state and log; say whether it is still the holder's, or to be ended.
+        """Extend the hold of a job to `secs` from now, and store its progress and log.
 
-        job: as `take` returned it; log: parts that are stored once, however often they are given
+        Args:
+            job: The job as `take` returned it.
+            log: New parts of the log; a part that is stored already is ignored.
+
+        Returns:
+            "extended", "cancel" if somebody asked to end the job, or "lost" if another run has the job.
         """
         row = SubmittedJobRow
         with self._write("hold a job") as connection:
             values: dict[str, Any] = {"expires_at": leases.clock(connection) + secs, "spent_secs": spent_secs}
             if progress is not None:
                 values["progress"] = canonical_json(dict(progress))
-            held = update(row).where(*_held(job)).values(**values).returning(row.cancel)
-            found = connection.execute(held).first()
-            if found is None:
+            updated = connection.execute(
+                update(row).where(*_of_holder(job)).values(**values).returning(row.cancel)
+            ).first()
+            if updated is None:
                 return "lost"
-            self._keep_log(connection, job, log)
-        return "cancel" if found[0] else "held"
+            self._store_log(connection, job, log)
+        return "cancel" if updated[0] else "extended"
 
-    def _keep_log(self, connection: Connection, job: SubmittedJob, log: Sequence[LogPart]) -> None:
+    def _store_log(self, connection: Connection, job: SubmittedJob, log: Sequence[LogPart]) -> None:
         parts = [{"job": job.id, "run": run, "number": number, "text": text} for run, number, text in log]
         add_missing(connection, JobLogRow.__table__, parts)
 
@@ -177,7 +227,7 @@ class JobQueue(SqlStore):
         result: Mapping[str, Any],
         log: Sequence[LogPart] = (),
     ) -> bool:
-        """End a job. Returns False, and stores nothing, if the holder had lost it."""
+        """End a job. Returns False and stores nothing if another run has the job."""
         row = SubmittedJobRow
         with self._write("end a job") as connection:
             values = {
@@ -188,58 +238,58 @@ class JobQueue(SqlStore):
                 "result": canonical_json(dict(result)),
                 "ended_at": leases.clock(connection),
             }
-            if connection.execute(update(row).where(*_held(job)).values(**values)).rowcount == 1:
-                self._keep_log(connection, job, log)
+            if connection.execute(update(row).where(*_of_holder(job)).values(**values)).rowcount == 1:
+                self._store_log(connection, job, log)
                 return True
-            before = select(row.id).where(row.id == job.id, row.holder == job.holder, row.state == state)
-            return connection.execute(before).first() is not None  # by an earlier call whose answer was lost
+            ended = select(row.id).where(row.id == job.id, row.holder == job.holder, row.state == state)
+            return connection.execute(ended).first() is not None  # by an earlier call whose answer was lost
 
     @patient
     def put_back(
         self, job: SubmittedJob, message: str, after_secs: float, spent_secs: float, log: Sequence[LogPart] = ()
     ) -> bool:
-        """Queue a held job again, to be taken after a while. Returns False if the holder had lost it."""
+        """Queue a job again, to be taken after `after_secs`. Returns False if another run has the job."""
         row = SubmittedJobRow
         with self._write("put a job back") as connection:
             not_before = leases.clock(connection) + after_secs
             values = {"state": "queued", "holder": "", "not_before": not_before, "message": message}
-            changed = update(row).where(*_held(job)).values(**values, spent_secs=spent_secs)
+            changed = update(row).where(*_of_holder(job)).values(**values, spent_secs=spent_secs)
             if connection.execute(changed).rowcount != 1:
                 return False
-            self._keep_log(connection, job, log)
+            self._store_log(connection, job, log)
         return True
 
     @patient
     def lose(
-        self, job: SubmittedJob, how: str, spent_secs: float, log: Sequence[LogPart] = ()
+        self, job: SubmittedJob, reason: str, spent_secs: float, log: Sequence[LogPart] = ()
     ) -> SubmittedState | None:
-        """Count a held job as lost, as if its service were, and say how. Returns its state then; None if the holder had lost it."""
+        """Treat a job as lost with its service, with a reason. Returns its new state; None if another run has the job."""
         row = SubmittedJobRow
         with self._write("lose a job") as connection:
-            changed = update(row).where(*_held(job)).values(spent_secs=spent_secs)
+            changed = update(row).where(*_of_holder(job)).values(spent_secs=spent_secs)
             if connection.execute(changed).rowcount != 1:
                 return None
-            self._keep_log(connection, job, log)
-            self._free(connection, and_(*_held(job)), leases.clock(connection), how)
+            self._store_log(connection, job, log)
+            self._requeue(connection, and_(*_of_holder(job)), leases.clock(connection), reason)
             state = connection.execute(select(row.state).where(row.id == job.id)).scalar_one()
         return cast(SubmittedState, state)
 
     @patient
     def cancel(self, id: str) -> SubmittedState | None:
-        """End a queued job, and ask the service of a running one to end it. Returns the state now; None for an unknown id."""
+        """End a queued job, or ask the service of a running one to end it. Returns the new state; None for an unknown id."""
         row = SubmittedJobRow
         with self._write("cancel a job") as connection:
             ended = {"state": "cancelled", "message": "cancelled", "ended_at": leases.clock(connection)}
             connection.execute(update(row).where(row.id == id, row.state == "queued").values(**ended))
             connection.execute(update(row).where(row.id == id, row.state == "running").values(cancel=True))
-            found = connection.execute(select(row.state).where(row.id == id)).scalar_one_or_none()
-        return cast(SubmittedState | None, found)
+            state = connection.execute(select(row.state).where(row.id == id)).scalar_one_or_none()
+        return cast(SubmittedState | None, state)
 
     @patient
     def retry(self, id: str) -> SubmittedState | None:
-        """Queue an ended job again, with its time and attempts anew. Returns the state before; None for an unknown id."""
+        """Queue an ended job again, with its time and losses reset. Returns the state before; None for an unknown id."""
         row = SubmittedJobRow
-        anew = {
+        reset = {
             "state": "queued",
             "holder": "",
             "ended_at": None,
@@ -254,7 +304,7 @@ class JobQueue(SqlStore):
             query = select(row.state).where(row.id == id).with_for_update()
             before = connection.execute(query).scalar_one_or_none()
             if before in ("done", "failed", "cancelled"):
-                connection.execute(update(row).where(row.id == id).values(**anew))
+                connection.execute(update(row).where(row.id == id).values(**reset))
         return cast(SubmittedState | None, before)
 
     @patient
@@ -267,9 +317,22 @@ class JobQueue(SqlStore):
             return [(int(run), int(number), str(text)) for run, number, text in connection.execute(query)]
 
 
-def _held(job: SubmittedJob) -> tuple[ColumnElement[bool], ...]:
+def _of_holder(job: SubmittedJob) -> tuple[ColumnElement[bool], ...]:
     row = SubmittedJobRow
     return (row.id == job.id, row.holder == job.holder, row.state == "running")
+
+
+def _shorten_holds(connection: Connection, secs: float) -> None:
+    """Limit holds of jobs to `secs` from now, and delays to MAX_DELAY_SECS.
+
+    Later moments come from altered rows or from a clock that was set back; without a limit such a job would never run. A service
+    that is alive extends its hold every few seconds, which restores a longer time.
+    """
+    row = SubmittedJobRow
+    now = leases.clock(connection)
+    for state, moment, longest in (("running", row.expires_at, secs), ("queued", row.not_before, MAX_DELAY_SECS)):
+        late = leases.later_than(moment, now + longest)
+        connection.execute(update(row).where(row.state == state, late).values({moment: now + longest}))
 
 
 def open_queue(
@@ -280,14 +343,14 @@ def open_queue(
     wait_secs: float | None = None,
     notice: Callable[[str], None] = lambda _: None,
 ) -> JobQueue:
-    """Open the jobs of a database; None is this user's on this machine. Arguments as of `open_store`.
+    """Open the jobs of a database. `open_store` describes the arguments.
 
     Raises:
-        DatabaseError: as `open_store`, and for a database in memory, which no service can reach.
+        DatabaseError: As `open_store`, and for a database in memory, which no service can reach.
     """
     if url == _MEMORY:
         raise DatabaseError(
-            "wanted a database that services can reach, found memory://; give sqlite:///FILE or postgresql://"
+            "expected a database that services can reach, got memory://; give sqlite:///FILE or postgresql://"
         )
     return JobQueue(
         default_url() if url is None else url,

@@ -1,4 +1,7 @@
-"""Submitted jobs: models to tune, queued in a database until a service runs them."""
+"""Submitted jobs: models to tune, queued in a database until a service runs them.
+
+Tests: `tests/database/jobs/test_queue.py`, `tests/tuner/service/test_jobs_commands.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,24 @@ ATTEMPTS = 5
 class SubmittedJob:
     """A model to tune with its settings, and the state of the work.
 
-    model: key of its content in the folder or bucket of files; name: the name under which it was submitted
-    settings: JSON text of the settings that were given, by name, and of `bounds`
-    label: class of device, such as `cuda`; priority: higher ones go first; owner, note: for people
-    max_secs: seconds of tuning, over all runs; attempts: services that the job may lose
-    not_before: the job waits until then; holder: the run that works on it, until `expires_at` (all by the store's clock)
-    runs: started ones; losses: runs whose service was lost; cancel: somebody asked to end it
-    progress, result: JSON text; message: a sentence on the state; exit_code: of the last run that ended
+    Attributes:
+        model: Key of its content in the folder or bucket of files.
+        name: Name under which it was submitted.
+        settings: JSON text of the given settings by name, and of `bounds`.
+        label: Class of device, such as `cuda`.
+        priority: Jobs of higher priority go first.
+        owner, note: Texts for people.
+        max_secs: Time limit of tuning over all runs.
+        attempts: Number of services that the job may lose before it fails.
+        submitted_at, started_at, ended_at: Unix seconds by the store's clock.
+        not_before: The job waits until this moment.
+        holder: The run that works on the job, until `expires_at`.
+        runs: Number of started runs.
+        losses: Number of runs whose service was lost.
+        cancel: Somebody asked to end the job.
+        progress, result: JSON text.
+        message: A sentence on the state.
+        exit_code: Of the last run that ended.
     """
 
     id: str
@@ -74,8 +88,8 @@ class SubmittedJob:
             _check(len(_text(getattr(self, field), where, field)) <= limit, where, field, f"at most {limit} characters")
         _check(self.state in SUBMITTED_STATES, where, "state", f"one of {', '.join(SUBMITTED_STATES)}")
         for field in ("settings", "progress", "result"):
-            found = parse_json(_text(getattr(self, field), where, field), f"{where} {field}")
-            _check(isinstance(found, dict), where, field, "a JSON object")
+            document = parse_json(_text(getattr(self, field), where, field), f"{where} {field}")
+            _check(isinstance(document, dict), where, field, "a JSON object")
         _check(
             type(self.priority) is int and abs(self.priority) <= MOST_PRIORITY,
             where,
@@ -92,7 +106,7 @@ class SubmittedJob:
 
     @property
     def ended(self) -> bool:
-        """True if nobody will work on it any more."""
+        """True if the job is done, failed or cancelled."""
         return self.state in ENDED
 
     @staticmethod
@@ -102,13 +116,13 @@ class SubmittedJob:
 
     def values(self, field: Literal["settings", "progress", "result"]) -> dict[str, Any]:
         """Return a JSON field as a dictionary."""
-        found: dict[str, Any] = parse_json(getattr(self, field), f"job {self.id} {field}")
-        return found
+        document: dict[str, Any] = parse_json(getattr(self, field), f"job {self.id} {field}")
+        return document
 
 
 def _text(value: object, where: str, field: str) -> str:
     if type(value) is not str or "\0" in value or not _is_unicode(value):
-        raise DatabaseError(f"{where} {field}: wanted text without NUL and lone surrogates, found {value!r:.80}")
+        raise DatabaseError(f"{where} {field}: expected text without NUL and lone surrogates, got {value!r:.80}")
     return value
 
 
@@ -124,6 +138,6 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**31
 
 
-def _check(holds: bool, where: str, field: str, wanted: str) -> None:
+def _check(holds: bool, where: str, field: str, expected: str) -> None:
     if not holds:
-        raise DatabaseError(f"{where} {field}: wanted {wanted}, found something else; correct it")
+        raise DatabaseError(f"{where} {field}: expected {expected}; correct it")

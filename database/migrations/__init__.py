@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""Alembic's environment of the database's schema. `relax_tune.database.schema` runs it; nothing else imports it."""

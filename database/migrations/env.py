@@ -1,4 +1,7 @@
-"""Alembic's entry: runs the versions on the connection that `relax_tune.database.schema` hands over."""
+"""Alembic's entry: runs the revisions on the connection of `relax_tune.database.schema`.
+
+Tests: `tests/database/test_schema.py`.
+"""
 
 from __future__ import annotations
 

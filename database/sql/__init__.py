@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""Statements of `SqlStore` and `JobQueue`, for SQLite and PostgreSQL. Nothing else imports them."""

@@ -1,8 +1,10 @@
-"""Binary forms of the columns of schema 7: ids, keys and samples.
+"""Binary forms of stored ids, keys and samples.
 
 An id is one byte and its content: 0, the bytes of 32 leading hexadecimal digits, the rest as UTF-8; or 1 and UTF-8. Samples are
 one byte and numbers, little-endian: `f` and 32-bit floats where these are exact, `d` and 64-bit floats otherwise; empty for none.
 A key of a text is the first 16 bytes of its BLAKE2b hash.
+
+Tests: `tests/formats/test_formats.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def unpack_id(stored: bytes) -> str:
             return stored[1:].decode()
     except UnicodeDecodeError:
         pass
-    raise DatabaseError(f"wanted the stored form of an id, found {stored!r:.80}")
+    raise DatabaseError(f"expected the stored form of an id, got {stored!r:.80}")
 
 
 def pack_samples(samples: Sequence[float]) -> bytes:
@@ -59,12 +61,12 @@ def unpack_samples(stored: bytes) -> tuple[float, ...]:
         return ()
     size = {b"f": 4, b"d": 8}.get(stored[:1], 0)
     if not size or (len(stored) - 1) % size:
-        raise DatabaseError(f"samples: wanted f or d and numbers, found {stored[:20]!r} of {len(stored)} bytes")
+        raise DatabaseError(f"samples: expected f or d and numbers, got {stored[:20]!r} of {len(stored)} bytes")
     return struct.unpack(f"<{(len(stored) - 1) // size}{stored[:1].decode()}", stored[1:])
 
 
 def text_key(*texts: str) -> bytes:
-    """Return the key of texts that are kept once."""
+    """Return the key of a row of shared texts."""
     digest = hashlib.blake2b(digest_size=16)
     for text in texts:
         data = text.encode()

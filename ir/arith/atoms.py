@@ -1,4 +1,7 @@
-"""Atoms of the normal form: their numbers and their constant intervals."""
+"""Atoms of the normal form: their numbers and their constant intervals.
+
+Tests: `tests/ir/arith/test_case_split.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,11 @@ Kind = Literal["var", "div", "mod", "min", "max", "select", "other"]
 class Atom:
     """An indivisible part of a polynomial.
 
-    kind: the operation; `mod` is for printing only, `other` has no algebra (loads, casts).
-    args: polynomials of the operands.
-    source: the expression it was first read from, if any.
-    range: constant interval, computed on demand.
+    Attributes:
+        kind: the operation; `mod` is for printing only, `other` has no algebra (loads, casts).
+        args: polynomials of the operands.
+        source: expression that it was first read from, if any.
+        range: constant interval, computed on demand.
     """
 
     kind: Kind
@@ -51,7 +55,11 @@ class Atoms(NormalForm[int]):
     _index: dict[object, int] = field(default_factory=dict)
 
     def atom(self, kind: Kind, args: tuple[Poly, ...], source: Expr | None, identity: object = None) -> int:
-        """Return the number of this atom; a new one is numbered next. identity: key in place of kind and operands."""
+        """Return the number of this atom; a new one is numbered next.
+
+        Args:
+            identity: key in place of kind and operands.
+        """
         key = (kind, *(P.key(a) for a in args)) if identity is None else identity
         number = self._index.get(key)
         if number is None:
@@ -60,7 +68,7 @@ class Atoms(NormalForm[int]):
         return number
 
     def number_of(self, v: Var) -> int | None:
-        """Return the number of a variable, None for one that was not met."""
+        """Return the number of a variable, None for an unknown one."""
         return self._index.get(v)
 
     def atom_interval(self, number: int) -> Interval:

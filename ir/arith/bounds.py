@@ -1,4 +1,7 @@
-"""Knowledge about variables (bounds, loops, facts), and constant intervals of expressions."""
+"""Knowledge about variables (bounds, loops, facts), and constant intervals of expressions.
+
+Tests: `tests/ir/arith/test_case_split.py`.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +54,13 @@ class Solver(Protocol):
 class Env:
     """Immutable knowledge about integer variables.
 
-    bounds: variable to (lo, hi), both inclusive and possibly symbolic; hi is None for unbounded. A variable without an
-        entry is >= 0. A tunable also lies between the ends of its domain.
-    facts: conditions that hold.
-    solver: tried after all other proofs. Answers depend on the question only. They are kept in tables of bounded size.
+    Attributes:
+        bounds: variable to (lo, hi), both inclusive and possibly symbolic; hi is None for unbounded. A variable without an entry is >=
+            0. A tunable also lies between the ends of its domain.
+        facts: conditions that hold.
+        solver: tried after all other proofs.
+
+    Answers depend only on the question; tables of bounded size cache them.
     """
 
     __slots__ = ("_limits", "_ranges", "bounds", "facts", "proofs", "simplified", "solver")
@@ -74,7 +80,7 @@ class Env:
         self.proofs: dict[Expr, object] = {}
         self._ranges: dict[Var, Interval] = {}
         self._limits: dict[Var, Interval] = {}
-        # twice, so that a later fact sharpens an earlier one
+        # two passes, so that a later fact sharpens an earlier one
         for f in self.facts + (self.facts if len(self.facts) > 1 else ()):
             _learn(f, self)
 
@@ -89,7 +95,8 @@ class Env:
     def with_loop(self, var: Var, extent: ExprLike, runs: bool = True) -> Env:
         """Enter `for var in range(extent)`: var is in [0, extent - 1], and the loop runs at least once.
 
-        runs: False where what is asked also concerns the initial value of a reduction, which is stored where no loop runs
+        Args:
+            runs: False if the question also concerns the initial value of a reduction, which is stored even if the loop does not run.
         """
         size = _length(expr(extent))
         out = Env.__new__(Env)
@@ -99,7 +106,7 @@ class Env:
         known = not runs or isinstance(once, Const) or once in self.facts
         out.facts = self.facts if known else (*self.facts, once)
         out.simplified, out.proofs, out._ranges = {}, {}, {}
-        out._limits = dict(self._limits)  # learnt once: entering loops is common
+        out._limits = dict(self._limits)  # copied, not derived again: entering loops is frequent
         if not known:
             _learn(once, out)
         return out
@@ -110,29 +117,30 @@ class Env:
 
     def range_of(self, var: Var) -> Interval:
         """Return the constant interval of a variable."""
-        found = self._ranges.get(var)
-        if found is None:
-            self._ranges[var] = (0, None)  # the interval while its own bounds are read
-            found = self._limits.get(var, UNBOUNDED)
+        limits = self._ranges.get(var)
+        if limits is None:
+            self._ranges[var] = (0, None)  # provisional: ends cycles of bounds
+            limits = self._limits.get(var, UNBOUNDED)
             if isinstance(var, Tunable):
-                found = meet(found, (var.domain[0], var.domain[-1]))
+                limits = meet(limits, (var.domain[0], var.domain[-1]))
             if var in self.bounds:
                 lo, hi = self.bounds[var]
+                # A declared bound may mention the variable itself: until it is read, nothing is assumed, not even >= 0.
                 self._ranges[var] = UNBOUNDED
-                found = meet(found, (interval(lo, self)[0], None if hi is None else interval(hi, self)[1]))
+                limits = meet(limits, (interval(lo, self)[0], None if hi is None else interval(hi, self)[1]))
             else:
-                found = meet(found, (0, None))
-            self._ranges[var] = found
-        return found
+                limits = meet(limits, (0, None))
+            self._ranges[var] = limits
+        return limits
 
-    def limit(self, var: Var, found: Interval) -> None:
+    def limit(self, var: Var, limits: Interval) -> None:
         """Record a constant interval that a fact implies. Only the constructor calls this."""
-        self._limits[var] = meet(self._limits.get(var, UNBOUNDED), found)
+        self._limits[var] = meet(self._limits.get(var, UNBOUNDED), limits)
         self._ranges.clear()
 
 
 def _length(extent: Expr) -> Expr:
-    """Return the extent of a loop that runs: of `max(n, 0)` it is n."""
+    """Return the extent of a loop that runs at least once: n for `max(n, 0)`."""
     if extent.op == "max":
         for n, other in (extent.args, extent.args[::-1]):
             if isinstance(other, Const) and other.value <= 0:
@@ -176,7 +184,7 @@ def dtype_interval(dtype: DType) -> Interval:
     return _RANGES.get(dtype, UNBOUNDED)
 
 
-# How near the ends of int64 a value may be: the least, the greatest; or up to 32 bits of data, or such times a size.
+# How near the ends of int64 a value may come: at its least or greatest; at most 32 bits of data, or such data times a size.
 _LEAST, _GREATEST, _DATA, _PRODUCT = 1, 2, 4, 8
 _ENDS = _LEAST | _GREATEST
 _WRAPPING = frozenset({"add", "sub", "mul", "abs", "floordiv"})
@@ -186,7 +194,7 @@ _INT32 = (-(1 << 31), (1 << 31) - 1)
 def wraps(e: Expr) -> bool:
     """Tell whether a sum, product, `abs` or quotient by -1 may leave its type; the algebra does not look into such.
 
-    Variables and sizes never do by contract, nor what is made of them in int64. Elements of tensors may."""
+    By contract, variables, sizes and int64 arithmetic on them never do. Elements of tensors may."""
     if e.op not in _WRAPPING or (e.op == "floordiv" and as_int(e.args[1]) != -1):
         return False
     if e.dtype is not i64:
@@ -224,11 +232,13 @@ def _reach_of(n: Op) -> int:
     args = [reach(a) for a in n.args]
     if n.op == "cast":
         return _ENDS if n.args[0].dtype.is_float or n.args[0].dtype is u64 else args[0]
+    # |a % b| < |b|, however large a is.
     if n.op == "floormod":
         return args[1]
     if n.op in ("shift_left", "integer_power", "bitcast"):
         return _ENDS
     if n.op in ("min", "max"):
+        # A minimum is at the greatest value only if both operands are, at the least value if either is.
         both = _GREATEST if n.op == "min" else _LEAST
         return (args[0] | args[1]) & ~both | (args[0] & args[1] & both)
     if n.op == "select":
@@ -262,17 +272,18 @@ def _interval_of(n: Expr, done: Mapping[Expr, Interval], env: Env) -> Interval:
     if isinstance(n, Load):
         return dtype_interval(n.dtype)
     of_operation = SCALAR_OPS[n.op].interval
-    found = UNBOUNDED if of_operation is None else of_operation(*(done[a] for a in n.args))
+    values = UNBOUNDED if of_operation is None else of_operation(*(done[a] for a in n.args))
     if n.op == "cast" and n.args[0].dtype.is_int:
-        found = done[n.args[0]]
-        if not n.dtype.holds(n.args[0].dtype) and not within(found, n.dtype.limits):
-            found = UNBOUNDED
-    if wraps(n) and (n.dtype is i64 or not within(found, _INT32)):
-        found = UNBOUNDED
+        values = done[n.args[0]]
+        if not n.dtype.holds(n.args[0].dtype) and not within(values, n.dtype.limits):
+            values = UNBOUNDED
+    # Overflow wraps in kernels, but the interval arithmetic counts without bounds: its result holds only without a wrap.
+    if wraps(n) and (n.dtype is i64 or not within(values, _INT32)):
+        values = UNBOUNDED
     room = dtype_interval(n.dtype)
-    if room is not UNBOUNDED and not within(found, room):  # a narrow type wraps around
+    if room is not UNBOUNDED and not within(values, room):  # a narrow type wraps around
         return room
-    return found
+    return values
 
 
 def _learn(fact: Expr, env: Env) -> None:
@@ -288,12 +299,12 @@ def _learn(fact: Expr, env: Env) -> None:
     _narrow(b, (None if ia[0] is None else ia[0] + slack, ia[1] if fact.op == "eq" else None), env)
 
 
-def _narrow(e: Expr, found: Interval, env: Env) -> None:
-    """Narrow the variables of `e`, given that `e` lies in `found`."""
-    while found != UNBOUNDED:
-        lo, hi = found
+def _narrow(e: Expr, known: Interval, env: Env) -> None:
+    """Narrow the variables of `e`, given that `e` lies in `known`."""
+    while known != UNBOUNDED:
+        lo, hi = known
         if isinstance(e, Var):
-            env.limit(e, found)
+            env.limit(e, known)
             return
         if len(e.args) != 2 or e.dtype is not i64 or wraps(e):
             return
@@ -301,28 +312,30 @@ def _narrow(e: Expr, found: Interval, env: Env) -> None:
         ia, ib = interval(a, env), interval(b, env)
         k = as_int(b)
         if e.op == "add":
-            _narrow(b, intervals.sub(found, ia), env)
-            e, found = a, intervals.sub(found, ib)
+            _narrow(b, intervals.sub(known, ia), env)
+            e, known = a, intervals.sub(known, ib)
         elif e.op == "sub":
-            _narrow(b, intervals.sub(ia, found), env)
-            e, found = a, intervals.add(found, ib)
+            _narrow(b, intervals.sub(ia, known), env)
+            e, known = a, intervals.add(known, ib)
         elif e.op == "floordiv" and k is not None and k > 0:
-            e, found = a, (None if lo is None else lo * k, None if hi is None else hi * k + k - 1)
+            # a // k in [lo, hi] holds exactly for a in [lo * k, hi * k + k - 1]
+            e, known = a, (None if lo is None else lo * k, None if hi is None else hi * k + k - 1)
         elif e.op == "mul" and ia[0] is not None and ib[0] is not None and min(ia[0], ib[0]) >= 0:
             # a * b in [lo, hi] with both >= 0: lo >= 1 makes both >= 1, and each is at most hi / (the least of the other)
-            _narrow(b, _factor(found, ia), env)
-            e, found = a, _factor(found, ib)
+            _narrow(b, _factor(known, ia), env)
+            e, known = a, _factor(known, ib)
         elif (e.op == "min" and lo is not None) or (e.op == "max" and hi is not None):
-            found = (lo, None) if e.op == "min" else (None, hi)
-            _narrow(b, found, env)
+            # min(a, b) >= lo bounds both operands; min(a, b) <= hi bounds only one of them, which is unknown
+            known = (lo, None) if e.op == "min" else (None, hi)
+            _narrow(b, known, env)
             e = a
         else:
             return
 
 
-def _factor(found: Interval, other: Interval) -> Interval:
-    """Return the interval of a, given a, b >= 0, a * b in `found` and b in `other`."""
-    lo, hi = found
+def _factor(product: Interval, other: Interval) -> Interval:
+    """Return the interval of a, given a, b >= 0, a * b in `product` and b in `other`."""
+    lo, hi = product
     least = None if lo is None or lo < 1 else 1 if other[1] is None else -(-lo // other[1]) if other[1] else None
     most = hi // other[0] if hi is not None and other[0] else None
     return least, most

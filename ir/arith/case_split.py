@@ -1,4 +1,4 @@
-"""Proofs by cases: a condition left open may be decided once a choice in it is settled.
+"""Proofs by cases: a condition without a proof may be decided once a choice in it is decided.
 
 Every split covers all assignments, so a claim that holds in each case holds. The effort is counted and limited. Choices
 (`select`, `min`, `max`) are split first, which leaves polynomials. Then a variable is at its least value or above it,
@@ -25,13 +25,17 @@ _ASSIGNMENTS = 40
 
 
 def possible(cond: Expr, ctx: Question) -> tuple[Proof, ...]:
-    """Return the answers that agree with every assignment tried; none if both truth values occur."""
+    """Return the answers that agree with every sampled assignment; empty if both truth values occur."""
     truths = Samples(ctx, 0).truths(cond, _ASSIGNMENTS)
     return tuple(goal for goal in (Proof.YES, Proof.NO) if (goal is Proof.NO) not in truths)
 
 
 def by_cases(cond: Expr, env: Env, goals: Collection[Proof]) -> Proof:
-    """Decide a condition that `decide` left open. goals: the answers that are possible."""
+    """Decide a condition that `decide` left open.
+
+    Args:
+        goals: the answers that are possible.
+    """
     return next((goal for goal in goals if _Cases(cond, goal).hold(env, 0)), Proof.UNKNOWN)
 
 
@@ -59,10 +63,11 @@ class _Cases:
             return False
         inner = env.with_fact(case)
         ctx = Question(inner)
-        found = ctx.decide(self.cond)
+        proof = ctx.decide(self.cond)
+        # Reading a case costs time even if its proof is immediate.
         self.left -= max(ctx.prover.spent, _CASE)
-        if found is not Proof.UNKNOWN:
-            return found is self.goal or Question(env).decide(case) is Proof.NO  # an impossible case: anything holds
+        if proof is not Proof.UNKNOWN:
+            return proof is self.goal or Question(env).decide(case) is Proof.NO  # an impossible case: anything holds
         return self.hold(inner, depth + 1) or Question(env).decide(case) is Proof.NO
 
 
@@ -84,6 +89,7 @@ def _splits(cond: Expr, env: Env) -> Iterator[tuple[Expr, ...]]:
         if fact.op in ("or", "ne") and not any(ctx.decide(c) is Proof.YES for c in cases):
             yield cases
     for v in dict.fromkeys(curved):
+        # What changes with a variable, such as n * n >= n, changes at 0 and 1: larger least values are not split.
         low, high = env.range_of(v)
         if low is not None and low <= 1 and low != high:
             yield eq(v, const(low, v.dtype)), le(const(low + 1, v.dtype), v)

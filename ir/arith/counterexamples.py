@@ -1,4 +1,7 @@
-"""A few assignments that the env allows, to refute a claim before a proof is searched."""
+"""A few assignments that the env allows, to refute a claim before a proof is searched.
+
+Tests: `tests/ir/arith/test_strength.py`.
+"""
 
 from __future__ import annotations
 
@@ -41,18 +44,18 @@ class Samples:
             return False
 
     def truths(self, cond: Expr, count: int) -> set[bool]:
-        """Return the values of a condition at up to `count` assignments that satisfy every fact. Stops after both values."""
-        found: set[bool] = set()
+        """Return the values of a condition at up to `count` assignments that satisfy every fact. Stops once both occur."""
+        truths: set[bool] = set()
         for s in range(count):
             point: dict[int, int] = {}
             try:
                 if self._allowed(s, point) and all(self._holds(f, s, point) for f in self.ctx.env.facts):
-                    found.add(self._holds(cond, s, point))
+                    truths.add(self._holds(cond, s, point))
             except _Outside:
                 continue
-            if len(found) == 2:
+            if len(truths) == 2:
                 break
-        return found
+        return truths
 
     def refute(self, p: Poly) -> bool:
         """Return whether p < 0 at one of the assignments."""
@@ -138,6 +141,7 @@ class Samples:
         if s < 2:
             return last if s else lo
         if s < _COUNT:
+            # A fixed spread instead of a generator: answers must depend on the question only.
             return lo + (number * _STRIDE[s - 2] + s) * 11 % (last - lo + 1)
         if (s + number) % 3 == 0:  # others near their ends
             return last

@@ -1,7 +1,9 @@
 """The proof search: p >= 0 for every assignment that the env allows.
 
 Each step replaces an atom by a bound of it, so that the new polynomial is a lower bound of the old one, and constant intervals
-close the search. A step can only lose precision, never truth: no proof found means unknown.
+close the search. A step can only lose precision, never truth: without a proof the answer is unknown.
+
+Tests: `tests/ir/arith/test_strength.py`.
 """
 
 from __future__ import annotations
@@ -45,17 +47,17 @@ class Prover:
         if (hi is not None and hi < 0) or self.depth >= len(FUEL) or P.as_constant(p) is not None:
             return False
         key = (self.depth, P.key(p))
-        found = self._proved.get(key)
-        if found is None:
+        proved = self._proved.get(key)
+        if proved is None:
             self.depth += 1
             try:
-                found = _Search(self, FUEL[self.depth - 1]).holds(p, 0)
-                if not found and self.spent >= TOTAL_FUEL:  # a claim that a fact makes needs no fuel
-                    found = any(self._follows(p, fact) for fact in self.ctx.inequalities)
-                self._proved[key] = found
+                proved = _Search(self, FUEL[self.depth - 1]).holds(p, 0)
+                if not proved and self.spent >= TOTAL_FUEL:  # a claim that a fact makes needs no fuel
+                    proved = any(self._follows(p, fact) for fact in self.ctx.inequalities)
+                self._proved[key] = proved
             finally:
                 self.depth -= 1
-        return found
+        return proved
 
     def _follows(self, p: Poly, fact: Poly) -> bool:
         """Return whether p is the fact plus a number that is never negative."""
@@ -72,13 +74,13 @@ class Prover:
 
     def level(self, a: int) -> int:
         """Count the definitions between an atom and free symbols. Relaxations replace atoms of high levels first."""
-        found = self._levels.get(a)
-        if found is None:
+        level = self._levels.get(a)
+        if level is None:
             self._levels[a] = 0  # cuts cycles of bounds
             below = [x for p in self.ctx.atoms[a].args for m in p for x in m]
             below += [x for b in self.ctx.bounds(a) for m in b.limit for x in m]
-            found = self._levels[a] = 1 + max((self.level(x) for x in set(below)), default=-1)
-        return found
+            level = self._levels[a] = 1 + max((self.level(x) for x in set(below)), default=-1)
+        return level
 
 
 class _Search:
@@ -87,7 +89,7 @@ class _Search:
     def __init__(self, prover: Prover, fuel: int) -> None:
         self.prover, self.ctx = prover, prover.ctx
         self.fuel = fuel
-        self.seen: set[P.Key] = set()
+        self.tried: set[P.Key] = set()
 
     def holds(self, p: Poly, step: int) -> bool:
         p = _tightened(p)
@@ -97,9 +99,9 @@ class _Search:
         if (hi is not None and hi < 0) or step >= MAX_STEPS or len(p) > P.MAX_TERMS or self.prover.refuted(p):
             return False
         key = P.key(p)
-        if key in self.seen or self.fuel <= 0 or self.prover.spent >= TOTAL_FUEL:
+        if key in self.tried or self.fuel <= 0 or self.prover.spent >= TOTAL_FUEL:
             return False
-        self.seen.add(key)
+        self.tried.add(key)
         self.fuel -= 1
         self.prover.spent += 1
         return any(all(self.holds(q, step + 1) for q in cases) for cases in self.relaxations(p))
@@ -111,6 +113,7 @@ class _Search:
                 lo = self.ctx.interval(q)[0]
                 if lo is not None and lo >= 0:
                     yield (q,)
+        # Atoms defined by others first: their bounds bring in the atoms below, where terms cancel.
         atoms = sorted({a for m in p for a in m}, key=lambda a: (-self.prover.level(a), a))
         for a in atoms:
             factor, rest = P.extract(p, (a,))
@@ -171,9 +174,11 @@ class _Search:
                 lo = self.ctx.interval({left: 1})[0]
                 if lo is None or lo < 0:
                     continue
+                # the smallest multiples at which the monomials cancel
                 g = gcd(v, k)
                 scale = abs(k) // g
                 less = P.plus(P.scaled(p, scale), P.times_mono(fact, left, abs(v) // g), -1)
+                # scale * p - multiple >= -(scale - 1) suffices, since p is an integer
                 yield (self.ctx.reduced(P.plus(less, P.constant(scale - 1))),)
 
 

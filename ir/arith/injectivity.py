@@ -51,7 +51,10 @@ def injective(indices: Sequence[Expr], ranges: Mapping[Var, ExprLike], env: Env 
 def separates(indices: Sequence[Expr], var: Var, inner: Mapping[Var, Expr], env: Env, guard: Expr = TRUE) -> bool:
     """Prove that different values of `var` give different indices for all values of the `inner` variables.
 
-    inner: extents of the inner variables. env: bounds of `var`. guard: condition at every point that counts (a predicate).
+    Args:
+        inner: extents of the inner variables.
+        env: bounds of `var`.
+        guard: condition at every point that counts (a predicate).
     """
     bound = env.bounds.get(var, (const(0), None))[1]
     extents = dict(inner) if bound is None else {**inner, var: simplify(add(bound, 1))}
@@ -61,7 +64,8 @@ def separates(indices: Sequence[Expr], var: Var, inner: Mapping[Var, Expr], env:
 class _Reader:
     """Values that indices determine: variables, quotients and remainders, and expressions with a guard.
 
-    extents: extents of the wanted variables, None for an unknown one. All other variables are fixed.
+    Attributes:
+        extents: extents of the variables to determine, None for an unknown one. All other variables are fixed.
     """
 
     def __init__(self, extents: Mapping[Var, Expr | None], env: Env, guard: Expr = TRUE) -> None:
@@ -76,7 +80,7 @@ class _Reader:
             if f.op == "lt" and self._varies(f.args[0]) and not self._varies(f.args[1]):
                 self.guards[f.args[0]] = f.args[1]
 
-    def tells(self, indices: Sequence[Expr], wanted: Sequence[Var]) -> bool:
+    def tells(self, indices: Sequence[Expr], variables: Sequence[Var]) -> bool:
         """Prove that the indices determine the variables."""
         numbers: dict[Expr, None] = dict.fromkeys(indices)
         plain: set[Expr] = set()
@@ -84,7 +88,7 @@ class _Reader:
             before = len(numbers), len(self.known)
             for e in tuple(numbers):
                 self._read_sum(self._outermost(e, ()))
-                if self.known.issuperset(wanted):
+                if self.known.issuperset(variables):
                     return True
                 if self.guards:
                     self._read_sum(self._outermost(e, self.guards))
@@ -96,8 +100,8 @@ class _Reader:
                 numbers |= dict.fromkeys(simplify(e, self.env) for e in again)
                 if before[0] == len(numbers):
                     break
-        # the other variables may have only one value
-        return all(v in self.known or prove(le(v, 0), self.env) is Proof.YES for v in wanted)
+        # a variable with one value is determined
+        return all(v in self.known or prove(le(v, 0), self.env) is Proof.YES for v in variables)
 
     def _varies(self, x: Expr) -> bool:
         return any(v in self.extents for v in free_vars(x))
@@ -117,11 +121,11 @@ class _Reader:
                     return
                 left[v] = size
         while left:
-            found = next((v for v in left if self._tops(v, left) or self._ends(v, left)), None)
-            if found is None:
+            leading = next((v for v in left if self._tops(v, left) or self._ends(v, left)), None)
+            if leading is None:
                 return
-            self.known.add(found)
-            del left[found]
+            self.known.add(leading)
+            del left[leading]
 
     def _linear(self, e: Expr) -> tuple[dict[Var, Expr], Expr] | None:
         """Return the coefficients of the variables. A fixed subexpression counts as one variable, to save time."""
@@ -133,10 +137,10 @@ class _Reader:
             return fixed.setdefault(x, Var(f"fixed{len(fixed)}"))
 
         short = replaced(e, plain)
-        wanted = [v for v in free_vars(e) if v in self.sizes]
-        parts = linear(short, wanted, self.env)
+        variables = [v for v in free_vars(e) if v in self.sizes]
+        parts = linear(short, variables, self.env)
         if fixed and (parts is None or set(fixed.values()) & set(free_vars(*parts[0].values()))):
-            return linear(e, wanted, self.env)
+            return linear(e, variables, self.env)
         return parts
 
     def _is_known(self, v: Var) -> bool:
@@ -178,17 +182,17 @@ class _Reader:
         """Replace the outermost varying quotients, remainders and `others` in `e` by fresh variables."""
 
         def number(x: Expr) -> Expr | None:
-            wanted = x.op and (_is_digit(x) or (x in others and x is not e)) and self._varies(x)
-            return self._stand_in(x) if wanted else None
+            is_number = x.op and (_is_digit(x) or (x in others and x is not e)) and self._varies(x)
+            return self._stand_in(x) if is_number else None
 
         return replaced(e, number)
 
     def _stand_in(self, node: Expr) -> Var:
-        found = self.stand_ins.get(node)
-        if found is None:
-            found = self.stand_ins[node] = Var(f"digit{len(self.stand_ins)}")
-            self.stands_for[found], self.sizes[found] = node, None
-        return found
+        stand_in = self.stand_ins.get(node)
+        if stand_in is None:
+            stand_in = self.stand_ins[node] = Var(f"digit{len(self.stand_ins)}")
+            self.stands_for[stand_in], self.sizes[stand_in] = node, None
+        return stand_in
 
     def _size(self, v: Var) -> Expr | None:
         """Return the extent of a variable, fresh ones included; None if unknown."""
@@ -218,7 +222,7 @@ class _Reader:
 
         Digits count from the lowest one, up to a quotient or to the range of the number."""
         known = [node for node, v in self.stand_ins.items() if v in self.known]
-        found: list[Expr] = [node for node in known if node in self.guards]
+        joined: list[Expr] = [node for node in known if node in self.guards]
         places = [p for node in known for p in self._places(node)]
         for u in dict.fromkeys(number for number, _, _ in places):
             left = [(d, m) for number, d, m in places if number is u or self._congruent(number, d, m, u)]
@@ -226,14 +230,14 @@ class _Reader:
             while here := next((p for p in left if prove_equal(p[0], scale, self.env) is Proof.YES), None):
                 left.remove(here)
                 if here[1] is None:
-                    found.append(u)
+                    joined.append(u)
                     break
                 scale = mul(scale, here[1])
             else:
                 limit = self._limit(u)
                 if limit is not None and prove(le(limit, scale), self.env) is Proof.YES:
-                    found.append(u)
-        return found
+                    joined.append(u)
+        return joined
 
     def _places(self, digit: Expr) -> Iterator[tuple[Expr, Expr, Expr | None]]:
         """Yield the digit as (u, d, m), `u // d % m`, or (u, d, None), `u // d`, for each number u it belongs to."""

@@ -35,21 +35,21 @@ def linear(e: ExprLike, vars: Iterable[Var], env: Env | None = None) -> tuple[di
     Coefficients may be symbolic (products of tunables). Variables with coefficient zero are left out; the others come in the
     order of `vars`. A variable that `env` pins to one value counts as that value.
     """
-    e, wanted = expr(e), tuple(dict.fromkeys(vars))
+    e, variables = expr(e), tuple(dict.fromkeys(vars))
     ctx = Question(env or EMPTY)
     p = ctx.poly(e)
-    numbers = {v: number for v in wanted if (number := ctx.number_of(v)) is not None}
-    found: dict[Var, Poly] = {}
+    numbers = {v: number for v in variables if (number := ctx.number_of(v)) is not None}
+    factors: dict[Var, Poly] = {}
     for v, number in numbers.items():
         factor, p = P.extract(p, (number,))
         if factor:
-            found[v] = factor
+            factors[v] = factor
     renderer = Renderer(ctx, {})
-    taboo = set(wanted)
-    parts = [renderer.render(q, e.dtype) for q in (*found.values(), p)]
+    taboo = set(variables)
+    parts = [renderer.render(q, e.dtype) for q in (*factors.values(), p)]
     if any(v in taboo for part in parts for v in free_vars(part)):
         return None
-    return dict(zip(found, parts, strict=False)), parts[-1]
+    return dict(zip(factors, parts, strict=False)), parts[-1]
 
 
 def extent_of(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = None) -> Expr:
@@ -57,13 +57,14 @@ def extent_of(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = Non
 
     Each variable v runs over range(ranges[v]) with at least one value.
 
-    Raises: ScheduleError when `e` is not linear in the variables or the sign of a coefficient is unknown.
+    Raises:
+        ScheduleError: `e` is not linear in the variables or the sign of a coefficient is unknown.
     """
     e, env = expr(e), env or EMPTY
     parts = linear(e, ranges, env)
     if parts is None:
         raise ScheduleError(
-            f"region inference: wanted an index that is linear in {', '.join(v.name for v in ranges)}, found {e}; "
+            f"region inference: expected an index that is linear in {', '.join(v.name for v in ranges)}, got {e}; "
             "split or fuse by simpler loops, or compute at an outer loop"
         )
     return simplify(_length(e, parts[0], ranges, env), env)
@@ -96,23 +97,23 @@ def extent_within(e: ExprLike, ranges: Mapping[Var, ExprLike], dim: Expr) -> Exp
 
 
 def extents_within(e: Expr, levels: Sequence[Mapping[Var, ExprLike]], dim: Expr) -> list[Expr]:
-    """Return `extent_within` of a simplified index for each of several sets of variables, not simplified: it is read once."""
+    """Return `extent_within` of a simplified index for each set of variables, normalising the index once."""
     clamped = {v for n in postorder((e,)) if n.op in ("min", "max", "select") for v in free_vars(n)}
-    known = [clamped.isdisjoint(ranges) for ranges in levels]  # no other is linear
-    wanted = {v: None for ranges, can_be in zip(levels, known, strict=True) for v in ranges if can_be}
-    parts = linear(e, wanted) if wanted else None
-    found = []
+    known = [clamped.isdisjoint(ranges) for ranges in levels]  # only linear indices determine an extent
+    variables = {v: None for ranges, can_be in zip(levels, known, strict=True) for v in ranges if can_be}
+    parts = linear(e, variables) if variables else None
+    extents = []
     for ranges, can_be in zip(levels, known, strict=True):
         if not can_be:
-            found.append(dim)
+            extents.append(dim)
         elif parts is None:
-            found.append(extent_within(e, ranges, dim))
+            extents.append(extent_within(e, ranges, dim))
         else:
             try:
-                found.append(minimum(_length(e, parts[0], ranges, EMPTY), dim))
+                extents.append(minimum(_length(e, parts[0], ranges, EMPTY), dim))
             except ScheduleError:
-                found.append(dim)
-    return found
+                extents.append(dim)
+    return extents
 
 
 def is_dense(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = None) -> bool:
@@ -128,9 +129,9 @@ def is_dense(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = None
         return False
     step: Expr = const(1)
     while left:
-        found = next((v for v, k in left.items() if prove_equal(k, step, env) is Proof.YES), None)
-        if found is None:
+        following = next((v for v, k in left.items() if prove_equal(k, step, env) is Proof.YES), None)
+        if following is None:
             return False
-        del left[found]
-        step = simplify(mul(step, expr(ranges[found])), env)
+        del left[following]
+        step = simplify(mul(step, expr(ranges[following])), env)
     return True

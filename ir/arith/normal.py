@@ -5,6 +5,8 @@ not an atom: `x % c` is `x - c * (x // c)`, so `x % c + x // c * c` is `x` by pl
 atom, so equal expressions mostly have equal polynomials. The form serves decisions; `render` writes code.
 
 A `Normalizer` lives for one question. Its atoms are numbered by first appearance, so nothing depends on names or history.
+
+Tests: `tests/ir/arith/test_random_expressions.py`.
 """
 
 from __future__ import annotations
@@ -57,9 +59,9 @@ class Normalizer(Atoms):
 
     def _poly(self, e: Expr) -> Poly:
         polys = self._polys
-        found = polys.get(e)
-        if found is not None:
-            return found
+        cached = polys.get(e)
+        if cached is not None:
+            return cached
         stack = [e]
         while stack:
             n = stack[-1]
@@ -92,6 +94,7 @@ class Normalizer(Atoms):
             if n.op == "floormod":
                 if not b:
                     return self.opaque(n)
+                # not an atom: x % c and x // c then cancel by plain arithmetic
                 back = self.mul(b, self.div(a, b, None))
                 return P.plus(a, back, -1)
             return self.extreme("min" if n.op == "min" else "max", a, b, n)
@@ -109,6 +112,7 @@ class Normalizer(Atoms):
         parts = tuple(("p", P.key(self._polys[c])) if c.dtype.is_int else ("e", c) for c in n.children)
         what: object = n.buffer if isinstance(n, Load) else n.op or n
         if n.op == "select":
+            # Guards of split loops are selects that the bounds decide: the value of one side takes part in further arithmetic.
             answer = self.decide(n.args[0])
             if answer is not Proof.UNKNOWN:
                 return self._polys[n.args[1 if answer is Proof.YES else 2]]
@@ -159,6 +163,7 @@ class Normalizer(Atoms):
             # (k * D + B) // c == k * (D // c) + B // c when c divides D
             if divisor == c:
                 head = P.lead(dividend)
+                # the nearest multiple, so that the rest has the smallest coefficients
                 k = (x.get(head, 0) + dividend[head] // 2) // dividend[head] if head in x else 0
                 if k and not (k == 1 and x == dividend):
                     q: Poly = {(self.atom("div", (dividend, c), None),): k}
@@ -179,40 +184,42 @@ class Normalizer(Atoms):
 
     def extreme(self, kind: Literal["min", "max"], a: Poly, b: Poly, source: Expr | None) -> Poly:
         """Return min or max: flattened, without dominated arguments, with shared terms pulled out."""
+        # min(min(x, y), z) is one atom with three arguments, so that the order of nesting does not matter
         args: list[Poly] = []
         for p in (a, b):
             ((mono, k),) = p.items() if len(p) == 1 else (((), 0),)
             same = k == 1 and len(mono) == 1 and self.atoms[mono[0]].kind == kind
             args.extend(self.atoms[mono[0]].args if same else (p,))
-        kept: list[Poly] = []
+        candidates: list[Poly] = []
         for p in args:
-            if any(self.beats(kind, q, p) for q in kept):
+            if any(self.beats(kind, q, p) for q in candidates):
                 source = None
                 continue
-            kept = [q for q in kept if not self.beats(kind, p, q)]
-            kept.append(p)
-        if len(kept) == 1:
-            return kept[0]
-        shared = {m: k for m, k in kept[0].items() if m and all(p.get(m) == k for p in kept[1:])}
-        base = min(p.get(P.ONE, 0) for p in kept)
+            candidates = [q for q in candidates if not self.beats(kind, p, q)]
+            candidates.append(p)
+        if len(candidates) == 1:
+            return candidates[0]
+        # min(n + a, n + b) == n + min(a, b): equal minima get equal atoms, and the shared part takes part in further arithmetic
+        shared = {m: k for m, k in candidates[0].items() if m and all(p.get(m) == k for p in candidates[1:])}
+        base = min(p.get(P.ONE, 0) for p in candidates)
         if base:
             shared[P.ONE] = base
         if shared:
-            kept = [P.plus(p, shared, -1) for p in kept]
+            candidates = [P.plus(p, shared, -1) for p in candidates]
             source = None
-        identity = (kind, frozenset(P.key(p) for p in kept))
-        inner: Poly = {(self.atom(kind, tuple(kept), source, identity),): 1}
+        identity = (kind, frozenset(P.key(p) for p in candidates))
+        inner: Poly = {(self.atom(kind, tuple(candidates), source, identity),): 1}
         return P.plus(shared, inner) if shared else inner
 
     # -- bounds
 
     def bounds(self, number: int) -> list[AtomBound]:
         """Return the symbolic bounds of an atom."""
-        found = self._bounds.get(number)
-        if found is None:
-            found = self._bounds[number] = []
-            found.extend(self._bounds_of(number))
-        return found
+        bounds = self._bounds.get(number)
+        if bounds is None:
+            bounds = self._bounds[number] = []
+            bounds.extend(self._bounds_of(number))
+        return bounds
 
     def _bounds_of(self, number: int) -> list[AtomBound]:
         atom = self.atoms[number]
@@ -241,6 +248,7 @@ class Normalizer(Atoms):
         """Apply the equations among the facts, left side to right side."""
         if not self._rewrites:
             return p
+        # The equations need not be confluent or terminating as rewrites, so the number of steps is bounded.
         for _ in range(50):
             for mono, k, rest in self._rewrites:
                 inside, outside = P.extract(p, mono)
@@ -286,6 +294,7 @@ class Normalizer(Atoms):
 
     def _equation(self, p: Poly) -> None:
         """Orient p == 0 as k * mono -> rest; the monomial of highest degree whose coefficient is a unit goes left."""
+        # A unit coefficient needs no division. A right side that contains the left one would be rewritten forever.
         units = [m for m, k in p.items() if m and abs(k) == 1 and not any(_contains(o, m) for o in p if o != m)]
         if units:
             mono = min(units, key=lambda m: (-len(m), m))

@@ -2,6 +2,8 @@
 
 A normal form writes an integer expression as a polynomial over atoms. `Normalizer` is the form for proofs. `codegen/lower/affine`
 has the form that kernels print, whose atoms are expressions.
+
+Tests: `tests/ir/arith/test_random_expressions.py`.
 """
 
 from __future__ import annotations
@@ -118,7 +120,11 @@ class NormalForm(Generic[A]):
     # -- floor division
 
     def constant_quotient(self, p: PolyOver[A], d: int) -> int | None:
-        """Return the quotient p // d if it is the same for all values of the atoms, else None. d: positive."""
+        """Return the quotient p // d if it is the same for all values of the atoms, else None.
+
+        Args:
+            d: positive.
+        """
         lo, hi = self.interval(p)
         return lo // d if lo is not None and hi is not None and lo // d == hi // d else None
 

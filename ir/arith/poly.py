@@ -3,6 +3,8 @@
 A monomial is a sorted tuple of atoms (repeated for powers, `()` for the constant term). A polynomial maps monomials to
 non-zero coefficients, and is never changed once built. The normaliser's atoms are numbers, given out in order of first
 appearance, so every order below is deterministic. The lowering's atoms are expressions, ordered by a rank.
+
+Tests: `tests/ir/arith/test_random_expressions.py`.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def plus(a: PolyOf[A, K], b: PolyOf[A, K], scale: int = 1) -> PolyOf[A, K]:
 
 
 def bounds(p: PolyOver[A], of_atom: Callable[[A], Interval]) -> Interval:
-    """Return a constant interval of a polynomial from those of its atoms."""
+    """Return a constant interval of a polynomial, from the intervals of its atoms."""
     lo: int | None = 0
     hi: int | None = 0
     for mono, k in p.items():
@@ -92,7 +94,11 @@ def times_mono(p: Poly, mono: Mono, k: int = 1) -> Poly:
 
 
 def product(a: PolyOf[A, K], b: PolyOf[A, K], rank: Callable[[A], int] | None = None) -> PolyOf[A, K]:
-    """Return a * b. rank: the order of atoms in a monomial; None: their own."""
+    """Return a * b.
+
+    Args:
+        rank: order of atoms in a monomial; None: their natural order.
+    """
     for p, factor in ((a, as_constant(b)), (b, as_constant(a))):
         if factor is not None:
             return {m: v * factor for m, v in p.items()} if factor else {}
@@ -130,12 +136,12 @@ def common_mono(monos: Iterable[tuple[A, ...]]) -> tuple[A, ...]:
             shared = list(m)
             continue
         left = list(m)
-        kept = []
+        common = []
         for a in shared:
             if a in left:
                 left.remove(a)
-                kept.append(a)
-        shared = kept
+                common.append(a)
+        shared = common
         if not shared:
             return ()
     return tuple(shared or ())
@@ -227,6 +233,7 @@ def divide(p: Poly, d: Poly) -> tuple[Poly, Poly]:
             work = plus(work, times_mono(d, q, part), -1)
         if m in work:
             rest[m] = work.pop(m)
+        # Long division by a sum may lengthen the dividend at every step.
         if len(work) > MAX_TERMS:
             return {}, p
     return quotient, rest

@@ -1,4 +1,7 @@
-"""Answers of proofs: yes, no, or unknown."""
+"""Answers of proofs: yes, no, or unknown.
+
+Tests: `tests/ir/arith/test_case_split.py`.
+"""
 
 from __future__ import annotations
 

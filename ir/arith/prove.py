@@ -1,4 +1,7 @@
-"""Decisions about integer conditions: yes, no, or unknown. Unknown is never a silent yes."""
+"""Decisions about integer conditions: yes, no, or unknown. Unknown is never a silent yes.
+
+Tests: `tests/ir/arith/test_case_split.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from relax_tune.ir.arith.inequality import Question
 from relax_tune.ir.arith.proof import FLIP, Proof
 from relax_tune.ir.core.expr import Const, Expr, ExprLike, eq, expr
 
-__all__ = ["EMPTY", "Proof", "prove", "prove_equal"]
+__all__ = ["EMPTY", "Proof", "prove", "prove_equal", "refuted"]
 
 EMPTY = Env()
 
@@ -21,33 +24,40 @@ def prove(cond: Expr, env: Env | None = None) -> Proof:
     env = env or EMPTY
     if isinstance(cond, Const):
         return Proof.YES if cond.value else Proof.NO
-    found = env.proofs.get(cond)
-    if not isinstance(found, Proof):
-        found = _prove(cond, env)
-        remember(env.proofs, cond, found)
-    return found
+    proof = env.proofs.get(cond)
+    if not isinstance(proof, Proof):
+        proof = _prove(cond, env)
+        remember(env.proofs, cond, proof)
+    return proof
 
 
 def _prove(cond: Expr, env: Env) -> Proof:
     ctx = Question(env)
-    found = ctx.decide(cond)
-    if found is Proof.UNKNOWN and cond.op == "not":
+    proof = ctx.decide(cond)
+    if proof is Proof.UNKNOWN and cond.op == "not":
         return FLIP[prove(cond.args[0], env)]
-    if found is Proof.UNKNOWN and cond.op in ("and", "or"):
+    if proof is Proof.UNKNOWN and cond.op in ("and", "or"):
         parts = [prove(a, env) for a in cond.args]
         strong = Proof.NO if cond.op == "and" else Proof.YES
         if strong in parts:
             return strong
         if Proof.UNKNOWN not in parts:
             return parts[0]
-    if found is Proof.UNKNOWN:
+    if proof is Proof.UNKNOWN:
         goals = possible(cond, ctx)
-        found = by_cases(cond, env, goals)
-        if found is Proof.UNKNOWN and env.solver is not None and goals:
-            found = env.solver.decide(cond, env, goals)
-    return found
+        proof = by_cases(cond, env, goals)
+        if proof is Proof.UNKNOWN and env.solver is not None and goals:
+            proof = env.solver.decide(cond, env, goals)
+    return proof
 
 
 def prove_equal(a: ExprLike, b: ExprLike, env: Env | None = None) -> Proof:
     """Decide a == b over integers."""
     return prove(eq(expr(a), expr(b)), env)
+
+
+def refuted(cond: Expr, env: Env) -> bool:
+    """Return whether one of a few sampled assignments that the env allows violates a condition. No proof is tried."""
+    question = Question(env)
+    question.start(cond)
+    return Proof.YES not in possible(cond, question)

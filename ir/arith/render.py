@@ -1,4 +1,7 @@
-"""Polynomials back to compact expressions: remainders recognised, common factors pulled out."""
+"""Polynomials back to compact expressions: remainders recognised, common factors pulled out.
+
+Tests: `tests/ir/arith/test_random_expressions.py`.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def cost(e: Expr) -> int:
 
 
 class Renderer:
-    """Prints normal forms of one question. `written` has the expression of each source node that was already simplified."""
+    """Prints normal forms of one question. `written` maps simplified source nodes to their expressions."""
 
     def __init__(self, ctx: Normalizer, written: Mapping[Expr, Expr]) -> None:
         self.ctx = ctx
@@ -143,10 +146,10 @@ class Renderer:
         return const(k, dtype) if out is None else mul(out, const(k, dtype))
 
     def _atom(self, number: int, dtype: DType) -> Expr:
-        found = self._atoms.get((number, dtype))
-        if found is None:
-            found = self._atoms[number, dtype] = self._make(number, dtype)
-        return found
+        atom = self._atoms.get((number, dtype))
+        if atom is None:
+            atom = self._atoms[number, dtype] = self._make(number, dtype)
+        return atom
 
     def _make(self, number: int, dtype: DType) -> Expr:
         atom = self.ctx.atoms[number]

@@ -1,4 +1,7 @@
-"""Simplification of scalar expressions: same value for every assignment the env allows, less work to compute."""
+"""Simplification of scalar expressions: same value for every assignment the env allows, less work to compute.
+
+Tests: `tests/ir/arith/test_case_split.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from relax_tune.ir.core.expr import FALSE, TRUE, Const, Expr, Var, postorder, re
 
 
 def simplify(e: Expr, env: Env | None = None) -> Expr:
-    """Return the cheapest form found of `e` under `env`.
+    """Return a cheaper equal form of `e` under `env`.
 
     Integer arithmetic (i32, i64) is decided in polynomial normal form and written back factored, unless the given
     expression costs no more. Conditions that `prove` decides become literals, and choices they decide disappear.
@@ -23,11 +26,11 @@ def simplify(e: Expr, env: Env | None = None) -> Expr:
     env = env or EMPTY
     if isinstance(e, Const):
         return e
-    found = env.simplified.get(e)
-    if found is None:
-        found = _Simplifier(env).run(e)
-        remember(env.simplified, e, found)
-    return found
+    simplified = env.simplified.get(e)
+    if simplified is None:
+        simplified = _Simplifier(env).run(e)
+        remember(env.simplified, e, simplified)
+    return simplified
 
 
 class _Simplifier:
@@ -73,10 +76,10 @@ class _Simplifier:
         ((mono, _),) = p.items()
         if len(mono) == 1 and self.ctx.atoms[mono[0]].source is n:
             return new
-        found = self.renderer.render(p, new.dtype)
+        rendered = self.renderer.render(p, new.dtype)
         if n.op in ("add", "sub") or (n.op == "mul" and p[mono] != 1):
-            return found if cost(found) <= cost(new) else new
-        return self.cheaper(new, found)
+            return rendered if cost(rendered) <= cost(new) else new
+        return self.cheaper(new, rendered)
 
     def arithmetic(self, n: Expr, new: Expr, p: Poly) -> Expr:
         """Write the normal form out where terms merged or a quotient split; sums wait for their root."""
@@ -94,8 +97,8 @@ class _Simplifier:
         """
         if n in self.dirty:
             self.dirty.discard(n)
-            found = self.renderer.render(self.ctx.poly(n), n.dtype)
-            self.done[n] = found if cost(found) <= cost(self.done[n]) else self.done[n]
+            rendered = self.renderer.render(self.ctx.poly(n), n.dtype)
+            self.done[n] = rendered if cost(rendered) <= cost(self.done[n]) else self.done[n]
         return self.done[n]
 
     def cheaper(self, a: Expr, b: Expr) -> Expr:

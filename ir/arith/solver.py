@@ -28,14 +28,19 @@ MAX_NODES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Z3:
-    """The solver of the package `z3-solver`. name: package and version, as artifacts note it."""
+    """The solver of the package `z3-solver`.
+
+    Attributes:
+        name: package and version, as recorded in artifacts.
+    """
 
     name: str
 
     def decide(self, cond: Expr, env: Env, goals: Collection[Proof]) -> Proof:
-        """Return the one of `goals` that is the answer for every assignment the env allows, or UNKNOWN.
+        """Return the answer among `goals` that holds for every assignment that the env allows, or UNKNOWN.
 
-        Raises: RelaxTuneError when the installed package cannot be loaded.
+        Raises:
+            RelaxTuneError: the installed package cannot be loaded.
         """
         for goal in (Proof.YES, Proof.NO):
             if goal in goals and self._refuted(cond, env, goal is Proof.NO):
@@ -70,7 +75,7 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module("z3")
     except (ImportError, OSError) as error:
         raise RelaxTuneError(
-            f"{name}: wanted the module z3 of this package, found that it cannot be loaded: {error}; "
+            f"{name}: the package z3 is installed but cannot be loaded: {error}; "
             "pip install --force-reinstall 'relax-tune[solver]', or uninstall z3-solver to do without"
         ) from error
 

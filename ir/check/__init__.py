@@ -1,1 +1,1 @@
-"""Well-formedness, structural equality and hash, trial runs."""
+"""Well-formedness, structural equality and validation of untrusted text. Any module may be imported from outside."""

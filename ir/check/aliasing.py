@@ -1,6 +1,8 @@
 """Alias analysis of graph functions: the allocated tensors that each variable may name.
 
 It follows the order of bindings; both sides of a branch are joined.
+
+Tests: `tests/ir/check/test_inplace.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo, in
 from relax_tune.ir.op.indexing.movement import VIEWS
 
 AllocatedTensor = tuple[GVar, int]
-"""A tensor in memory of its own: the variable that a binding defines, and the number of its field."""
+"""A tensor in separate memory: the variable that a binding defines, and the number of its field."""
 
 
 def is_view(value: g.Value) -> bool:
@@ -38,7 +40,8 @@ def is_view(value: g.Value) -> bool:
 class AliasSets:
     """Alias sets: for each variable the allocated tensors it may name, through views, tuples and branches.
 
-    inplace: an output written in place is an alias of the overwritten argument; False: it counts as a new tensor
+    Attributes:
+        inplace: an output written in place is an alias of the overwritten argument; False: it counts as a new tensor.
     """
 
     inplace: bool = True
@@ -51,7 +54,7 @@ class AliasSets:
             fields = [
                 ((var, i),) if at is None else self.tensors_of(value.args[at]) for i, at in enumerate(value.inplace)
             ]
-            self._of[var] = tuple(t for found in fields for t in found)
+            self._of[var] = tuple(t for tensors in fields for t in tensors)
             self._by_field[var] = tuple(fields)
         elif not isinstance(value, CallTIR) and not allocated_tensors(value, var.info):
             self._of[var] = self.tensors_of(value)
@@ -71,8 +74,8 @@ class AliasSets:
         """Return every allocated tensor that `value` may be or hold."""
         match value:
             case GVar(info=info):
-                made = tuple((value, i) for i in range(len(info_parts(info))))
-                return self._of.get(value, made)
+                allocated = tuple((value, i) for i in range(len(info_parts(info))))
+                return self._of.get(value, allocated)
             case TupleItem(whole, index):
                 parts = self.tensors_by_field(whole)
                 return self.tensors_of(whole) if parts is None else parts[index]

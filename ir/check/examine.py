@@ -1,7 +1,7 @@
 """Trial runs of user-written tensor functions, interpreted at a few small sizes before compilation.
 
 A well-formed function may still read past the end of a buffer, or leave part of its output unwritten. Compiled code would not
-notice; the interpreter does."""
+detect this; the interpreter does."""
 
 from __future__ import annotations
 
@@ -21,15 +21,22 @@ from relax_tune.ir.interp.interp import run_prim
 TRIES = ((3, 5, 2, 4), (1, 1, 1, 1), (4, 2, 5, 3))
 LARGEST = 4096
 """Largest number of elements of all buffers of a call; functions that need more are not tried."""
+MOST_ITERATIONS = 1 << 20
+"""The most iterations of a trial; functions with more are not tried. Their loops may have any extents, such as 2**40."""
 
 
 def examine(module: IRModule, names: Collection[str] | None = None) -> None:
     """Interpret every call of a tensor function at small sizes within the declared bounds.
 
-    names: functions to try; None: all. Floats are 1, 2, 3 ...; integers are 0, a valid index of every non-empty dim. Sizes that
-    do not fit the signature are skipped, since run-time checks refuse them.
+    Floats are 1, 2, 3 ...; integers are 0, a valid index of every non-empty dim. Sizes that do not fit the signature are skipped, since
+    run-time checks refuse them.
 
-    Raises: VerifyError for a function that reads or writes where it must not, with the sizes and the statement."""
+    Args:
+        names: functions to try; None: all.
+
+    Raises:
+        VerifyError: a function accesses memory illegally; names the sizes and the statement.
+    """
     bounds = {b.var: (b.lower, b.upper) for b in module.bounds}
     tried: set[tuple[object, ...]] = set()
     for f in module.functions.values():
@@ -60,9 +67,12 @@ def _call(
         if key in tried or scalars is None or None in dims:
             continue
         tried.add(key)
-        found = [d for d in dims if d is not None]
-        if min((x for d in found for x in d), default=0) >= 0 and sum(int(np.prod(d)) for d in found) <= LARGEST:
-            _run(func, found, scalars, {v.name: s for v, s in sizes.items()})
+        known_dims = [d for d in dims if d is not None]
+        if (
+            min((x for d in known_dims for x in d), default=0) >= 0
+            and sum(int(np.prod(d)) for d in known_dims) <= LARGEST
+        ):
+            _run(func, known_dims, scalars, {v.name: s for v, s in sizes.items()})
 
 
 def _within(value: int, lower: int, upper: int | None) -> int:
@@ -70,8 +80,8 @@ def _within(value: int, lower: int, upper: int | None) -> int:
 
 
 def _numbers(dims: Sequence[Expr], known: Mapping[Var, Expr]) -> tuple[int, ...] | None:
-    found = [as_int(substitute(d, known)) for d in dims]
-    return tuple(x for x in found if x is not None) if None not in found else None
+    numbers = [as_int(substitute(d, known)) for d in dims]
+    return tuple(x for x in numbers if x is not None) if None not in numbers else None
 
 
 def _run(func: PrimFunc, dims: Sequence[tuple[int, ...]], scalars: Sequence[int], sizes: Mapping[str, int]) -> None:
@@ -81,9 +91,9 @@ def _run(func: PrimFunc, dims: Sequence[tuple[int, ...]], scalars: Sequence[int]
         numbers = np.zeros(count) if not buffer.dtype.is_float else np.arange(1, count + 1)
         args.append(numbers.astype(buffer.dtype.numpy).reshape(shape))
     try:
-        run_prim(func, args, scalars)
+        run_prim(func, args, scalars, most_iterations=MOST_ITERATIONS)
     except UserError:
-        return  # these sizes do not fit
+        return  # these sizes do not fit, or the loops are too long
     except VerifyError as error:
         at = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         raise VerifyError(f"tried{f' at {at}' if at else ''}: {error}") from None

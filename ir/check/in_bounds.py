@@ -1,8 +1,10 @@
-"""Tensor functions of strangers kept within their buffers.
+"""Confinement of untrusted tensor functions to their buffers.
 
 Each index is proved to be inside its dim, under the loops around it. A read whose index is not proved takes the nearest element, as
-computed indices of operators do. A store whose index depends on sizes only is left out where it would be outside; other stores are
-refused. What was proved stays as it is.
+computed indices of operators do. A store whose index depends only on sizes is skipped if it would be outside; other unproved
+stores are refused. Proved accesses are unchanged.
+
+Tests: `tests/ir/frontend/test_text.py`.
 """
 
 from __future__ import annotations
@@ -35,31 +37,33 @@ from relax_tune.ir.core.stmt import NO_MARKS, Block, BufferStore, For, IfThenEls
 from relax_tune.ir.op.indexing.indices import inside
 from relax_tune.ir.text.printer import excerpt
 
-# Steps of an index beyond these may leave 64 bits, where the proofs, which count without bounds, do not hold.
+# Larger steps of an index may leave 64 bits, where the proofs, which assume unbounded integers, do not hold.
 _LARGE = 1 << 31
 _FAR = 1 << 62
 
 
 def keep_in_bounds(module: IRModule) -> IRModule:
-    """Return the module with each tensor function kept within its buffers; the same object where all was proved.
+    """Return the module with each tensor function confined to its buffers; the same object if every access is proved.
 
-    Raises VerifyError for a store at a computed index, for a call of a library and for a function with marks of a schedule."""
+    Raises:
+        VerifyError: a store at a computed index, a call of a library, or a function with marks of a schedule.
+    """
     changed: dict[str, PrimFunc] = {}
     for name, f in module.functions.items():
         if isinstance(f, ExternFunc):
             raise VerifyError(
-                f"{name}: wanted tensor functions and operators, found a library's routine; a build chooses those"
+                f"{name}: expected tensor functions and operators, got a library's routine; a build chooses those"
             )
-        if isinstance(f, PrimFunc) and (kept := _kept(f)) is not f:
-            changed[name] = kept
+        if isinstance(f, PrimFunc) and (bounded := _in_bounds(f)) is not f:
+            changed[name] = bounded
     return replace(module, functions={**module.functions, **changed}) if changed else module
 
 
-def _kept(func: PrimFunc) -> PrimFunc:
+def _in_bounds(func: PrimFunc) -> PrimFunc:
     for loop in loops(func.body):
         if loop.marks != NO_MARKS:
             raise VerifyError(
-                f"{func.name}: wanted loops without marks, found some on {loop.var.name}; a build schedules them"
+                f"{func.name}: expected loops without marks, got some on {loop.var.name}; a build schedules them"
             )
     far = {v: (const(-_FAR), const(_FAR)) for v in func.scalar_params}
     body = _Bounded(func).stmt(func.body, Env(far))
@@ -89,10 +93,10 @@ class _Bounded:
                 return new if needed is TRUE else IfThenElse(needed, new)
             case Block():
                 return self.block(s, env)
-        raise VerifyError(f"{self.func.name}: wanted a function before lowering, found a {type(s).__name__}")
+        raise VerifyError(f"{self.func.name}: expected a function before lowering, got a {type(s).__name__}")
 
     def block(self, b: Block, env: Env) -> Block:
-        # iterators stand for their bindings, whatever domains the text gives them
+        # iterators stand for their bindings, since the text may declare any domain
         known = dict(zip((i.var for i in b.iters), b.bindings, strict=True))
         predicate = self.reads(b.predicate, env, {})
         runs = env if b.predicate is TRUE else env.with_fact(b.predicate)
@@ -101,22 +105,22 @@ class _Bounded:
         if init is not None:
             init, first = self.store(init, env, known, b)
             if first is not TRUE or needed is not TRUE:
-                self.fail("wanted a reduction whose stored index is inside its buffer at all sizes", b)
+                self.fail("expected a reduction whose stored index is inside its buffer at all sizes", b)
         if body is b.body and init is b.init and predicate is b.predicate and needed is TRUE:
             return b
         return replace(b, body=body, init=init, predicate=and_(predicate, needed))
 
     def store(self, s: BufferStore, env: Env, known: Mapping[Var, Expr], at: Stmt) -> tuple[BufferStore, Expr]:
-        """Return the store with its reads kept inside, and the condition under which it is inside itself."""
+        """Return the store with its reads clamped, and the condition under which the store is in bounds."""
         unproved = list(_unproved(s.buffer.shape, s.indices, env, known))
         if unproved and loads(*s.indices):
-            self.fail(f"wanted a stored index of {s.buffer.name} that no data decide, or one that is clamped", at)
+            self.fail(f"expected a stored index of {s.buffer.name} that no data decide, or one that is clamped", at)
         where = [substitute(s.indices[a], known) for a in unproved]
         needed = and_(*(c for e, a in zip(where, unproved) for c in (le(0, e), lt(e, s.buffer.shape[a]))))
         return s.map_own_exprs(lambda e: self.reads(e, env, known)), needed
 
     def reads(self, e: Expr, env: Env, known: Mapping[Var, Expr]) -> Expr:
-        def kept(node: Expr) -> Expr | None:
+        def clamped(node: Expr) -> Expr | None:
             if not isinstance(node, Load):
                 return None
             shape, outside = node.buffer.shape, set(_unproved(node.buffer.shape, node.indices, env, known))
@@ -126,7 +130,7 @@ class _Bounded:
             empty = [lt(0, shape[a]) for a in outside if prove(lt(0, shape[a]), env) is not Proof.YES]
             return select(and_(*empty), near, const(0, near.dtype)) if empty else near
 
-        return transform(e, kept)
+        return transform(e, clamped)
 
     def fail(self, problem: str, at: Stmt) -> None:
         raise VerifyError(f"{self.func.name}: {problem}\n{excerpt(self.func, at)}")

@@ -1,4 +1,4 @@
-"""Legality of outputs in the memory of an argument (`call_tir_inplace`, Relax): proofs from the loops and the graph."""
+"""Legality of in-place outputs (`call_tir_inplace`, Relax): proofs from the loops and the graph."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def why_not_inplace(func: PrimFunc, output: Buffer, source: Buffer) -> str | Non
         return f"{output.name} is written before block {block.name} reads {source.name}"
     if block.is_reduction or block.init is not None:
         return f"block {block.name} reduces: it reads {source.name} after it has begun to write {output.name}"
-    own = [i for i in block.body.indices if not isinstance(i, Const)]
-    if len(set(own)) != len(own) or set(own) != {i.var for i in block.iters}:
+    stored = [i for i in block.body.indices if not isinstance(i, Const)]
+    if len(set(stored)) != len(stored) or set(stored) != {i.var for i in block.iters}:
         return f"block {block.name} may write an element of {output.name} more than once"
     for x in reads_of(block):
         if x.buffer is output or (x.buffer is source and x.indices != block.body.indices):
@@ -58,11 +58,13 @@ def reads_of(block: Block) -> tuple[Load, ...]:
 def merge_aliased_params(func: PrimFunc, same: Mapping[Buffer, Buffer]) -> PrimFunc:
     """Read inputs through the outputs that share their memory, so that no two pointers of a kernel overlap.
 
-    same: input -> output. Loop nests that would only store an element to itself are dropped."""
+    Args:
+        same: input -> output. Loop nests that would only store an element to itself are dropped.
+    """
     body = replace_buffers(func.body, same)
     parts = statements(body)
-    kept = [p for p in parts if not blocks(p) or not all(_stays(b) for b in blocks(p))]
-    return replace(func, params=tuple(p for p in func.params if p not in same), body=seq(*kept))
+    remaining = [p for p in parts if not blocks(p) or not all(_stays(b) for b in blocks(p))]
+    return replace(func, params=tuple(p for p in func.params if p not in same), body=seq(*remaining))
 
 
 def _stays(block: Block) -> bool:
@@ -78,10 +80,11 @@ def _stays(block: Block) -> bool:
 class InplaceConflict:
     """An illegal in-place output.
 
-    var: variable that the call binds
-    output: number of the output
-    why: reason
-    at: node of the program to show
+    Attributes:
+        var: variable that the call binds.
+        output: number of the output.
+        why: reason.
+        at: node of the program to show.
     """
 
     var: GVar
@@ -104,16 +107,17 @@ def inplace_conflicts(f: Function, module: IRModule) -> Iterator[InplaceConflict
 class _InplaceChecker:
     """A walk over a function in program order.
 
-    aliases: alias sets, in-place outputs as tensors of their own
-    made: body that allocates each tensor
-    taken: output that overwrote each tensor
+    Attributes:
+        aliases: alias sets, in-place outputs as separate tensors.
+        allocated_in: body that allocates each tensor.
+        overwritten_by: output that overwrote each tensor.
     """
 
     def __init__(self, module: IRModule) -> None:
         self.module = module
         self.aliases = AliasSets(inplace=False)
-        self.made: dict[AllocatedTensor, Function | Body] = {}
-        self.taken: dict[AllocatedTensor, AllocatedTensor] = {}
+        self.allocated_in: dict[AllocatedTensor, Function | Body] = {}
+        self.overwritten_by: dict[AllocatedTensor, AllocatedTensor] = {}
 
     def body(self, body: Function | Body) -> Iterator[InplaceConflict]:
         for b in body.bindings:
@@ -123,14 +127,16 @@ class _InplaceChecker:
             if isinstance(b.value, CallTIR) and b.value.inplace:
                 yield from self.call(b, b.value, body)
             self.aliases.bind(b.var, b.value)
-            made = enumerate(b.value.out) if isinstance(b.value, CallTIR) else allocated_tensors(b.value, b.var.info)
-            self.made.update({(b.var, i): body for i, _ in made})
+            allocated = (
+                enumerate(b.value.out) if isinstance(b.value, CallTIR) else allocated_tensors(b.value, b.var.info)
+            )
+            self.allocated_in.update({(b.var, i): body for i, _ in allocated})
         yield from self.reads(body.ret, body.ret if isinstance(body, Function) else body)
 
     def reads(self, value: Value, at: object) -> Iterator[InplaceConflict]:
         for t in self.aliases.read_tensors(value):
-            if t in self.taken:
-                var, i = self.taken[t]
+            if t in self.overwritten_by:
+                var, i = self.overwritten_by[t]
                 yield InplaceConflict(
                     var, i, f"{t[0].name} is used here, after {var.name} was written in its memory", at
                 )
@@ -141,21 +147,21 @@ class _InplaceChecker:
                 continue
             arg = call.args[at]
             name = getattr(arg, "name", repr(arg))
-            found = set(self.aliases.tensors_of(arg))
-            t = next(iter(found), None)
+            tensors = set(self.aliases.tensors_of(arg))
+            t = next(iter(tensors), None)
             why: str | None = None
-            if not isinstance(arg, GVar) or t is None or len(found) != 1 or t not in self.made:
-                why = f"{name} is no tensor that this function computes: its memory is a parameter's, a weight's or unknown"
-            elif self.made[t] is not body:
-                why = f"{name} is made outside this side of the branch"
-            elif t in self.taken:
-                why = f"{name} was overwritten before, by {self.taken[t][0].name}"
+            if not isinstance(arg, GVar) or t is None or len(tensors) != 1 or t not in self.allocated_in:
+                why = f"{name} is not computed by this function: its memory belongs to a parameter or a weight, or is unknown"
+            elif self.allocated_in[t] is not body:
+                why = f"{name} is allocated outside this side of the branch"
+            elif t in self.overwritten_by:
+                why = f"{name} was overwritten before, by {self.overwritten_by[t][0].name}"
             else:
                 why = self.loops(call, i, t)
-                self.taken[t] = b.var, i
+                self.overwritten_by[t] = b.var, i
             if why is not None:
-                wanted = f"wanted an argument that output {i} of {call.callee} may overwrite"
-                yield InplaceConflict(b.var, i, f"{wanted}: {why}; call_tir gives it memory of its own", b)
+                expected = f"expected an argument that output {i} of {call.callee} may overwrite"
+                yield InplaceConflict(b.var, i, f"{expected}: {why}; call_tir gives it new memory", b)
 
     def loops(self, call: CallTIR, i: int, t: AllocatedTensor) -> str | None:
         func = self.module.prim(call.callee)

@@ -1,7 +1,7 @@
 """Structural (alpha) equality and hashing of programs, and the key of a workload.
 
 A program is encoded as a flat stream of tokens. Binders and identities (variables, buffers, graph variables) are numbered by order
-of appearance. Two programs are equal when their streams are; the hash is that of the stream. Names of variables, blocks and
+of appearance. Two programs are equal if their streams are equal; the hash is the hash of the stream. Names of variables, blocks and
 functions are hints and ignored. Names that refer to something else (a callee, a weight, a library routine, the key of a function
 in its module) are compared.
 """
@@ -34,8 +34,9 @@ Token = tuple[object, ...]
 class ProgramDifference:
     """The first place where two programs differ.
 
-    path: place, such as `body.stmts[1].body.value`
-    left, right: text of the place in each program
+    Attributes:
+        path: place, such as `body.stmts[1].body.value`.
+        left, right: text of the place in each program.
     """
 
     path: str
@@ -87,7 +88,7 @@ def structural_hash(a: Node) -> int:
 def workload_key(func: PrimFunc) -> str:
     """Return the key of a workload: BLAKE2 (32 hex digits) of its normalised text and the format version.
 
-    Independent of all names, of ids and of PYTHONHASHSEED.
+    It does not depend on names, ids or PYTHONHASHSEED.
     """
     text = f"relax-tune text {FORMAT_VERSION}\n{print_text(func, normalise=True)}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -130,7 +131,7 @@ class _Encoder:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Drop the identities bound inside on leaving, except tunables, which belong to the whole program."""
+        """On exit drop the identities bound inside, except tunables, which belong to the whole program."""
         saved = dict(self.numbers)
         yield
         saved.update((k, v) for k, v in self.numbers.items() if isinstance(k, Tunable))
@@ -201,9 +202,9 @@ class _Encoder:
             self.generic(f.ret_info, at + "ret_info")
 
     def blocks(self, blocks: Sequence[AnyBlock], at: str) -> None:
-        found = regions(blocks)
-        self.emit(at + "blocks", "blocks", len(found))
-        for i, (dataflow, bindings) in enumerate(found):
+        regions_of = regions(blocks)
+        self.emit(at + "blocks", "blocks", len(regions_of))
+        for i, (dataflow, bindings) in enumerate(regions_of):
             self.emit(f"{at}blocks[{i}]", "dataflow" if dataflow else "bindings", len(bindings))
             for j, binding in enumerate(bindings):
                 path = f"{at}blocks[{i}].bindings[{j}]"
@@ -256,7 +257,7 @@ class _Encoder:
             case For(var, extent, body, marks=marks):
                 self.emit(path, "for", s.kind, s.axis, s.tail, var.dtype.short)
                 if marks != NO_MARKS:
-                    self.emit(path + ".marks", *(x for mark in marks.given() for x in mark))
+                    self.emit(path + ".marks", *(x for mark in marks.settings() for x in mark))
                 self.expr(extent, path + ".extent")
                 with self.scope():
                     self.bind(var)

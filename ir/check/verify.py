@@ -4,7 +4,7 @@ Rules of tensor functions:
 
 * every name used is in scope; ranks and dtypes fit;
 * block iterators are bound once, by enclosing loops;
-* only spatial iterators choose the stored element, inside the buffer where that is a matter of numbers; reductions have an
+* only spatial iterators choose the stored element, inside the buffer if both are numbers; reductions have an
   initial value;
 * inputs are never written, and outputs are.
 
@@ -44,7 +44,7 @@ def verify(x: Union[IRModule, PrimFunc, Function]) -> None:
     """Check every rule of the IR. A graph function that calls others needs its module.
 
     Raises:
-        VerifyError: the first broken rule: what was wanted, what was found, and the line it is on.
+        VerifyError: the first broken rule: what was expected, what was given, and the line.
     """
     match x:
         case PrimFunc():
@@ -59,10 +59,10 @@ def _verify_module(x: IRModule) -> None:
     declared = [b.var for b in x.bounds]
     for b in x.bounds:
         if b.lower < 0 or (b.upper is not None and b.upper < b.lower) or declared.count(b.var) > 1:
-            raise VerifyError(f"bound of {b.var.name}: wanted 0 <= lower <= upper, once; found {b.lower} and {b.upper}")
+            raise VerifyError(f"bound of {b.var.name}: expected 0 <= lower <= upper, once; got {b.lower} and {b.upper}")
     for key, f in x.functions.items():
         if f.name != key and not isinstance(f, ExternFunc):
-            raise VerifyError(f"wanted the function under the key {key!r} to be called that, found {f.name!r}")
+            raise VerifyError(f"expected the name of function {key!r} to equal its key, got {f.name!r}")
         match f:
             case PrimFunc():
                 _Prim(f).run()
@@ -92,9 +92,9 @@ class _Prim:
         everything = [*f.params, *f.allocs]
         for i, p in enumerate(everything):
             if p in everything[:i]:
-                self.fail(f"wanted every parameter and buffer once, found {p.name} twice", p)
+                self.fail(f"expected every parameter and buffer once, got {p.name} twice", p)
         if not 0 < f.outputs <= len(f.buffers):
-            self.fail(f"wanted 1 to {len(f.buffers)} outputs, found {f.outputs}", f)
+            self.fail(f"expected 1 to {len(f.buffers)} outputs, got {f.outputs}", f)
         for b in f.consts:
             if b not in f.input_buffers:
                 self.fail(f"constant {b.name} is not an input", b)
@@ -103,7 +103,7 @@ class _Prim:
                 factor = as_int(b.row_alignment[0])
                 if b.scope == "global" or b.row_alignment[1] < 0 or (1 if factor is None else factor) < 1:
                     self.fail(
-                        f"buffer {b.name}: wanted rows of a local or shared buffer, by a positive factor, found {b.row_alignment}",
+                        f"buffer {b.name}: expected rows of a local or shared buffer, by a positive factor, got {b.row_alignment}",
                         b,
                     )
                 self.scope((b.row_alignment[0],), set(), b, f"the rows of {b.name}")
@@ -111,14 +111,14 @@ class _Prim:
                 b.scope != "shared" or b.row_alignment != (const(b.swizzle), 0) or not may_swizzle(b, b.swizzle)
             ):
                 self.fail(
-                    f"buffer {b.name}: wanted rows of whole vectors of 4 to 16 bytes in shared memory to swizzle, found "
+                    f"buffer {b.name}: expected rows of whole vectors of 4 to 16 bytes in shared memory to swizzle, got "
                     f"vectors of {b.swizzle} elements, rows {b.row_alignment}",
                     b,
                 )
             for d in b.shape:
                 self.types((d,), b)
                 if not d.dtype.is_int:
-                    self.fail(f"buffer {b.name}: wanted integer dims, found {d!r} of type {d.dtype}", b)
+                    self.fail(f"buffer {b.name}: expected integer dims, got {d!r} of type {d.dtype}", b)
                 self.scope((d,), self.symbols, b, f"the shape of {b.name}")
                 if loads(d):
                     self.fail(f"the shape of {b.name} reads a buffer", b)
@@ -127,17 +127,17 @@ class _Prim:
         """Require unique names of blocks, loops and buffers, unless lowered: schedules refer to names."""
         f = self.func
         self.unique("buffer", [(b.name, b) for b in (*f.buffers, *f.allocs)])
-        found = blocks(f.body)
-        self.unique("block", [(b.name, b) for b in found])
-        if found:
+        blocks_of = blocks(f.body)
+        self.unique("block", [(b.name, b) for b in blocks_of])
+        if blocks_of:
             self.unique("loop", [(x.var.name, x) for x in loops(f.body)])
 
     def unique(self, what: str, named: Sequence[tuple[str, object]]) -> None:
-        seen: set[str] = set()
+        names: set[str] = set()
         for name, node in named:
-            if name in seen:
-                self.fail(f"wanted distinct {what} names, found {name!r} twice", node)
-            seen.add(name)
+            if name in names:
+                self.fail(f"expected distinct {what} names, got {name!r} twice", node)
+            names.add(name)
 
     def data_flow(self) -> None:
         f = self.func
@@ -160,7 +160,7 @@ class _Prim:
             case IfThenElse(cond):
                 self.uses((cond,), scope, s)
                 if cond.dtype is not bool_:
-                    self.fail(f"wanted a condition, found {cond!r} of type {cond.dtype}", s)
+                    self.fail(f"expected a condition, got {cond!r} of type {cond.dtype}", s)
             case BufferStore():
                 self.store(s, scope, s)
             case Block():
@@ -177,19 +177,19 @@ class _Prim:
         if s.var in scope:
             self.fail(f"loop variable {s.var.name} is already a symbol or an enclosing loop's variable", s)
         if not s.extent.dtype.is_int or not s.var.dtype.is_int:
-            self.fail(f"wanted an integer extent and variable, found {s.extent.dtype} and {s.var.dtype}", s)
+            self.fail(f"expected an integer extent and variable, got {s.extent.dtype} and {s.var.dtype}", s)
         if isinstance(s.var, Tunable):
             self.fail(f"loop variable {s.var.name} is a tunable", s)
         if s.kind in ("vectorized", "unrolled") and not isinstance(s.extent, Const) and not _open(s.extent):
-            self.fail(f"wanted a constant extent for a {s.kind} loop, found {s.extent!r}", s)
+            self.fail(f"expected a constant extent for a {s.kind} loop, got {s.extent!r}", s)
         if s.axis not in range(AXES.get(s.kind, 1)):
-            self.fail(f"wanted a grid axis of a {s.kind} loop below {AXES.get(s.kind, 1)}, found {s.axis}", s)
+            self.fail(f"expected a grid axis of a {s.kind} loop below {AXES.get(s.kind, 1)}, got {s.axis}", s)
 
     def store(self, s: BufferStore, scope: set[Var], at: Stmt) -> None:
         self.uses((*s.indices, s.value), scope, at)
         self.access(s.buffer, s.indices, at)
         if s.value.dtype is not s.buffer.dtype:
-            self.fail(f"wanted a value of type {s.buffer.dtype} for {s.buffer.name}, found {s.value.dtype}", at)
+            self.fail(f"expected a value of type {s.buffer.dtype} for {s.buffer.name}, got {s.value.dtype}", at)
         if s.buffer in self.func.consts:
             self.fail(f"constant {s.buffer.name} is written", at)
         if s.buffer in self.func.input_buffers:
@@ -197,13 +197,14 @@ class _Prim:
         self.written.add(s.buffer)
 
     def block(self, b: Block, scope: set[Var]) -> None:
-        own = [i.var for i in b.iters]
+        variables = [i.var for i in b.iters]
         if len(b.iters) != len(b.bindings):
             self.fail(
-                f"block {b.name!r}: wanted one binding for each of {len(own)} iterators, found {len(b.bindings)}", b
+                f"block {b.name!r}: expected one binding for each of {len(variables)} iterators, got {len(b.bindings)}",
+                b,
             )
-        for i, v in enumerate(own):
-            if v in own[:i] or v in scope:
+        for i, v in enumerate(variables):
+            if v in variables[:i] or v in scope:
                 self.fail(f"block {b.name!r}: iterator {v.name} is bound already", b)
         extents = tuple(i.extent for i in b.iters)
         self.types((*extents, *b.bindings, b.predicate), b)
@@ -211,10 +212,10 @@ class _Prim:
         self.scope((*b.bindings, b.predicate), scope, b, f"bindings and predicate of block {b.name!r}")
         for e in (*extents, *b.bindings):
             if loads(e) or not e.dtype.is_int:
-                self.fail(f"block {b.name!r}: wanted integer domains and bindings that read no buffer, found {e!r}", b)
+                self.fail(f"block {b.name!r}: expected integer domains and bindings that read no buffer, got {e!r}", b)
         if b.predicate.dtype is not bool_:
-            self.fail(f"block {b.name!r}: wanted a condition as predicate, found {b.predicate!r}", b)
-        inner = scope | set(own)
+            self.fail(f"block {b.name!r}: expected a condition as predicate, got {b.predicate!r}", b)
+        inner = scope | set(variables)
         self.store(b.body, inner, b)
         reduced = {i.var for i in b.iters if i.kind == "reduce"}
         chosen = set(free_vars(*b.body.indices)) & reduced
@@ -226,7 +227,7 @@ class _Prim:
             limit = as_int(dim)
             if isinstance(index, Var) and limit is not None and numbers.get(index, 0) > limit:
                 self.fail(
-                    f"block {b.name!r}: wanted to store in {b.body.buffer.name} below {limit}, found {index.name} below {numbers[index]}",
+                    f"block {b.name!r}: expected to store in {b.body.buffer.name} below {limit}, got {index.name} below {numbers[index]}",
                     b,
                 )
         if b.init is not None:
@@ -244,7 +245,7 @@ class _Prim:
         if not reduced:
             self.fail(f"block {b.name!r}: init() without a reduce iterator", b)
         if init.buffer is not b.body.buffer or init.indices != b.body.indices:
-            self.fail(f"block {b.name!r}: wanted init() to store where the block does", b)
+            self.fail(f"block {b.name!r}: expected init() to store where the block does", b)
         if set(free_vars(init.value)) & reduced or any(x.buffer is b.body.buffer for x in loads(init.value)):
             self.fail(f"block {b.name!r}: the initial value depends on the reduction", b)
 
@@ -260,10 +261,10 @@ class _Prim:
         if buffer not in self.known:
             self.fail(f"buffer {buffer.name} is neither a parameter nor allocated", at)
         if len(indices) != len(buffer.shape):
-            self.fail(f"buffer {buffer.name} has {len(buffer.shape)} dims, found {len(indices)} indices", at)
+            self.fail(f"buffer {buffer.name} has {len(buffer.shape)} dims, got {len(indices)} indices", at)
         for i in indices:
             if not i.dtype.is_int:
-                self.fail(f"wanted integer indices of {buffer.name}, found {i!r} of type {i.dtype}", at)
+                self.fail(f"expected integer indices of {buffer.name}, got {i!r} of type {i.dtype}", at)
 
     def scope(self, exprs: Iterable[Expr], scope: set[Var], at: object, what: str) -> None:
         for v in free_vars(*exprs):
@@ -297,21 +298,21 @@ def _type_problem(n: Expr) -> str | None:
         return None
     if n.op == "bitcast":
         fits = n.dtype.bits == types[0].bits and bool_ not in (n.dtype, types[0])
-        return None if fits else f"wanted types of as many bits for bitcast, found {types[0]} and {n.dtype}"
+        return None if fits else f"expected types of as many bits for bitcast, got {types[0]} and {n.dtype}"
     if n.op == "select":
         if types[0] is not bool_:
-            return f"wanted a condition for select, found {types[0]}"
+            return f"expected a condition for select, got {types[0]}"
         types = types[1:]
     if any(t is not types[0] for t in types):
-        return f"wanted operands of one type, found {' and '.join(map(str, types))}"
+        return f"expected operands of one type, got {' and '.join(map(str, types))}"
     if types[0].is_small and n.op != "select":
-        return f"wanted a type with arithmetic for {n.op}, found {types[0]}; cast it first"
+        return f"expected a type with arithmetic for {n.op}, got {types[0]}; cast it first"
     if kind == "logic" and types[0] is not bool_:
-        return f"wanted conditions, found {types[0]}"
+        return f"expected conditions, got {types[0]}"
     if (kind == "float" or (kind == "function" and n.op != "abs")) and not types[0].is_float:
-        return f"wanted floats for {n.op}, found {types[0]}"
+        return f"expected floats for {n.op}, got {types[0]}"
     if kind in ("integer", "bits") and not types[0].is_int:
-        return f"wanted integers for {n.op}, found {types[0]}"
+        return f"expected integers for {n.op}, got {types[0]}"
     if n.dtype is not (bool_ if SCALAR_OPS[n.op].gives_bool else types[0]):
-        return f"wanted the result type {types[0]}, found {n.dtype}"
+        return f"expected the result type {types[0]}, got {n.dtype}"
     return None

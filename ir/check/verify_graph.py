@@ -1,4 +1,7 @@
-"""Well-formedness of graph functions: A-normal form, definition before use, fitting calls, deducible annotations."""
+"""Well-formedness of graph functions: A-normal form, definition before use, fitting calls, deducible annotations.
+
+Tests: `tests/ir/check/test_verify.py`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,11 @@ INFOS = (ObjectInfo, TensorInfo, ShapeInfo, PrimInfo, TupleInfo, CallableInfo)
 
 
 def verify_function(f: g.Function, module: IRModule) -> None:
-    """Check one graph function of `module`. Raises VerifyError showing the binding."""
+    """Check one graph function of `module`.
+
+    Raises:
+        VerifyError: with the binding.
+    """
     _Graph(f, module).run()
 
 
@@ -68,11 +75,11 @@ class _Graph:
     def annotation(self, var: g.GVar) -> None:
         """Require an annotation of a variable, over integer symbols."""
         if not isinstance(var.info, INFOS):
-            raise VerifyError(f"{self.f.name}: wanted an annotation on {var.name}, found {var.info!r}")
+            raise VerifyError(f"{self.f.name}: expected an annotation on {var.name}, got {var.info!r}")
         dims = info_dims(var.info) if isinstance(var.info, (TensorInfo, ShapeInfo)) else None
         for d in dims or ():
             if not isinstance(d, Expr) or not d.dtype.is_int:
-                raise VerifyError(f"{self.f.name}: wanted integer expressions as dims of {var.name}, found {d!r}")
+                raise VerifyError(f"{self.f.name}: expected integer expressions as dims of {var.name}, got {d!r}")
 
     def determined(self) -> None:
         """Require that the arguments determine every symbol of the parameters."""
@@ -89,7 +96,7 @@ class _Graph:
                 self.annotation(b.var)
                 if isinstance(block, g.DataflowBlock) and (b.value.bodies or graph_walk.is_impure(b.value)):
                     what = "an if" if b.value.bodies else "a call with side effects"
-                    self.fail(f"wanted only pure bindings in a dataflow block, found {what}; bind it outside", b)
+                    self.fail(f"expected only pure bindings in a dataflow block, got {what}; bind it outside", b)
                 if self.f.pure and graph_walk.is_impure(b.value):
                     self.fail(f"{self.f.name} is declared pure, but this has side effects; say pure=False", b)
                 self.binding(b)
@@ -99,15 +106,15 @@ class _Graph:
         self.atoms(ret.fields if isinstance(ret, g.TupleValue) else (ret,), node)
 
     def branch(self, value: g.If, b: g.AnyBinding) -> None:
-        """Check each side of an `if` in a scope of its own."""
+        """Check each side of an `if` in a separate scope."""
         self.atoms((value.cond,), b)
         try:
             check_condition(value.cond)
         except DeduceError as e:
             self.fail(str(e), b)
         defined, symbols, env = set(self.defined), set(self.symbols), self.ctx.env
-        for taken, body in ((True, value.then), (False, value.orelse)):
-            self.ctx.env = side_env(env, value.cond, taken)
+        for holds, body in ((True, value.then), (False, value.orelse)):
+            self.ctx.env = side_env(env, value.cond, holds)
             self.blocks(body.blocks)
             self.result(body.ret, body)
             self.defined, self.symbols, self.ctx.env = set(defined), set(symbols), env
@@ -137,15 +144,15 @@ class _Graph:
                     self.reference(v, node)
                 case _:
                     self.fail(
-                        f"wanted a variable, constant or shape here, found a {type(v).__name__}; bind it first", node
+                        f"expected a variable, constant or shape here, got a {type(v).__name__}; bind it first", node
                     )
 
     def reference(self, v: g.FunctionRef, node: object) -> None:
-        found = self.module.functions.get(v.name)
-        if not isinstance(found, g.Function):
+        function = self.module.functions.get(v.name)
+        if not isinstance(function, g.Function):
             known = ", ".join(self.module.graphs) or "none"
-            self.fail(f"wanted a graph function called {v.name!r}; the module has {known}", node)
-        real = signature(found)
+            self.fail(f"expected a graph function called {v.name!r}; the module has {known}", node)
+        real = signature(function)
         problem = next((str(d) for d in differences(v.info, real, self.ctx.env)), None)
         if problem:
             self.fail(f"{v.name} is not what its annotation says: {problem}", node)
@@ -178,10 +185,10 @@ class _Graph:
             self.call_library(value, b)
         self.known(info_symbols(b.var.info), b)
         try:
-            found = infer_value(value, self.ctx)
+            deduced = infer_value(value, self.ctx)
         except DeduceError as e:
             self.fail(str(e), b)
-        problem = conflict(b.var.info, found, self.ctx.env)
+        problem = conflict(b.var.info, deduced, self.ctx.env)
         if problem:
             self.fail(f"deduction disagrees with the annotation of {b.var.name}: {problem}", b)
         self.define(b.var, b)
@@ -190,17 +197,17 @@ class _Graph:
         callee = self.module.functions.get(call.callee)
         if not isinstance(callee, PrimFunc):
             known = ", ".join(self.module.prims) or "none"
-            self.fail(f"wanted a tensor function called {call.callee!r}; the module has {known}", b)
+            self.fail(f"expected a tensor function called {call.callee!r}; the module has {known}", b)
         infos = [*(a.info for a in call.args), *call.out]
         if len(call.out) != callee.outputs or len(infos) != len(callee.buffers):
-            wanted = f"{len(callee.input_buffers)} arguments and {callee.outputs} outputs"
-            self.fail(f"{call.callee} takes {wanted}, found {len(call.args)} and {len(call.out)}", b)
+            expected = f"{len(callee.input_buffers)} arguments and {callee.outputs} outputs"
+            self.fail(f"{call.callee} takes {expected}, got {len(call.args)} and {len(call.out)}", b)
         if len(call.scalars) != len(callee.scalar_params):
-            self.fail(f"{call.callee} takes {len(callee.scalar_params)} scalars, found {len(call.scalars)}", b)
+            self.fail(f"{call.callee} takes {len(callee.scalar_params)} scalars, got {len(call.scalars)}", b)
         self.known(free_vars(*call.scalars), b)
         self.known([s for o in call.out for s in info_symbols(o)], b)
-        for buffer, found in call_differences(callee, infos, call.scalars, self.ctx.env):
-            problem = next((d for d in found if d.proof is Proof.NO), None)
+        for buffer, unmet in call_differences(callee, infos, call.scalars, self.ctx.env):
+            problem = next((d for d in unmet if d.proof is Proof.NO), None)
             if problem is not None:
                 self.fail(f"{call.callee}, parameter {buffer.name}: {problem}", b)
 
@@ -209,9 +216,9 @@ class _Graph:
         routine = self.module.functions.get(call.routine)
         if not isinstance(routine, ExternFunc) or routine.signature is None or routine.signature.params is None:
             return
-        wanted = len(routine.signature.params)
-        if wanted != len(call.args):
-            self.fail(f"{call.routine} takes {wanted} arguments, found {len(call.args)}", b)
+        expected = len(routine.signature.params)
+        if expected != len(call.args):
+            self.fail(f"{call.routine} takes {expected} arguments, got {len(call.args)}", b)
 
 
 def info_of_array(array: NDArray[Any]) -> TensorInfo:

@@ -1,4 +1,7 @@
-"""Scheduled tensor functions to source text: the pipeline and its result."""
+"""Scheduled tensor functions to source text: the pipeline and its result.
+
+Tests: `tests/ir/codegen/test_codegen.py`, `tests/ir/codegen/test_text.py`, `tests/ir/codegen/test_fused_loops.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ from relax_tune.ir.codegen.lower.shrink_buffers import shrink_buffers
 from relax_tune.ir.codegen.lower.tails import lower_tails
 from relax_tune.ir.codegen.lower.vectors import choose_vectors
 from relax_tune.ir.codegen.lower.warp_shuffles import lower_warp_buffers
-from relax_tune.ir.codegen.print.c import CPrelude, CPrinter
+from relax_tune.ir.codegen.print.c.prelude import CPrelude
+from relax_tune.ir.codegen.print.c.printer import CPrinter
 from relax_tune.ir.codegen.print.cfamily import CFamilyPrinter
 from relax_tune.ir.codegen.print.cuda import CUDAPrelude, CUDAPrinter
 from relax_tune.ir.codegen.print.opencl import OpenCLPrelude, OpenCLPrinter
@@ -61,11 +65,13 @@ PRINTERS: Mapping[str, type[CFamilyPrinter]] = MappingProxyType(
 class CodeTarget:
     """The target of generated source.
 
-    language: `c`, `opencl`, `cuda` or `webgpu`.
-    lanes: f32 elements of a vector (C: AVX-512 16, AVX2 8; PoCL's wheel 8; CUDA 4; WebGPU 4).
-    local_bytes: shared memory of a work-group; None if unknown (drivers do not always refuse more).
-    bindings: arrays that a kernel may have; None for any number.
-    loop_passes: passes of a work-item through all its loops after which the device ends them without an error; None if it never does.
+    Attributes:
+        language: `c`, `opencl`, `cuda` or `webgpu`.
+        lanes: f32 elements of a vector (C: AVX-512 16, AVX2 8; PoCL's wheel 8; CUDA 4; WebGPU 4).
+        local_bytes: Shared memory of a work-group; None if unknown (drivers do not always refuse more).
+        bindings: Most arrays that a kernel may have; None for any number.
+        loop_passes: Total passes of a work-item through its loops after which the device stops them without an error; None if there is
+            no such limit.
     """
 
     language: Language
@@ -81,12 +87,12 @@ class CodeTarget:
 
     @property
     def grid(self) -> bool:
-        """Kernels are launched for a grid of groups and items."""
+        """Whether kernels are launched for a grid of groups and items."""
         return self.language != "c"
 
     @property
     def thread_kinds(self) -> frozenset[str]:
-        """Loops whose iterations have storage of their own."""
+        """Kinds of loops whose iterations have separate storage."""
         return frozenset({"group", "item"} if self.grid else {"parallel", "group"})
 
 
@@ -94,11 +100,12 @@ class CodeTarget:
 class GeneratedKernel:
     """One kernel's source and its launch.
 
-    buffers: pointer arguments in order: parameters, then the function's global intermediates.
-    scalars: int64 arguments after them. If 32 bits may not hold the kernel's integers, the last one is their upper bound
-        (`runtime/device/source.wide_form`).
-    grid: work-groups per axis; empty for C.
-    local: work-items per group and axis; empty for C.
+    Attributes:
+        buffers: Pointer arguments in order: parameters, then the function's global intermediates.
+        scalars: int64 arguments after the pointers. If 32 bits may not hold the kernel's integers, the last one is their upper bound
+            (`runtime/device/source.wide_form`).
+        grid: Work-groups along each axis; empty for C.
+        local: Work-items of a group along each axis; empty for C.
     """
 
     name: str
@@ -110,12 +117,12 @@ class GeneratedKernel:
 
 
 def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
-    """Return the source of one scheduled function without free tunables.
+    """Return the source of one scheduled function.
 
     Raises:
-        BuildError: free tunables, local buffers without constant extents, float scalar parameters, work-item loops of
-            symbolic extent, more shared memory than a work-group has, barriers that only some work-items would come by, groups
-            that depend on each other, an operation the target cannot express.
+        BuildError: The function has free tunables, local buffers or work-item loops of symbolic extent, float scalar parameters, more
+            shared memory than a work-group, barriers that not all work-items reach, groups that depend on each other, or an operation
+            that the target cannot express.
     """
     algebra, lanes = Algebra(), lanes_of(func, target)
     body = lowered_body(func, target, algebra)
@@ -124,10 +131,11 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     buffers = (*func.buffers, *(b for b in func.allocs if b.scope == "global"))
     _check_bindings(func, target, buffers)
     written = frozenset(s.buffer for s in stores(body))
+    # The printer notes bounds of all integers that it prints, so only a finished text shows whether 32 bits may suffice.
     for narrow in _widths(target, body):
         printer = PRINTERS[target.language](PRELUDES[target.language](), algebra, lanes, layouts)
         printer.spans = Spans(algebra, func.scalar_params, target.language == "webgpu") if narrow else None
-        printer.varying = _varying(func.body)
+        printer.irregular = _irregular(func.body)
         printer.dead_lanes = unread
         name = printer.fresh(func.name)
         source, grid = printer.kernel(name, buffers, written, body)
@@ -135,23 +143,31 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
             break
     if narrow and fits(printer.most) is False:
         raise BuildError(
-            f"wanted integers that 32 bits hold in {func.name}, found some of up to {printer.most!r}; WGSL has none of 64 bits: "
-            "use smaller arrays, or build for another target"
+            f"expected integers of 32 bits in {func.name}, since WGSL has no others, got up to {printer.most!r}; use smaller arrays, or "
+            "build for another target"
         )
+    # If the bound depends on the sizes of a call, the launch evaluates it; beyond 32 bits it runs the text compiled with wide indices.
     most = () if fits(printer.most) else (printer.most,)
     return GeneratedKernel(name, source, buffers, (*printer.symbols, *most), grid.groups, grid.items)
 
 
 def lowered_body(func: PrimFunc, target: CodeTarget, algebra: Algebra | None = None) -> Stmt:
-    """Return the statement that is printed for a scheduled function, without blocks. Raises as `generate` does.
+    """Return the statement that is printed for a scheduled function, without blocks.
 
-    algebra: learns the ranges of its variables
+    Args:
+        algebra: Receives the ranges of the statement's variables.
+
+    Raises:
+        BuildError: As `generate`.
     """
     _check(func, target)
     algebra, lanes = Algebra() if algebra is None else algebra, lanes_of(func, target)
     body = lower_blocks(complete_empty_reductions(func.body))
     if target.grid:
         body = _one_index_per_axis(body)
+    # The order matters. Quotients are hoisted first, so that all copies of a body that tails make share them. Tails drop conditions,
+    # which lets more loops become vectors; buffers are declared outside of vectors, so they are shrunk after these are chosen. Barriers
+    # come last: they depend on the final loops over work-items and on the buffers that these share.
     body = hoist_divmod(body, algebra)
     note_ranges(algebra, body)
     if target.grid:
@@ -159,7 +175,7 @@ def lowered_body(func: PrimFunc, target: CodeTarget, algebra: Algebra | None = N
     body = lower_warp_buffers(body, algebra, target.language == "cuda")
     body = lower_tails(body, algebra, lanes)
     note_ranges(algebra, body)
-    if not loops(body, "item"):
+    if not loops(body, "item"):  # trip counts of the nest would differ between work-items
         body = nest_fused_loops(body, algebra)
     body = end_loops_at_data(body, algebra)
     body = split_long_sums(body, algebra, bool(loops(body, "item")))
@@ -172,9 +188,9 @@ def lowered_body(func: PrimFunc, target: CodeTarget, algebra: Algebra | None = N
 
 
 def _widths(target: CodeTarget, body: Stmt) -> tuple[bool, ...]:
-    """Return whether indices are tried with 32 bits, then with 64.
+    """Return the widths of indices to try, in order: True for 32 bits, False for 64.
 
-    Narrow ones pay off on GPUs, and for kernels with work-items. CPUs compute with 64 bits as fast. WGSL has 32 bits alone.
+    32 bits are faster on GPUs and for kernels with work-items, but not on CPUs. WGSL has no 64-bit integers.
     """
     if target.language == "webgpu":
         return (True,)
@@ -182,13 +198,13 @@ def _widths(target: CodeTarget, body: Stmt) -> tuple[bool, ...]:
 
 
 def lanes_of(func: PrimFunc, target: CodeTarget) -> int:
-    """Return the lanes of a vector. CUDA vectors are arrays, so the narrowest stored type decides how many elements one access has."""
+    """Return the lanes of a vector. In CUDA the narrowest stored type decides, so that its accesses are as wide as the others'."""
     stored = [b.dtype.bytes for b in func.buffers if b.dtype is not bool_] if target.language == "cuda" else []
     return target.lanes * 4 // min(4, *stored) if stored else target.lanes
 
 
-def _varying(s: Stmt) -> frozenset[Var]:
-    """Return the variables of thread loops whose iterations differ in work, by the extents of loops inside."""
+def _irregular(s: Stmt) -> frozenset[Var]:
+    """Return the variables of thread loops whose iterations differ in work because extents of inner loops depend on them."""
     return frozenset(
         p.var for p in loops(s, "parallel", "group") if any(p.var in free_vars(q.extent) for q in loops(p.body))
     )
@@ -197,34 +213,28 @@ def _varying(s: Stmt) -> frozenset[Var]:
 def _check(func: PrimFunc, target: CodeTarget) -> None:
     for b in func.buffers:
         if b.scope != "global":
-            raise BuildError(
-                f"wanted parameters of {func.name} in global memory, found {b!r} in {b.scope} memory; give it global scope"
-            )
+            raise BuildError(f"parameter {b!r} of {func.name} is in {b.scope} memory; give it global scope")
     for v in func.scalar_params:
         if not v.dtype.is_int:
             raise BuildError(
-                f"wanted int64 scalar parameters in {func.name}, found {v.name} of {v.dtype}; pass a 0-d buffer instead"
+                f"expected int64 scalar parameters in {func.name}, got {v.name} of {v.dtype}; pass a 0-d buffer instead"
             )
     for s in walk(func.body):
         for v in (e for e in postorder(s.own_exprs) if isinstance(e, Tunable)):
-            raise BuildError(
-                f"wanted a function without free tunables, found {v.name} in {func.name}; instantiate the sketch first"
-            )
+            raise BuildError(f"{func.name} has the free tunable {v.name}; instantiate the sketch first")
     for f in loops(func.body, "item") if target.language == "c" else ():
         raise BuildError(
-            f"wanted loops a CPU can run in {func.name}, found work-item loop {f.var.name}; bind it to `parallel`, "
-            "or generate OpenCL or CUDA"
+            f"{func.name} has the work-item loop {f.var.name}, which C does not have; bind it to `parallel`, or generate OpenCL or CUDA"
         )
 
 
 def _check_shared(func: PrimFunc, target: CodeTarget, body: Stmt) -> None:
     shared = {b for m in walk(body) if isinstance(m, Declare) for b in m.buffers if b.scope == "shared"}
-    wanted = sum(max(b.dtype.bytes, target.element_bytes) * prod(as_int(d) or 0 for d in b.shape) for b in shared)
-    if target.local_bytes is not None and wanted > target.local_bytes:
+    nbytes = sum(max(b.dtype.bytes, target.element_bytes) * prod(as_int(d) or 0 for d in b.shape) for b in shared)
+    if target.local_bytes is not None and nbytes > target.local_bytes:
         names = ", ".join(sorted(b.name for b in shared))
         raise BuildError(
-            f"wanted at most {target.local_bytes} bytes of memory shared by a work-group in {func.name}, found {wanted} of {names}; "
-            "use smaller tiles"
+            f"expected at most {target.local_bytes} bytes of shared memory in {func.name}, got {nbytes} for {names}; use smaller tiles"
         )
 
 
@@ -232,19 +242,19 @@ def _check_bindings(func: PrimFunc, target: CodeTarget, buffers: Sequence[Buffer
     if target.bindings is not None and len(buffers) > target.bindings:
         names = ", ".join(b.name for b in buffers)
         raise BuildError(
-            f"wanted at most {target.bindings} arrays in a kernel of {func.name}, as many as the adapter binds, found {len(buffers)}: "
+            f"expected at most {target.bindings} arrays in a kernel of {func.name}, the limit of the adapter, got {len(buffers)}: "
             f"{names}; fuse fewer operators"
         )
 
 
 def _one_index_per_axis(n: Stmt) -> Stmt:
-    """Give all group (or item) loops over one axis the same variable: they are the same index of the launch."""
+    """Give all group (or item) loops over one axis the same variable, since they are the same index of the launch."""
     first: dict[tuple[str, int], Var] = {}
     same: dict[Var, Expr] = {}
     for f in loops(n, "group", "item"):
-        one = first.setdefault((f.kind, f.axis), f.var)
-        if one is not f.var:
-            same[f.var] = one
+        var = first.setdefault((f.kind, f.axis), f.var)
+        if var is not f.var:
+            same[f.var] = var
     if not same:
         return n
 
@@ -255,67 +265,67 @@ def _one_index_per_axis(n: Stmt) -> Stmt:
 
 
 def split_kernels(func: PrimFunc) -> tuple[PrimFunc, ...]:
-    """Return one function per top-level statement, `prepack` ones first: between them lies a device-wide barrier. Statements of one thread
-    that share local memory stay together.
+    """Split a function into one function per top-level statement, `prepack` statements first.
 
-    Each keeps the parameters it uses; global intermediates that more than one of them uses become parameters (workspaces),
-    read-only ones among the inputs and written ones among the outputs. Buffers keep their identity.
+    The end of a kernel is the only barrier for the whole device. Single-threaded statements that share local memory stay together. Each
+    function has the parameters it uses. Global intermediates that several functions use become parameters (workspaces): inputs if they
+    are only read, else outputs. Buffers keep their identity.
 
     Raises:
-        BuildError: a local or shared buffer used by two statements, or a statement that mixes roles.
+        BuildError: Two statements use one local or shared buffer, or a statement mixes roles.
     """
     parts = _together(func)
     users: dict[Buffer, int] = {}
     uses: list[dict[Buffer, bool]] = []
     for p in parts:
-        found: dict[Buffer, bool] = {}
+        is_written: dict[Buffer, bool] = {}
         for b, _i, written in accesses(lower_blocks(p)):
-            found[b] = found.get(b, False) or written
-        uses.append(found)
-        for b in found:
+            is_written[b] = is_written.get(b, False) or written
+        uses.append(is_written)
+        for b in is_written:
             users[b] = users.get(b, 0) + 1
     for b, count in users.items():
         if b.scope != "global" and count > 1:
             raise BuildError(
-                f"wanted {b.scope} buffer {b.name} of {func.name} inside one kernel, found it in {count} top-level "
-                "statements; compute it under their common loop or give it global scope"
+                f"{b.scope} buffer {b.name} of {func.name} is used by {count} top-level statements, which become separate kernels; "
+                "compute it under their common loop or give it global scope"
             )
     prepare = [k for k, p in enumerate(parts) if _role(func, p) == "prepack"]
     compute = [k for k in range(len(parts)) if k not in prepare]
     if len(parts) == 1 and not prepare:
         return (func,)
-    made: list[PrimFunc] = []
+    kernels: list[PrimFunc] = []
     for label, group in (("prepare", prepare), ("part", compute)):
         for at, k in enumerate(group):
             name = func.name if label == "part" and len(group) == 1 else f"{func.name}_{label}{at}"
-            made.append(_part(func, name, parts[k], uses[k], users))
-    return tuple(made)
+            kernels.append(_part(func, name, parts[k], uses[k], users))
+    return tuple(kernels)
 
 
 def _together(func: PrimFunc) -> tuple[Stmt, ...]:
-    """Return the top-level statements; those of one thread that share a local buffer become one.
+    """Return the top-level statements, with single-threaded neighbours that share a local buffer merged into one.
 
-    Neighbours without thread loops are the body of a loop that ran once.
+    Such statements are the body of a loop of one iteration that simplification has removed.
     """
-    done: list[Stmt] = []
-    held: list[set[Buffer] | None] = []
+    merged: list[Stmt] = []
+    local: list[set[Buffer] | None] = []  # local buffers of each merged statement; None for parallel ones
     for part in statements(func.body):
-        spread = loops(part, "parallel", "group", "item")
-        mine = None if spread else {b for b, _i, _w in accesses(lower_blocks(part)) if b.scope == "local"}
-        first = next((k for k, other in enumerate(held) if mine and other and mine & other), len(held))
-        if None in held[first:]:
-            first = len(held)
-        done[first:] = [seq(*done[first:], part)]
-        held[first:] = [None if mine is None else mine.union(*(x for x in held[first:] if x))]
-    return tuple(done)
+        is_parallel = loops(part, "parallel", "group", "item")
+        buffers = None if is_parallel else {b for b, _i, _w in accesses(lower_blocks(part)) if b.scope == "local"}
+        first = next((k for k, other in enumerate(local) if buffers and other and buffers & other), len(local))
+        if None in local[first:]:
+            first = len(local)
+        merged[first:] = [seq(*merged[first:], part)]
+        local[first:] = [None if buffers is None else buffers.union(*(x for x in local[first:] if x))]
+    return tuple(merged)
 
 
 def _role(func: PrimFunc, part: Stmt) -> str:
     roles = {b.role for b in blocks(part)}
     if len(roles) > 1:
         raise BuildError(
-            f"wanted each top-level statement of {func.name} to hold blocks of one role, found {sorted(roles)} together; "
-            "move the prepack block to the top level"
+            f"expected blocks of one role in each top-level statement of {func.name}, got {sorted(roles)}; move the prepack block to the "
+            "top level"
         )
     return next(iter(roles), "compute")
 
@@ -325,9 +335,10 @@ def _part(func: PrimFunc, name: str, body: Stmt, used: dict[Buffer, bool], users
     candidates = [b for b in (*func.buffers, *shared) if b in used]
     reads = [b for b in candidates if not used[b]]
     writes = [b for b in candidates if used[b]]
-    bare = {d for b in candidates for d in b.shape if isinstance(d, Var)}
+    # symbols that are dims of parameters need no scalar parameter: the caller reads them from the shapes
+    dim_vars = {d for b in candidates for d in b.shape if isinstance(d, Var)}
     needed = _symbols(body, [*candidates, *(b for b in func.allocs if b in used)])
-    params: tuple[Param, ...] = (*reads, *writes, *(v for v in needed if v not in bare))
+    params: tuple[Param, ...] = (*reads, *writes, *(v for v in needed if v not in dim_vars))
     allocs = tuple(b for b in func.allocs if b in used and b not in candidates)
     return PrimFunc(name, params, len(writes), seq(body), allocs, tuple(b for b in func.consts if b in used))
 
@@ -335,11 +346,11 @@ def _part(func: PrimFunc, name: str, body: Stmt, used: dict[Buffer, bool], users
 def _symbols(body: Stmt, buffers: list[Buffer]) -> list[Var]:
     """Return the free variables of a statement and of the shapes of its buffers."""
     bound = {f.var for f in loops(body)}
-    found: dict[Var, None] = {}
+    free: dict[Var, None] = {}
     lowered = lower_blocks(body)
     for m in walk(lowered):
         for e in m.own_exprs:
-            found.update(dict.fromkeys(free_vars(e)))
+            free.update(dict.fromkeys(free_vars(e)))
     for b in buffers:
-        found.update(dict.fromkeys(free_vars(*b.shape)))
-    return [v for v in found if v not in bound]
+        free.update(dict.fromkeys(free_vars(*b.shape)))
+    return [v for v in free if v not in bound]

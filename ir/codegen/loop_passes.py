@@ -1,4 +1,4 @@
-"""Bounds of the loop passes of a work-item, for devices that end loops after a number of them."""
+"""Upper bounds of the loop passes of a work-item, for devices that stop loops after a limited number of passes."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ from relax_tune.ir.core.expr import Expr, Load, as_int, postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import For, Let, Stmt
 
-# Passes of the loops inside functions that are printed or called; those of 64-bit integers are loops in WGSL alone.
+# Passes of the loops inside helper functions. Divisions of 64-bit integers are loops in WGSL only.
 OF_FUNCTION: Mapping[str, int] = {"fmod": 256, "integer_power": 65}
 OF_WIDE: Mapping[str, int] = {"floordiv": 65, "floormod": 65}
 LEAST = -(1 << 63)
 
 
 def most_passes(func: PrimFunc, target: CodeTarget, env: Env) -> int | None:
-    """Return an upper bound of the loop passes of a work-item in any kernel of a scheduled function; None if there is none.
+    """Return an upper bound of the loop passes of a work-item in any kernel of a scheduled function; None if unbounded.
 
-    env: ranges of the function's symbols. A loop makes one pass more than it has iterations: the one in which it ends.
+    A loop makes one pass more than it has iterations: the pass in which its condition is false.
+
+    Args:
+        env: Ranges of the function's symbols.
     """
-    found = [
+    bounds = [
         _passes(lowered_body(part, target), env, lanes_of(part, target), target.language == "webgpu")
         for part in split_kernels(func)
     ]
-    known = [n for n in found if n is not None]
-    return max(known, default=0) if len(known) == len(found) else None
+    known = [n for n in bounds if n is not None]
+    return max(known, default=0) if len(known) == len(bounds) else None
 
 
 def _passes(s: Stmt, env: Env, lanes: int, wide: bool) -> int | None:
-    inner, own = _inside(s, env), sum(_of_functions(e, wide) for e in s.own_exprs)
-    within = 0 if isinstance(s, For) else own
+    inner, in_functions = _inside(s, env), sum(_of_functions(e, wide) for e in s.own_exprs)
+    within = 0 if isinstance(s, For) else in_functions
     for child in s.children:
         more = _passes(child, inner, lanes, wide)
         if more is None:
@@ -44,11 +47,13 @@ def _passes(s: Stmt, env: Env, lanes: int, wide: bool) -> int | None:
     if size is not None and (size <= 1 or (is_expanded(s, lanes) and not s.marks.transpose)):
         return within * max(size, 0)
     most = interval(s.extent, env)[1]
-    return None if most is None else max(most, 0) * (within + own + 1) + own + 1  # the end is computed in every pass
+    return (
+        None if most is None else max(most, 0) * (within + in_functions + 1) + in_functions + 1
+    )  # the extent is evaluated in every pass
 
 
 def _inside(s: Stmt, env: Env) -> Env:
-    """Return what is known of variables inside a statement."""
+    """Return the ranges of variables inside a statement."""
     if isinstance(s, For):
         return env.with_loop(s.var, s.extent)
     if isinstance(s, Let) and s.var.dtype.is_int:
@@ -58,17 +63,18 @@ def _inside(s: Stmt, env: Env) -> Env:
 
 
 def _of_functions(e: Expr, wide: bool) -> int:
-    """Return the passes of loops inside the functions of an expression.
+    """Return the passes of the loops inside the functions of an expression.
 
-    wide: integers from memory and from floats are pairs of words; other indices have one.
+    Args:
+        wide: Whether 64-bit integers from memory and from floats are pairs of words, as in WGSL.
     """
-    found: dict[Expr, int] = {}
+    passes: dict[Expr, int] = {}
     pairs: dict[Expr, bool] = {}
     for n in postorder((e,)):
         from_float = n.op == "cast" and n.args[0].dtype.is_float
         pairs[n] = isinstance(n, Load) or from_float or any(pairs[c] for c in n.children)
-        own = OF_FUNCTION.get(n.op, 0)
+        function_passes = OF_FUNCTION.get(n.op, 0)
         if wide and pairs[n] and n.dtype.is_int and n.dtype.bytes == 8:
-            own = max(own, OF_WIDE.get(n.op, 0))
-        found[n] = own + sum(found[c] for c in n.children)
-    return found[e]
+            function_passes = max(function_passes, OF_WIDE.get(n.op, 0))
+        passes[n] = function_passes + sum(passes[c] for c in n.children)
+    return passes[e]

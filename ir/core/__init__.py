@@ -1,1 +1,1 @@
-"""The nodes of the program: scalar expressions, buffers, statements, graph values, functions, and the builders of both levels."""
+"""The nodes of programs: scalar expressions, buffers, statements, graph values and functions. Any module may be imported from outside."""

@@ -1,4 +1,7 @@
-"""Buffers: the arrays tensor functions read and write."""
+"""Buffers: the arrays that tensor functions read and write.
+
+Tests: `tests/ir/core/test_stmt.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,15 @@ Scope = Literal["global", "shared", "warp", "local"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """A row-major array; identity, the name is a hint unique within a function.
+    """A row-major array, compared by identity; the name is a hint, unique within a function.
 
-    scope: `global` device memory, `shared` by a work-group, `local` to one thread (registers or its stack). A `warp` buffer is shared by a
-        warp; its last index is the work-item, so that it can live in registers (`ir/codegen/lower/warp_shuffles`).
-    row_alignment: (factor, offset) of a local or shared buffer. Lowering pads its rows (the last dimension) to a multiple of `factor`
-        elements plus `offset`. Does not change results.
-    swizzle: elements of a vector if the vectors of a shared buffer's rows rotate by the row's number (`ir/hardware/swizzle`), else 0.
-        Does not change results.
+    Attributes:
+        scope: `global` device memory, `shared` by a work-group, `local` to one thread (registers or its stack). A `warp` buffer is
+            shared by a warp; its last index is the work-item, so that it can live in registers (`ir/codegen/lower/warp_shuffles`).
+        row_alignment: (factor, offset) of a local or shared buffer. Lowering pads its rows (the last dimension) to a multiple of
+            `factor` elements plus `offset`. Does not change results.
+        swizzle: elements of a vector if the vectors of a shared buffer's rows rotate by the row's number (`ir/hardware/swizzle`), else
+            0. Does not change results.
     """
 
     name: str

@@ -1,4 +1,7 @@
-"""Element types, shared by both levels of the program."""
+"""Element types, shared by both levels of the program.
+
+Tests: `tests/ir/core/test_expr.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,12 @@ from relax_tune.errors import ParseError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """A scalar element type, equal to itself alone. name: NumPy's or ml_dtypes' (`bfloat16`). short: the printed form (`f32`)."""
+    """A scalar element type, interned: equal only to itself.
+
+    Attributes:
+        name: name in NumPy or ml_dtypes, such as `bfloat16`.
+        short: printed form, such as `f32`.
+    """
 
     name: str
     short: str
@@ -35,22 +43,22 @@ class DType:
 
     @property
     def is_half(self) -> bool:
-        """True for a 16-bit float: memory holds it, arithmetic is in f32."""
+        """True for a 16-bit float: stored as such, computed in f32."""
         return self.short in ("f16", "bf16")
 
     @property
     def is_small(self) -> bool:
-        """True for a type of at most 8 bits that only memory holds: a value of it is copied or cast, nothing else."""
+        """True for a type of at most 8 bits that can be stored, copied and cast; no arithmetic uses it."""
         return self.short in _SMALL
 
     @property
     def is_packed(self) -> bool:
-        """True for a type whose bits in memory are not those of arithmetic: 16-bit floats and small types."""
+        """True for a type that is unpacked to a wider one for arithmetic: 16-bit floats and small types."""
         return self.short in _PACKED
 
     @property
     def bits(self) -> int:
-        """The size of a value. One of less than 8 bits has a byte of its own, whose high bits are 0."""
+        """Bits of a value. A value of less than 8 bits occupies a byte, whose high bits are 0."""
         return _SMALL.get(self.short) or 8 * self.bytes
 
     @property
@@ -78,7 +86,7 @@ class DType:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The least and the greatest number of this integer type."""
+        """The smallest and the largest number of this integer type."""
         half = 1 << (self.bits - 1)
         return (0, 2 * half - 1) if self.is_unsigned else (-half, half - 1)
 
@@ -123,13 +131,17 @@ _BY_NAME = {d.name: d for d in ALL} | {d.short: d for d in ALL}
 
 
 def dtype(name: str | np.dtype[Any]) -> DType:
-    """Return the type with this NumPy or short name. Raises ParseError naming the known ones."""
-    found = _BY_NAME.get(str(name))
-    if found is None:
-        raise ParseError(f"wanted a dtype, one of {', '.join(d.name for d in ALL)}; found {name!r}")
-    return found
+    """Return the type with this NumPy or short name.
+
+    Raises:
+        ParseError: names the known ones.
+    """
+    known = _BY_NAME.get(str(name))
+    if known is None:
+        raise ParseError(f"expected a dtype, one of {', '.join(d.name for d in ALL)}; got {name!r}")
+    return known
 
 
 def is_floating(name: np.dtype[Any]) -> bool:
-    """Return whether a NumPy type is floating, those of ml_dtypes included."""
+    """Return whether a NumPy type is a float, also of ml_dtypes."""
     return name.kind == "f" or name in _FLOATS

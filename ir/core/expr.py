@@ -1,4 +1,4 @@
-"""Scalar expressions: shapes, indices, tunables, guards and the values tensor functions compute.
+"""Scalar expressions: shapes, indices, tunables, guards, and the values that tensor functions compute.
 
 Nodes are interned values: `==` is identity and is structural, because the constructors return the existing node. Variables
 are identities: two variables with one name are two variables. Constructors fold constants and drop neutral elements; further
@@ -29,9 +29,10 @@ ExprLike = Union["Expr", int]
 class Expr:
     """Base of scalar expressions.
 
-    dtype: element type of the value.
-    value: the number of a literal, None for other nodes.
-    op, args: name and operands of an operation, empty for other nodes.
+    Attributes:
+        dtype: element type of the value.
+        value: the number of a literal, None for other nodes.
+        op, args: name and operands of an operation, empty for other nodes.
     """
 
     __slots__ = ("__weakref__", "dtype")
@@ -96,7 +97,7 @@ class Const(Expr):
 
 
 class Var(Expr):
-    """A variable: shape symbol, loop variable, block iterator or scalar parameter. Identity; the name is a hint."""
+    """A variable: shape symbol, loop variable, block iterator or scalar parameter. Compared by identity; the name is a hint."""
 
     __slots__ = ("name",)
     name: str
@@ -116,13 +117,18 @@ class Tunable(Var):
         super().__init__(name, i64)
         self.domain = tuple(sorted(set(domain)))
         if not self.domain or self.domain[0] < 1:
-            raise ValueError(f"tunable {name!r}: wanted a non-empty domain of positive integers, found {self.domain}")
+            raise ValueError(f"tunable {name!r}: expected a non-empty domain of positive integers, got {self.domain}")
 
 
 class Op(Expr):
-    """An operation on scalars. op: a name in `scalar_ops`.
+    """An operation on scalars.
 
-    Kept once asked: inner (of `leaves`, else None), reach (of `arith.bounds.reach`, else -1)."""
+    Attributes:
+        op: name in `scalar_ops`.
+        args: operands.
+        inner: cache, filled on first use: result of `leaves`.
+        reach: cache, filled on first use: result of `arith.bounds.reach`; -1 until then.
+    """
 
     __slots__ = ("args", "inner", "op", "reach")
     op: str
@@ -136,7 +142,7 @@ class Op(Expr):
 
 
 class Load(Expr):
-    """The element of `buffer` at `indices`. inner: the leaves of the indices, None before they are asked."""
+    """The element of `buffer` at `indices`. `inner`: leaves of the indices; None until computed."""
 
     __slots__ = ("buffer", "indices", "inner")
     buffer: Buffer
@@ -151,7 +157,7 @@ class Load(Expr):
 _consts: WeakValueDictionary[tuple[object, ...], Const] = WeakValueDictionary()
 _ops: WeakValueDictionary[tuple[object, ...], Op] = WeakValueDictionary()
 _loads: WeakValueDictionary[tuple[object, ...], Load] = WeakValueDictionary()
-_making = RLock()  # held while a new node is entered: of two threads that make one at once, one makes it
+_intern_lock = RLock()  # guards insertion into the intern tables: two threads must not create one node twice
 
 
 def const(value: Number, dtype: DType | None = None) -> Const:
@@ -168,7 +174,7 @@ def const(value: Number, dtype: DType | None = None) -> Const:
     if node is None:
         node = Const.__new__(Const)
         node.value, node.dtype = value, dtype
-        with _making:
+        with _intern_lock:
             return _consts.setdefault(key, node)
     return node
 
@@ -179,10 +185,10 @@ def op(name: str, args: tuple[Expr, ...], dtype: DType) -> Expr:
     node = _ops.get(key)
     if node is None:
         if name not in OPS:
-            raise ValueError(f"wanted a scalar operation, one of {sorted(OPS)}; found {name!r}")
+            raise ValueError(f"expected a scalar operation, one of {sorted(OPS)}; got {name!r}")
         node = Op.__new__(Op)
         node.op, node.args, node.dtype, node.inner, node.reach = name, args, dtype, None, -1
-        with _making:
+        with _intern_lock:
             return _ops.setdefault(key, node)
     return node
 
@@ -191,13 +197,13 @@ def load(buffer: Buffer, indices: Iterable[ExprLike]) -> Load:
     """Return `buffer[indices]`; the number of indices must be the buffer's rank."""
     where = tuple(expr(i) for i in indices)
     if len(where) != len(buffer.shape):
-        raise ValueError(f"buffer {buffer.name!r} has {len(buffer.shape)} dims, found {len(where)} indices")
+        raise ValueError(f"buffer {buffer.name!r} has {len(buffer.shape)} dims, got {len(where)} indices")
     key = (buffer, where)
     node = _loads.get(key)
     if node is None:
         node = Load.__new__(Load)
         node.buffer, node.indices, node.dtype, node.inner = buffer, where, buffer.dtype, None
-        with _making:
+        with _intern_lock:
             return _loads.setdefault(key, node)
     return node
 
@@ -214,7 +220,9 @@ def _pair(a: ExprLike | float, b: ExprLike | float) -> tuple[Expr, Expr]:
 
 
 def _folded(fold: Callable[[Any, Any], Any], a: ExprLike, b: ExprLike) -> tuple[Expr, Expr, Const | None]:
-    """Return both operands, and the literal of two; a division by 0 is none, nor is an int64 that overflows: it may be a size."""
+    """Return both operands, and the folded literal or None.
+
+    Division by zero and int64 overflow are not folded: an int64 may be a size, which must not wrap."""
     (x, y), literal = _pair(a, b), None
     if isinstance(x, Const) and isinstance(y, Const) and (y.value or fold not in (operator.floordiv, operator.mod)):
         value = fold(x.value, y.value)
@@ -330,16 +338,16 @@ FALSE = const(False)
 
 def and_(*args: Expr) -> Expr:
     """Return the conjunction; `and_()` is true."""
-    kept: list[Expr] = []
+    parts: list[Expr] = []
     for a in args:
         if a is FALSE:
             return FALSE
-        if a is not TRUE and a not in kept:
-            kept.append(a)
-    if not kept:
+        if a is not TRUE and a not in parts:
+            parts.append(a)
+    if not parts:
         return TRUE
-    result = kept[0]
-    for a in kept[1:]:
+    result = parts[0]
+    for a in parts[1:]:
         result = op("and", (result, a), bool_)
     return result
 
@@ -376,8 +384,14 @@ def bitcast(a: Expr, dtype: DType) -> Expr:
 def call(name: str, *args: Expr) -> Expr:
     """Apply a function of `MATH` or `BITS`, in the type of its first argument."""
     if name not in MATH and name not in BITS:
-        raise ValueError(f"wanted one of {sorted(MATH | BITS)}, found {name!r}")
+        raise ValueError(f"expected one of {sorted(MATH | BITS)}, got {name!r}")
     return op(name, args, args[0].dtype)
+
+
+def apply(name: str, *args: Expr) -> Expr:
+    """Apply a scalar operation through the constructor that folds it, if it has one."""
+    constructor = _CONSTRUCTORS.get(name)
+    return call(name, *args) if constructor is None else constructor(*args)
 
 
 def conjuncts(e: Expr) -> tuple[Expr, ...]:
@@ -414,24 +428,24 @@ _CONSTRUCTORS: Mapping[str, Callable[..., Expr]] = {
 
 def postorder(roots: Iterable[Expr]) -> Iterator[Expr]:
     """Yield every distinct node under `roots`, children first, without recursion."""
-    seen: set[Expr] = set()
+    visited: set[Expr] = set()
     for root in roots:
         stack: list[tuple[Expr, bool]] = [(root, False)]
         while stack:
             node, ready = stack.pop()
-            if node in seen:
+            if node in visited:
                 continue
             if ready or not node.children:
-                seen.add(node)
+                visited.add(node)
                 yield node
             else:
                 stack.append((node, True))
-                stack.extend((c, False) for c in reversed(node.children) if c not in seen)
+                stack.extend((c, False) for c in reversed(node.children) if c not in visited)
 
 
 def transform(e: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
     """Rewrite bottom-up: replace each rebuilt node by `leaf(node)`, or keep it for None. Shared nodes are visited once."""
-    if not e.children:  # most extents and bindings
+    if not e.children:  # fast path: most extents and bindings are leaves
         return e if (new := leaf(e)) is None else new
     done: dict[Expr, Expr] = {}
     for node in postorder((e,)):
@@ -454,8 +468,8 @@ def replaced(e: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
         x = stack[-1]
         if x in done:
             stack.pop()
-        elif (found := change(x)) is not None:
-            done[x] = found
+        elif (replacement := change(x)) is not None:
+            done[x] = replacement
         elif waiting := [c for c in x.children if c not in done]:
             stack.extend(waiting)
         else:
@@ -472,13 +486,13 @@ def substitute(e: Expr, mapping: Mapping[Var, Expr]) -> Expr:
 
 def leaves(*roots: Expr) -> tuple[Var | Load, ...]:
     """Return the distinct variables and buffer reads under `roots`, in the order of `postorder`."""
-    found: dict[Var | Load, None] = {}
+    distinct: dict[Var | Load, None] = {}
     for e in roots:
         if isinstance(e, (Op, Load)):
-            found.update(dict.fromkeys(_inner(e) if e.inner is None else e.inner))
+            distinct.update(dict.fromkeys(_inner(e) if e.inner is None else e.inner))
         if isinstance(e, (Var, Load)):
-            found[e] = None
-    return tuple(found)
+            distinct[e] = None
+    return tuple(distinct)
 
 
 def _inner(e: Op | Load) -> tuple[Var | Load, ...]:

@@ -1,4 +1,7 @@
-"""Scalar expressions as text in Python's syntax."""
+"""Scalar expressions as text in Python's syntax.
+
+Tests: `tests/ir/core/test_scalar_ops.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ from relax_tune.ir.core.expr import Const, Expr, Load, Var, postorder
 
 
 def format_expr(e: Expr, name: Callable[[Var | Buffer], str] = lambda x: x.name) -> str:
-    """Return Python-syntax text with only the parentheses that precedence needs. name: the text of a variable or
-    buffer.
+    """Return Python-syntax text with only the parentheses that precedence needs.
+
+    Args:
+        name: the text of a variable or buffer.
     """
     done: dict[Expr, tuple[str, int]] = {}
     for n in postorder((e,)):

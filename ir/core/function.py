@@ -1,4 +1,7 @@
-"""Functions of the three kinds and the module that holds them (paper section 3.1)."""
+"""Functions of the three kinds and the module that holds them (paper section 3.1).
+
+Tests: `tests/ir/check/test_verify.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,15 @@ if TYPE_CHECKING:
 Param = Union[Buffer, Var]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PrimFunc:
     """A tensor function in destination-passing style.
 
-    params: buffers in call order, the last `outputs` of them written, then explicit scalar parameters (`Var`).
-    Shape symbols that occur as a bare dimension of a parameter buffer are read off it; every other symbol used must be a
-    scalar parameter. `allocs` are the intermediate buffers. `consts` are the parameters that hold the same values at every
-    call (weights), which may be re-laid-out once by a `prepack` block.
+    Attributes:
+        params: buffers in call order, the last `outputs` of them written, then explicit scalar parameters (`Var`). Shape symbols that
+            occur as a bare dimension of a parameter buffer are read off it; every other symbol must be a scalar parameter.
+        allocs: intermediate buffers.
+        consts: parameters with the same values at every call (weights); a `prepack` block may lay them out once.
     """
 
     name: str
@@ -62,7 +66,7 @@ class PrimFunc:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExternFunc:
-    """A library routine by name, with the signature deduction sees."""
+    """A library routine by name, with the signature that deduction uses."""
 
     name: str
     signature: CallableInfo | None = None
@@ -72,7 +76,9 @@ class ExternFunc:
 class Bound:
     """Declared bounds of a symbol: `lower <= var` and, when `upper` is not None, `var <= upper`.
 
-    implied: they follow from those of other symbols, which a call is checked against."""
+    Attributes:
+        implied: the bounds follow from the bounds of other symbols, which calls check instead.
+    """
 
     var: Var
     lower: int = 0
@@ -102,8 +108,12 @@ class IRModule:
         return {name: f for name, f in self.functions.items() if isinstance(f, PrimFunc)}
 
     def prim(self, name: str) -> PrimFunc:
-        """Return the tensor function `name`. Raises KeyError that lists the tensor functions."""
+        """Return the tensor function `name`.
+
+        Raises:
+            KeyError: no such function; lists the known ones.
+        """
         prims = self.prims
         if name not in prims:
-            raise KeyError(f"wanted a tensor function called {name!r}; the module has {', '.join(prims) or 'none'}")
+            raise KeyError(f"expected a tensor function called {name!r}; the module has {', '.join(prims) or 'none'}")
         return prims[name]

@@ -1,7 +1,9 @@
 """Graph functions: bindings of values in A-normal form, across levels (paper sections 3.1 to 3.3).
 
 Every value class says how it is traversed: `operands`, `with_operands`, `attributes`, `symbols` and `with_symbols`. A class
-without one of them fails by its name.
+without one of them fails with its name.
+
+Tests: `tests/ir/check/test_verify.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from relax_tune.ir.core.struct_info import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GVar(AtomBase):
-    """A graph variable: identity; `info` is its annotation."""
+    """A graph variable, compared by identity; `info` is its annotation."""
 
     name: str
     info: StructInfo
@@ -60,7 +62,7 @@ class Call(ComputationBase):
     def attributes(self) -> tuple[object, ...]:
         return (self.op,)
 
-    def _made_of(self, new: tuple[Value, ...]) -> Call:
+    def _computed_from(self, new: tuple[Value, ...]) -> Call:
         return Call(self.op, new)
 
     def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> Call:
@@ -72,10 +74,11 @@ class Call(ComputationBase):
 class CallTIR(ComputationBase):
     """A call of a tensor function in destination-passing style (`call_tir`).
 
-    out: annotation of each output, which carries the symbols.
-    scalars: explicit scalar arguments.
-    inplace: for each output the position of the argument whose memory it takes, or None (`call_tir_inplace`). It never
-    changes results: of such an argument the function reads only the element that it then writes.
+    Attributes:
+        out: annotation of each output, which carries the symbols.
+        scalars: explicit scalar arguments.
+        inplace: for each output the position of the argument whose memory it takes, or None (`call_tir_inplace`). It never changes
+            results: of such an argument the function reads only the element that it then writes.
     """
 
     callee: str
@@ -96,10 +99,10 @@ class CallTIR(ComputationBase):
     def attributes(self) -> tuple[object, ...]:
         return (self.callee, self.scalars, self.out)
 
-    def _made_of(self, new: tuple[Value, ...]) -> CallTIR:
-        # an argument that has become a weight keeps its memory
-        kept = tuple(None if at is None or isinstance(new[at], Constant) else at for at in self.inplace)
-        return replace(self, args=new, inplace=kept if any(at is not None for at in kept) else ())
+    def _computed_from(self, new: tuple[Value, ...]) -> CallTIR:
+        # a weight must not be overwritten
+        inplace = tuple(None if at is None or isinstance(new[at], Constant) else at for at in self.inplace)
+        return replace(self, args=new, inplace=inplace if any(at is not None for at in inplace) else ())
 
     def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> CallTIR:
         out, scalars = _outputs(self.out, info), tuple(substitute(s, meaning) for s in self.scalars)
@@ -127,7 +130,7 @@ class CallDPSLibrary(ComputationBase):
     def attributes(self) -> tuple[object, ...]:
         return (self.routine, self.scalars, self.out)
 
-    def _made_of(self, new: tuple[Value, ...]) -> CallDPSLibrary:
+    def _computed_from(self, new: tuple[Value, ...]) -> CallDPSLibrary:
         return replace(self, args=new)
 
     def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> CallDPSLibrary:
@@ -151,7 +154,7 @@ class TupleValue(ComputationBase):
     def operands(self) -> tuple[Value, ...]:
         return self.fields
 
-    def _made_of(self, new: tuple[Value, ...]) -> TupleValue:
+    def _computed_from(self, new: tuple[Value, ...]) -> TupleValue:
         return TupleValue(new)
 
 
@@ -162,14 +165,18 @@ class TupleItem(ComputationBase):
 
     @property
     def info(self) -> StructInfo:
-        """The annotation of the field. Raises DeduceError for a value that is no tuple, or has no such field."""
+        """The annotation of the field.
+
+        Raises:
+            DeduceError: the value is no tuple, or has no such field.
+        """
         owner = self.value.info
         if isinstance(owner, ObjectInfo):
             return owner
         if not isinstance(owner, TupleInfo):
-            raise DeduceError(f"wanted a tuple to take item {self.index} of, found {owner!r}")
+            raise DeduceError(f"expected a tuple to take item {self.index} of, got {owner!r}")
         if not 0 <= self.index < len(owner.fields):
-            raise DeduceError(f"wanted an item in 0..{len(owner.fields) - 1}, found {self.index}")
+            raise DeduceError(f"expected an item in 0..{len(owner.fields) - 1}, got {self.index}")
         return owner.fields[self.index]
 
     @property
@@ -180,7 +187,7 @@ class TupleItem(ComputationBase):
     def attributes(self) -> tuple[object, ...]:
         return (self.index,)
 
-    def _made_of(self, new: tuple[Value, ...]) -> TupleItem:
+    def _computed_from(self, new: tuple[Value, ...]) -> TupleItem:
         return TupleItem(new[0], self.index)
 
 
@@ -247,14 +254,14 @@ class CallFunction(ComputationBase):
     def operands(self) -> tuple[Value, ...]:
         return (self.callee, *self.args)
 
-    def _made_of(self, new: tuple[Value, ...]) -> CallFunction:
+    def _computed_from(self, new: tuple[Value, ...]) -> CallFunction:
         return CallFunction(new[0], new[1:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallHost(ComputationBase):
     """A call of an opaque routine of the host program; `out` annotates its result. Unless `pure` it may have side
-    effects, and keeps its place.
+    effects, and is not reordered.
     """
 
     routine: str
@@ -274,7 +281,7 @@ class CallHost(ComputationBase):
     def attributes(self) -> tuple[object, ...]:
         return (self.routine, self.out)
 
-    def _made_of(self, new: tuple[Value, ...]) -> CallHost:
+    def _computed_from(self, new: tuple[Value, ...]) -> CallHost:
         return replace(self, args=new)
 
     def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> CallHost:
@@ -322,7 +329,7 @@ class If(ComputationBase):
         """The condition, and the values that the sides read from outside."""
         return (self.cond, *captured(self))
 
-    def _made_of(self, new: tuple[Value, ...]) -> If:
+    def _computed_from(self, new: tuple[Value, ...]) -> If:
         mapping = dict(zip(captured(self), new[1:], strict=True))
         return If(new[0], self.then.replaced(mapping), self.orelse.replaced(mapping))
 
@@ -355,7 +362,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchCast:
-    """`var = match_cast(value, info)`: asserted at run time; symbols of `info` not seen before are bound by it."""
+    """`var = match_cast(value, info)`: asserted at run time; new symbols of `info` are bound by it."""
 
     var: GVar
     value: Value
@@ -363,7 +370,7 @@ class MatchCast:
 
     @property
     def subject(self) -> str:
-        """The name in messages: that of the variable or weight whose annotation is asserted, or else of the result."""
+        """Name in messages: the variable or weight whose annotation is asserted, else the result."""
         return self.value.name if isinstance(self.value, (GVar, Constant)) else self.var.name
 
     def symbols(self) -> Iterator[Var]:
@@ -421,7 +428,7 @@ class Function:
 
     @property
     def bindings(self) -> tuple[AnyBinding, ...]:
-        """The bindings of the function itself; those inside an `if` are its value's."""
+        """The bindings of the function itself; bindings inside an `if` belong to its value."""
         return tuple(b for block in self.blocks for b in block.bindings)
 
 
@@ -436,17 +443,17 @@ def replace_operands(value: Value, mapping: Mapping[Value, Value]) -> Value:
 
 def captured(value: If) -> tuple[Value, ...]:
     """Return the distinct variables, weights and functions that the sides of an `if` read from outside, in order."""
-    found: dict[Value, None] = {}
+    outer: dict[Value, None] = {}
     for body in value.bodies:
-        own = {b.var for b in body.bindings}
+        bound = {b.var for b in body.bindings}
         for top in (*(b.value for b in body.bindings), body.ret):
             stack = [top]
             while stack:
                 v = stack.pop()
-                if isinstance(v, (Constant, FunctionRef)) or (isinstance(v, GVar) and v not in own):
-                    found[v] = None
+                if isinstance(v, (Constant, FunctionRef)) or (isinstance(v, GVar) and v not in bound):
+                    outer[v] = None
                 stack.extend(reversed(v.operands))
-    return tuple(found)
+    return tuple(outer)
 
 
 def name_of(value: Value, otherwise: str) -> str:

@@ -1,4 +1,7 @@
-"""Bases of the nodes of graph functions: operators, atoms, computations."""
+"""Bases of the nodes of graph functions: operators, atoms, computations.
+
+Tests: `tests/ir/text/test_text_graph.py`.
+"""
 
 from __future__ import annotations
 
@@ -70,10 +73,10 @@ def _as_expressions(attribute: Any, where: str) -> Any:
     if isinstance(attribute, Integral) and not isinstance(attribute, bool):
         return const(int(attribute))
     if isinstance(attribute, (Number, str)):
-        raise DeduceError(f"{where}: wanted whole numbers or expressions over symbols, found {attribute!r}")
+        raise DeduceError(f"{where}: expected whole numbers or expressions over symbols, got {attribute!r}")
     if isinstance(attribute, tuple):
-        made = tuple(_as_expressions(a, where) for a in attribute)
-        return attribute if same_objects(made, attribute) else made
+        converted = tuple(_as_expressions(a, where) for a in attribute)
+        return attribute if same_objects(converted, attribute) else converted
     return attribute
 
 
@@ -115,7 +118,7 @@ class AtomBase:
         return ()
 
     def with_operands(self, new: Sequence[Value]) -> Self:
-        """Replace the operands of this value by `new`. Returns the same object when they are the present ones."""
+        """Replace the operands of this value by `new`. Returns the same object when they are unchanged."""
         assert not new, f"{type(self).__name__} has no operands"
         return self
 
@@ -138,7 +141,7 @@ class ComputationBase:
 
     @property
     def info(self) -> StructInfo:
-        """The annotation that the value itself states; an object if deduction has to find it."""
+        """The annotation that the value itself states; `ObjectInfo` if deduction determines it."""
         return ObjectInfo()
 
     @property
@@ -154,9 +157,9 @@ class ComputationBase:
         return ()
 
     def with_operands(self, new: Sequence[Value]) -> Self:
-        return self if same_objects(new, self.operands) else self._made_of(tuple(new))
+        return self if same_objects(new, self.operands) else self._computed_from(tuple(new))
 
-    def _made_of(self, new: tuple[Value, ...]) -> Self:
+    def _computed_from(self, new: tuple[Value, ...]) -> Self:
         """Return this value computed from other operands."""
         raise NotImplementedError(f"{type(self).__name__}.with_operands")
 

@@ -1,4 +1,7 @@
-"""Walks over graph functions: their blocks, bindings, values and callees."""
+"""Walks over graph functions: their blocks, bindings, values and callees.
+
+Tests: `tests/ir/passes/test_graph_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -95,18 +98,18 @@ def regions(blocks: Sequence[AnyBlock]) -> tuple[tuple[bool, tuple[AnyBinding, .
     """Return (dataflow, bindings) of each region. Neighbouring binding blocks are one region; empty regions are left
     out.
     """
-    found: list[tuple[bool, tuple[AnyBinding, ...]]] = []
+    regions_of_block: list[tuple[bool, tuple[AnyBinding, ...]]] = []
     for block in blocks:
         dataflow = isinstance(block, DataflowBlock)
-        if not dataflow and found and not found[-1][0]:
-            found[-1] = (False, found[-1][1] + block.bindings)
+        if not dataflow and regions_of_block and not regions_of_block[-1][0]:
+            regions_of_block[-1] = (False, regions_of_block[-1][1] + block.bindings)
         elif dataflow or block.bindings:
-            found.append((dataflow, block.bindings))
-    return tuple(found)
+            regions_of_block.append((dataflow, block.bindings))
+    return tuple(regions_of_block)
 
 
 def into_blocks(bindings: Sequence[AnyBinding]) -> tuple[AnyBlock, ...]:
-    """Split bindings into blocks: each branch or side effect by itself, the bindings between in dataflow blocks."""
+    """Split bindings into blocks: one for each branch or side effect, and dataflow blocks for the bindings in between."""
     blocks: list[AnyBlock] = []
     plain: list[AnyBinding] = []
     for b in bindings:

@@ -1,4 +1,7 @@
-"""Interval arithmetic on integers: closed intervals whose ends may be infinite."""
+"""Interval arithmetic on integers: closed intervals whose ends may be infinite.
+
+Tests: `tests/ir/codegen/lower/test_narrow_ints.py`.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def mul(a: Interval, b: Interval) -> Interval:
         return a[0] * b[0], None if a[1] is None or b[1] is None else a[1] * b[1]
     if a == (0, 0) or b == (0, 0):
         return 0, 0
-    if _empty(a) or _empty(b):  # facts that contradict each other: anything is true
+    if _empty(a) or _empty(b):  # contradictory facts: any interval is right
         return UNBOUNDED
     if None not in a and None not in b:
         ends = [x * y for x in a for y in b if x is not None and y is not None]

@@ -1,4 +1,7 @@
-"""Unscheduled tensor functions as a list of blocks, each under its own plain loops."""
+"""Unscheduled tensor functions as a list of blocks, each under its own plain loops.
+
+Tests: `tests/ir/passes/fusion/test_unfuse.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def plain_blocks(func: PrimFunc) -> tuple[Block, ...] | None:
     """Return the blocks of an unscheduled function in order, or None when it is scheduled.
 
     Unscheduled: each block is under a perfect nest of serial loops whose variables are, in order, its iterators."""
-    found: list[Block] = []
+    blocks: list[Block] = []
     for nest in statements(func.body):
         loops: list[For] = []
         node: Stmt = nest
@@ -29,8 +32,8 @@ def plain_blocks(func: PrimFunc) -> tuple[Block, ...] | None:
             return None
         if any(f.extent is not i.extent for f, i in zip(loops, node.iters, strict=True)):
             return None
-        found.append(node)
-    return tuple(found)
+        blocks.append(node)
+    return tuple(blocks)
 
 
 def with_blocks(
@@ -38,28 +41,30 @@ def with_blocks(
 ) -> PrimFunc:
     """Return `func` with other blocks under fresh plain loops, without unused allocations.
 
-    leaf: rewriting of the blocks' expressions (`transform`)"""
+    Args:
+        leaf: rewriting of the blocks' expressions (`transform`).
+    """
     names: set[str] = set()
     nests = [_nest(b, names, leaf) for b in blocks]
     used = {buffer for block, _ in nests for buffer in (*read_buffers(block), block.body.buffer)}
     return replace(func, body=seq(*(n for _, n in nests)), allocs=tuple(a for a in func.allocs if a in used))
 
 
-def _unique(name: str, names: set[str]) -> str:
-    names.add(made := fresh(name, names))
-    return made
+def _unique(hint: str, names: set[str]) -> str:
+    names.add(hint := fresh(hint, names))
+    return hint
 
 
 def _nest(block: Block, names: set[str], leaf: Callable[[Expr], Expr | None]) -> tuple[Block, Stmt]:
     """Return the block over fresh iterators, and the nest of fresh loops around it."""
     name = _unique(block.name, names)
-    own = {i.var: Var(i.var.name) for i in block.iters}
+    fresh_iters = {i.var: Var(i.var.name) for i in block.iters}
 
     def fresh_vars(e: Expr) -> Expr | None:
-        return new if isinstance(e, Var) and (new := own.get(e)) is not None else leaf(e)
+        return new if isinstance(e, Var) and (new := fresh_iters.get(e)) is not None else leaf(e)
 
     block = block.map_own_exprs(lambda e: transform(e, fresh_vars))
-    iters = tuple(IterVar(own[i.var], i.extent, i.kind) for i in block.iters)
+    iters = tuple(IterVar(fresh_iters[i.var], i.extent, i.kind) for i in block.iters)
     loops = tuple(Var(_unique(f"{name}_{i.var.name.removeprefix('v')}", names)) for i in iters)
     block = replace(block, name=name, iters=iters, bindings=loops)
     body: Stmt = block
@@ -74,7 +79,7 @@ def block_loads(block: Block) -> tuple[Load, ...]:
 
 
 def all_loads(roots: Iterable[Expr]) -> tuple[Load, ...]:
-    seen: dict[Load, None] = {}
+    distinct: dict[Load, None] = {}
     for root in roots:
         stack = [root]
         visited: set[Expr] = set()
@@ -84,9 +89,9 @@ def all_loads(roots: Iterable[Expr]) -> tuple[Load, ...]:
                 continue
             visited.add(e)
             if isinstance(e, Load):
-                seen.setdefault(e)
+                distinct.setdefault(e)
             stack.extend(reversed(e.children))
-    return tuple(seen)
+    return tuple(distinct)
 
 
 def read_buffers(block: Block) -> tuple[Buffer, ...]:

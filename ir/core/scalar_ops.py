@@ -8,7 +8,6 @@ verifier's. The interpreter, the f64 reference and the closed-form features take
 from __future__ import annotations
 
 import ast
-import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from relax_tune.ir.core import intervals
 from relax_tune.ir.core.dtype import DType, i32, i64, is_floating, u32, u64
+from relax_tune.ir.core.erf import erf
 from relax_tune.ir.core.intervals import Interval
 
 # arithmetic: on numbers of any type; integer, float: on these types only; function: on floats (abs: on any number);
@@ -33,16 +33,17 @@ Kind = Literal["arithmetic", "integer", "float", "comparison", "logic", "functio
 class ScalarOp:
     """One operation on scalars.
 
-    name: key in expressions and in text.
-    arity: number of operands.
-    kind: operand types; comparisons and logic return bool, every other kind the type of its operands.
-    evaluate: value for Python numbers, NumPy scalars or arrays (None: it needs the target type).
-    infix, precedence: Python's operator and how tightly it binds; without one, `name(operands)`.
-    exact: `evaluate` rounds in the operands' type; otherwise it computes in float64, rounded once.
-    interval: interval of an integer result from those of the operands.
-    c: operator or `math.h` function in C, CUDA and OpenCL, where it is not `infix` or `name`.
-    columns: NumPy text on float64 arrays of whole numbers, where it is not the infix operator; None: not in closed forms.
-    on_host: the runtime's scalar list evaluates it; its opcode is the name in capitals.
+    Attributes:
+        name: key in expressions and in text.
+        arity: number of operands.
+        kind: operand types; comparisons and logic return bool, every other kind the type of its operands.
+        evaluate: value for Python numbers, NumPy scalars or arrays (None: it needs the target type).
+        infix, precedence: Python's operator and how tightly it binds; without one, `name(operands)`.
+        exact: `evaluate` rounds in the operands' type; otherwise it computes in float64, rounded once.
+        interval: interval of an integer result from the intervals of the operands.
+        c: operator or `math.h` function in C, CUDA and OpenCL, where it is not `infix` or `name`.
+        columns: NumPy text on float64 arrays of whole numbers, where it is not the infix operator; None: not in closed forms.
+        on_host: the runtime's scalar list evaluates it; its opcode is the name in capitals.
     """
 
     name: str
@@ -59,7 +60,7 @@ class ScalarOp:
 
     @property
     def gives_bool(self) -> bool:
-        """True if the result is a truth value."""
+        """True if the result is a bool."""
         return self.kind in ("comparison", "logic")
 
     @property
@@ -85,13 +86,6 @@ def _select(cond: Any, a: Any, b: Any) -> Any:
     if isinstance(cond, np.ndarray):
         return np.where(cond, a, b)
     return a if cond else b
-
-
-_erf_each = np.frompyfunc(math.erf, 1, 1)
-
-
-def _erf(x: Any) -> Any:
-    return np.asarray(_erf_each(x), np.float64)
 
 
 def _rsqrt(x: Any) -> Any:
@@ -120,7 +114,7 @@ def _shift_left(a: Any, b: Any) -> Any:
 
 
 def _shift_right(a: Any, b: Any) -> Any:
-    """Shift, keeping the sign; counts outside the width leave the sign alone."""
+    """Shift, keeping the sign; counts outside the width give the sign, -1 or 0."""
     if type(a) is int and type(b) is int:
         return a >> b if 0 <= b < 64 else -1 if a < 0 else 0
     a, b = np.asarray(a), np.asarray(b)
@@ -136,12 +130,13 @@ def _integer_power(a: Any, b: Any) -> Any:
     below = b < 0
     rest = np.where(below, 0, b).astype(b.dtype)
     with np.errstate(over="ignore"):
-        found, square = np.ones(np.broadcast_shapes(a.shape, b.shape), a.dtype), a
+        power, square = np.ones(np.broadcast_shapes(a.shape, b.shape), a.dtype), a
         while rest.any():
-            found = np.where(rest & 1, found * square, found)
+            power = np.where(rest & 1, power * square, power)
             square, rest = square * square, rest >> 1
-    small = np.where(np.abs(a) == 1, np.where(b & 1, a, a * a), a.dtype.type(0)) if a.dtype.kind == "i" else found
-    return np.where(below, small, found)[()]
+    # rounded towards zero, 1 / x ** n is non-zero only for x = 1 and x = -1
+    small = np.where(np.abs(a) == 1, np.where(b & 1, a, a * a), a.dtype.type(0)) if a.dtype.kind == "i" else power
+    return np.where(below, small, power)[()]
 
 
 def through(dtype: DType) -> DType:
@@ -152,14 +147,16 @@ def through(dtype: DType) -> DType:
 def converted(value: Any, dtype: DType) -> Any:
     """Convert a number or an array to a type: the meaning of `cast`, in docs/design/meaning.md.
 
-    Floats become integers through int32 or int64: what these cannot hold is their smallest number.
-    Small floats come of float32, and of float64 by rounding to odd, so that the result is rounded once."""
+    Floats become integers through int32 or int64: numbers outside their range become their smallest number.
+    Small floats are rounded from float32; float64 is first rounded to odd, so that the result is rounded once."""
     a, target = np.asarray(value), dtype.numpy
     if dtype.is_int and is_floating(a.dtype):
+        # NumPy leaves casts of NaN and of numbers beyond the type undefined. This is what x86's cvttsd2si gives, in two steps for
+        # uint64: numbers from 2^63 on are cast after subtracting 2^64.
         wide = through(dtype).numpy
         with np.errstate(all="ignore"):
             whole, edge = np.trunc(a.astype(np.float64)), 2.0 ** (8 * wide.itemsize - 1)
-            high = (whole >= edge) & (whole < 2 * edge) & (dtype is u64)  # uint64 alone holds these
+            high = (whole >= edge) & (whole < 2 * edge) & (dtype is u64)  # only uint64 holds these
             a = np.where((whole >= -edge) & (whole < edge), whole, np.where(high, whole - 2 * edge, -edge)).astype(wide)
             a = np.where((whole >= 2 * edge) & (dtype is u64), wide.type(0), a)
     elif dtype.short == "bool":
@@ -177,6 +174,8 @@ def _odd(a: NDArray[np.float64]) -> NDArray[np.float32]:
     with np.errstate(all="ignore"):
         near = a.astype(np.float32)
     bits, wide = near.view(np.int32), near.astype(np.float64)
+    # An inexact result with an even last bit moves one step towards `a`. The odd bit then stands for "not exact", so that a second
+    # rounding to fewer bits can never see a false tie.
     inexact = (wide != a) & (a == a) & (bits & 1 == 0)
     return np.asarray(bits + inexact * np.where(np.abs(wide) < np.abs(a), 1, -1), np.int32).view(np.float32)
 
@@ -230,7 +229,7 @@ _LISTED = (
     _function("log", np.log),
     _function("log2", np.log2),
     _function("log10", np.log10),
-    _function("erf", _erf),
+    _function("erf", erf),
     _function("tanh", np.tanh),
     _function("sqrt", np.sqrt),
     _function("rsqrt", _rsqrt),
@@ -259,7 +258,7 @@ MATH = frozenset(o.name for o in _LISTED if o.kind == "function")
 BITS = frozenset(o.name for o in _LISTED if o.kind == "bits")
 # divide by their second operand, which is never zero
 DIVISIONS = frozenset(o.name for o in _LISTED if o.kind == "integer")
-# what the normal form of `ir/arith` understands of integers, and the arguments of a trace are made of
+# integer operations of the normal form in `ir/arith` and of the arguments of a trace
 ALGEBRA = tuple(o.name for o in _LISTED if o.kind in ("arithmetic", "integer"))
 
 

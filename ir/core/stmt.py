@@ -5,7 +5,7 @@ A scheduled function holds blocks. A lowered one holds none, but bound values, d
     scheduled: For Seq If Store Block
     lowered:   For Seq If Store Let Declare Barrier AsyncFence
 
-Traversal belongs to the node classes (`Stmt`). The functions below are written in terms of its methods, so that they hold for a new class.
+Traversal belongs to the node classes (`Stmt`). The functions below are written in terms of its methods, so that they apply to a new class.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Stmt:
         return ()
 
     def map_own_exprs(self, fn: Callable[[Expr], Expr]) -> Stmt:
-        """Return the statement with `fn` applied to its own expressions: itself where none changed."""
+        """Return the statement with `fn` applied to its own expressions: the same object if none changed."""
         return self
 
     @property
@@ -64,7 +64,7 @@ class Stmt:
         return ()
 
     def map_own_stores(self, fn: Callable[[BufferStore], BufferStore]) -> Stmt:
-        """Return the statement with `fn` applied to the stores that it is or holds: itself where none changed."""
+        """Return the statement with `fn` applied to the stores that it is or holds: the same object if none changed."""
         return self
 
 
@@ -72,13 +72,14 @@ class Stmt:
 class LoopMarks:
     """Hints to code generation on a loop. None changes what the loop computes; a target without the feature ignores the mark.
 
-    intrinsic: name of the operation in `relax_tune.ir.hardware.intrinsics` that the loop nest computes.
-    nontemporal: vector stores below bypass the caches.
-    prefetch_distance: iterations between the prefetch of a vector that is only read below and its use; 0 for no prefetch.
-    async_copy: copies into shared memory below are asynchronous (`cp.async`); code generation places the waits.
-    tree_reduce: the iterations combine elements of a local buffer in any order. Set by lowering.
-    warp_reduce: operation by which all items of a warp combine the values that they offer. Set by lowering.
-    transpose: the loop and the one below it transpose square tiles in registers. Set by lowering.
+    Attributes:
+        intrinsic: name of the operation in `relax_tune.ir.hardware.intrinsics` that the loop nest computes.
+        nontemporal: vector stores below bypass the caches.
+        prefetch_distance: iterations between the prefetch of a vector that is only read below and its use; 0 for no prefetch.
+        async_copy: copies into shared memory below are asynchronous (`cp.async`); code generation places the waits.
+        tree_reduce: the iterations combine elements of a local buffer in any order. Set by lowering.
+        warp_reduce: operation by which all items of a warp combine the values that they offer. Set by lowering.
+        transpose: the loop and the one below it transpose square tiles in registers. Set by lowering.
     """
 
     intrinsic: str = ""
@@ -89,7 +90,7 @@ class LoopMarks:
     warp_reduce: str = ""
     transpose: bool = False
 
-    def given(self) -> Iterator[tuple[str, str | int | bool]]:
+    def settings(self) -> Iterator[tuple[str, str | int | bool]]:
         """Yield (name, value) of the marks that are set, in the order of the fields."""
         return ((f.name, value) for f in fields(self) if (value := getattr(self, f.name)))
 
@@ -118,8 +119,10 @@ class BodyStmt(Stmt):
 class For(BodyStmt):
     """`for var in range(extent)`.
 
-    kind: `parallel` CPU threads, `group` and `item` work-group and work-item axes (OpenCL, CUDA), `vectorized`, `unrolled`, `serial`.
-    axis: grid axis of a `group` or `item` loop (`AXES`).
+    Attributes:
+        kind: `parallel` CPU threads, `group` and `item` work-group and work-item axes (OpenCL, CUDA), `vectorized`, `unrolled`,
+            `serial`.
+        axis: grid axis of a `group` or `item` loop (`AXES`).
     """
 
     var: Var
@@ -225,12 +228,13 @@ class IterVar:
 class Block(Stmt):
     """A unit of computation: one store over iterators whose values are bound to loop expressions.
 
-    iters, bindings: iterators, and for each the expression over loop variables that is its value.
-    body: the store. A reduction without `init` reads the element that it writes.
-    init: store at the first reduction point (all reduce iterators zero), or without an update if there is no such point
-        (`relax_tune.ir.interp.empty_reductions`).
-    predicate: condition over the loop variables; points where it is false do not run.
-    role: `prepack` for a block over constants that runs once, before any call.
+    Attributes:
+        iters, bindings: iterators, and for each the expression over loop variables that is its value.
+        body: the store. A reduction without `init` reads the element that it writes.
+        init: store at the first reduction point (all reduce iterators zero), or without an update if there is no such point
+            (`relax_tune.ir.interp.empty_reductions`).
+        predicate: condition over the loop variables; points where it is false do not run.
+        role: `prepack` for a block over constants that runs once, before any call.
     """
 
     name: str
@@ -309,7 +313,8 @@ class Barrier(Stmt):
 class AsyncFence(Stmt):
     """Close a commit group of asynchronous copies, or wait for groups (PTX ISA, "cp.async.commit_group" and "cp.async.wait_group").
 
-    pending: wait until at most this many commit groups are in flight (0: none). None: commit without waiting.
+    Attributes:
+        pending: wait until at most this many commit groups are in flight (0: none). None: commit without waiting.
     """
 
     pending: int | None = None
@@ -334,7 +339,7 @@ def unknown(s: object, where: str) -> TypeError:
 
 
 def statements(s: Stmt) -> tuple[Stmt, ...]:
-    """Return the statements of a sequence; any other statement is one by itself."""
+    """Return the statements of a sequence; any other statement as a sequence of one."""
     return s.stmts if isinstance(s, Seq) else (s,)
 
 
@@ -374,7 +379,7 @@ def loops(s: Stmt, *kinds: LoopKind) -> tuple[For, ...]:
 
 
 def stores(s: Stmt) -> tuple[BufferStore, ...]:
-    """Return the stores of the tree in program order, those of blocks included."""
+    """Return the stores of the tree in program order, also inside blocks."""
     return tuple(x for n in walk(s) for x in n.own_stores)
 
 
@@ -404,7 +409,7 @@ def substitute_stmt(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
 
 
 def redirect(s: S, access: Callable[[Buffer, tuple[Expr, ...]], tuple[Buffer, tuple[Expr, ...]] | None]) -> S:
-    """Redirect loads and stores: `access(buffer, indices)` returns the new place, None for the old one."""
+    """Redirect loads and stores: `access(buffer, indices)` returns the new buffer and indices, or None to leave the access."""
 
     def leaf(e: Expr) -> Expr | None:
         new = access(e.buffer, e.indices) if isinstance(e, Load) else None

@@ -1,4 +1,7 @@
-"""Annotations: static facts about a value (paper section 3.1, "structural information")."""
+"""Annotations: static facts about a value (paper section 3.1, "structural information").
+
+Tests: `tests/ir/deduce/test_relations.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ class ObjectInfo:
 class TensorInfo:
     """A tensor. `shape` is a tuple of scalar expressions, or None when only `ndim` (or nothing: None) is known.
 
-    device: kind of the device in whose memory it lives (VDevice in Relax); None until a placement says so
+    Attributes:
+        device: kind of the device whose memory holds it (VDevice in Relax); None until placed.
     """
 
     shape: tuple[Expr, ...] | None
@@ -80,9 +84,12 @@ class TupleInfo:
 
 @dataclass(frozen=True, slots=True)
 class CallableInfo:
-    """A function's signature: symbols bind in the parameters, anew at every call, and are instantiated in the result.
+    """A function's signature: symbols are bound by the arguments of each call, and are instantiated in the result.
 
-    params: None if unknown. pure: a call has no side effects. names: names of the parameters, for messages only.
+    Attributes:
+        params: None if unknown.
+        pure: a call has no side effects.
+        names: names of the parameters, for messages only.
     """
 
     params: tuple[StructInfo, ...] | None
@@ -100,12 +107,12 @@ INFOS = (ObjectInfo, TensorInfo, ShapeInfo, PrimInfo, TupleInfo, CallableInfo)
 
 
 def info_parts(info: StructInfo) -> tuple[StructInfo, ...]:
-    """Return the annotations of a tuple's fields; of any other value its own."""
+    """Return the annotations of a tuple's fields; of any other value its annotation."""
     return info.fields if isinstance(info, TupleInfo) else (info,)
 
 
 def on_device(info: StructInfo, device: str | None) -> StructInfo:
-    """Return an annotation whose tensors live on a device; None takes the devices away."""
+    """Return an annotation whose tensors live on a device; None removes the devices."""
     if isinstance(info, TensorInfo):
         return info if info.device == device else replace(info, device=device)
     if isinstance(info, TupleInfo):
@@ -142,8 +149,8 @@ def tensor_dims(info: StructInfo) -> tuple[Expr, ...]:
 
 def all_tensors(infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
     """Return the annotations if all are of tensors; () otherwise."""
-    found = tuple(i for i in infos if isinstance(i, TensorInfo))
-    return found if len(found) == len(infos) else ()
+    tensors = tuple(i for i in infos if isinstance(i, TensorInfo))
+    return tensors if len(tensors) == len(infos) else ()
 
 
 def info_symbols(info: StructInfo) -> tuple[Var, ...]:
@@ -151,11 +158,11 @@ def info_symbols(info: StructInfo) -> tuple[Var, ...]:
     if isinstance(info, TupleInfo):
         return tuple(dict.fromkeys(v for f in info.fields for v in info_symbols(f)))
     if isinstance(info, CallableInfo):
-        own = own_symbols(info)
-        return tuple(v for v in info_symbols(info.ret) if v not in own)
+        bound = own_symbols(info)
+        return tuple(v for v in info_symbols(info.ret) if v not in bound)
     return free_vars(*(info_dims(info) or ()))
 
 
 def own_symbols(signature: CallableInfo) -> dict[Var, None]:
-    """Return the symbols a signature binds anew at every call, in order."""
+    """Return the symbols that each call of a signature binds, in order."""
     return dict.fromkeys(v for p in signature.params or () for v in info_symbols(p))

@@ -1,12 +1,15 @@
-"""A builder of tensor functions: declare buffers, then define each element."""
+"""A builder of tensor functions: declare buffers, then define each element.
+
+Tests: `tests/ir/interp/test_interp.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from relax_tune.ir.core.buffer import Buffer, Scope
 from relax_tune.ir.core.dtype import DType, f32
-from relax_tune.ir.core.expr import Expr, ExprLike, Load, Var, expr, load
+from relax_tune.ir.core.expr import Expr, ExprLike, Load, Var, add, expr, load
 from relax_tune.ir.core.function import Param, PrimFunc
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Stmt, seq
@@ -45,14 +48,18 @@ class TensorBuilder:
         self._names: set[str] = set()
 
     def _unique(self, name: str) -> str:
-        self._names.add(own := fresh(name, self._names))
-        return own
+        self._names.add(unique := fresh(name, self._names))
+        return unique
 
     def _buffer(self, name: str, shape: Sequence[ExprLike], dtype: DType, scope: Scope = "global") -> Buffer:
         return Buffer(self._unique(name), tuple(expr(d) for d in shape), dtype, scope)
 
     def input(self, name: str, shape: Sequence[ExprLike], dtype: DType = f32, const: bool = False) -> Tensor:
-        """Declare an input. const: it holds the same values at every call."""
+        """Declare an input.
+
+        Args:
+            const: it holds the same values at every call.
+        """
         buffer = self._buffer(name, shape, dtype)
         self._inputs.append(buffer)
         if const:
@@ -79,21 +86,39 @@ class TensorBuilder:
         """Add a spatial block: `out[i...] = value(i...)` for every element."""
         self._block(out, out.buffer.shape, (), name, lambda s, _r: (s, None, value(*s)))
 
+    def compute_window(self, out: Tensor, extents: Sequence[Expr], value: Callable[..., Expr], name: str) -> None:
+        """Store `out[i...] = value(i...)` for i below `extents`, which are at most the dims of the tensor."""
+        self._block(out, extents, (), name, lambda s, _: (s, None, value(*s)))
+
+    def place(self, out: Tensor, starts: Mapping[int, Expr], x: Tensor, name: str) -> None:
+        """Store `out[..., start + i, ...] = x[..., i, ...]` for the starts of some axes."""
+        self._block(
+            out,
+            x.buffer.shape,
+            (),
+            name,
+            lambda s, _: (tuple(add(v, starts[a]) if a in starts else v for a, v in enumerate(s)), None, x[s]),
+        )
+
     def reduce(
         self,
         out: Tensor,
         extents: Sequence[ExprLike],
-        init: Expr,
+        init: Expr | Callable[..., Expr],
         combine: Callable[..., Expr],
         name: str | None = None,
     ) -> None:
-        """Add a reduction block: `out[i...] = init`, then `out[i...] = combine(out[i...], i..., r...)` over `extents`."""
+        """Add a reduction block: `out[i...] = init`, then `out[i...] = combine(out[i...], i..., r...)` over `extents`.
+
+        Args:
+            init: the first value, or a function of i...
+        """
         self._block(
             out,
             out.buffer.shape,
             tuple(expr(e) for e in extents),
             name,
-            lambda s, r: (s, init, combine(out[s], *s, *r)),
+            lambda s, r: (s, init(*s) if callable(init) else init, combine(out[s], *s, *r)),
         )
 
     def _block(
@@ -102,7 +127,7 @@ class TensorBuilder:
         spatial: Sequence[Expr],
         reduce: Sequence[Expr],
         name: str | None,
-        make: Callable[[tuple[Var, ...], tuple[Var, ...]], tuple[tuple[Var, ...], Expr | None, Expr]],
+        make: Callable[[tuple[Var, ...], tuple[Var, ...]], tuple[tuple[Expr, ...], Expr | None, Expr]],
     ) -> None:
         block = self._unique(name or f"{out.buffer.name}_block")
         letters = "ijlpqst"

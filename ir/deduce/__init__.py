@@ -1,1 +1,1 @@
-"""Deduction of annotations and relations between them."""
+"""Deduction of annotations, and analyses of tensor functions. Any module may be imported from outside."""

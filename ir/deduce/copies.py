@@ -1,8 +1,10 @@
 """Copies of a computed float that are compared with one another, which must be equal to the last bit.
 
-Compilers contract a product and a sum to one rounding, each copy of the code as it likes, and functions have other code in
-vectors. So one element computed at two places may be greater than itself: ranks are then no permutation, and no element is equal
-to the maximum. Such values are computed once and stored.
+Compilers may contract a product and a sum to one rounding in some copies of the code and not in others, and vectorised functions round
+differently from scalar ones. So an element computed at two places may be greater than itself: ranks are then no permutation, and no
+element equals the maximum. Such values are computed once and stored.
+
+Tests: `tests/ir/codegen/test_repeated_operands.py`.
 """
 
 from __future__ import annotations
@@ -37,27 +39,29 @@ def contracts(value: Expr) -> bool:
 def compares_copies(buffer: Buffer, readers: Iterable[Block], inlined: Callable[[Expr], Expr] | None = None) -> bool:
     """Return whether blocks would compare copies of elements of a buffer, if these were computed where they are read.
 
-    One comparison reads the buffer at two places that may be one, or beside what another reader makes, such as the maximum.
-    inlined: computes the elements; then only comparisons of what may be rounded differently count
+    A comparison reads the buffer at two places that may coincide, or together with the result of another reader, such as the maximum.
+
+    Args:
+        inlined: computes the elements; then only comparisons of values that may be rounded differently count.
     """
     if not buffer.dtype.is_float:
         return False
     readers = tuple(b for b in readers if any(x.buffer is buffer for x in block_loads(b)))
-    made = {b.body.buffer: b for b in readers}
+    writers = {b.body.buffer: b for b in readers}
     for b in readers:
         for c in (n for n in postorder(b.own_exprs) if n.op in COMPARISONS):
             read = [x for x in loads(*c.children) if x.buffer is buffer]
-            beside = any(made.get(x.buffer, b) is not b for x in loads(*c.children))
-            if not any(_may_meet(x, y) for x, y in combinations(read, 2)) and not (read and beside):
+            reads_others = any(writers.get(x.buffer, b) is not b for x in loads(*c.children))
+            if not any(_may_meet(x, y) for x, y in combinations(read, 2)) and not (read and reads_others):
                 continue
-            held = (e for e in c.children if any(x.buffer is buffer for x in loads(e)))
-            if any(inlined is None or contracts(inlined(e)) for e in held):
+            sides = (e for e in c.children if any(x.buffer is buffer for x in loads(e)))
+            if any(inlined is None or contracts(inlined(e)) for e in sides):
                 return True
     return False
 
 
 def _may_meet(x: Load, y: Load) -> bool:
-    """Return whether two reads may be of one element, in some iterations."""
+    """Return whether two reads may touch one element in some iterations."""
     return not any(isinstance(a, Const) and isinstance(b, Const) and a is not b for a, b in zip(x.indices, y.indices))
 
 

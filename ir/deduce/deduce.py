@@ -40,7 +40,7 @@ def infer_value(value: g.Value, ctx: Deduction) -> StructInfo:
 @infer_value.register
 def _(value: g.Call, ctx: Deduction) -> StructInfo:
     if not isinstance(value.op, OperatorSpec):
-        raise DeduceError(f"wanted an operator with deduction, found {value.op!r}")
+        raise DeduceError(f"expected an operator with deduction, got {value.op!r}")
     args = [a.info for a in value.args]
     require_arithmetic(value.op, args)
     info = value.op.infer(args, ctx)
@@ -48,25 +48,29 @@ def _(value: g.Call, ctx: Deduction) -> StructInfo:
     return info if isinstance(value.op, DeviceOperator) else placed(value.op.name, args, info)
 
 
-def placed(name: str, args: Sequence[StructInfo], made: StructInfo) -> StructInfo:
-    """Return the annotation of a result on the device of the arguments. Raises DeduceError for several devices."""
-    found = dict.fromkeys(d for a in args for d in devices_of(a))
-    if not found:
-        return made
-    found |= dict.fromkeys(devices_of(made))
-    if len(found) > 1:
+def placed(name: str, args: Sequence[StructInfo], result: StructInfo) -> StructInfo:
+    """Return the annotation of a result on the device of the arguments.
+
+    Raises:
+        DeduceError: the arguments lie on several devices.
+    """
+    devices = dict.fromkeys(d for a in args for d in devices_of(a))
+    if not devices:
+        return result
+    devices |= dict.fromkeys(devices_of(result))
+    if len(devices) > 1:
         raise DeduceError(
-            f"{name}: wanted arguments and result on one device, found {' and '.join(found)}; put in to_device"
+            f"{name}: expected arguments and result on one device, got {' and '.join(devices)}; put in to_device"
         )
-    return on_device(made, next(iter(found)))
+    return on_device(result, next(iter(devices)))
 
 
 def require_arithmetic(op: OperatorSpec, args: Sequence[StructInfo]) -> None:
-    """Refuse arguments of small types where the operator computes with them. Raises DeduceError."""
+    """Refuse arguments of small types to operators that compute with them. Raises DeduceError."""
     for a in args:
         if isinstance(a, TensorInfo) and a.dtype is not None and a.dtype.is_small and not op.takes_small():
             raise DeduceError(
-                f"{op.name}: wanted an element type that has arithmetic, found {a.dtype}; cast it to "
+                f"{op.name}: expected an element type that has arithmetic, got {a.dtype}; cast it to "
                 f"{f32 if a.dtype.is_float else i32} first"
             )
 
@@ -86,30 +90,32 @@ def _(value: g.CallDPSLibrary, ctx: Deduction) -> StructInfo:
     return placed(value.routine, infos, value.info)
 
 
-def require_dims(name: str, args: Sequence[StructInfo], made: StructInfo, ctx: Deduction) -> None:
-    """Require non-negative dims of the result `made`, given non-negative dims of the arguments.
+def require_dims(name: str, args: Sequence[StructInfo], result: StructInfo, ctx: Deduction) -> None:
+    """Require non-negative dims of `result`, given non-negative dims of the arguments.
 
-    Raises DeduceError; undecided dims become run-time checks."""
-    given = dict.fromkeys(d for a in args if isinstance(a, TensorInfo) for d in a.shape or ())
+    Raises:
+        DeduceError: dims that never fit; undecided dims become run-time checks.
+    """
+    known = dict.fromkeys(d for a in args if isinstance(a, TensorInfo) for d in a.shape or ())
     new = [
         (p, d)
-        for t in info_parts(made)
+        for t in info_parts(result)
         if isinstance(t, TensorInfo)
         for p, d in enumerate(t.shape or ())
-        if d not in given and not isinstance(d, Var) and not _natural(d, ctx.env)
+        if d not in known and not isinstance(d, Var) and not _natural(d, ctx.env)
     ]
     if not new:
         return
     env = ctx.env
-    for d in given:
+    for d in known:
         if not isinstance(d, (Var, Const)):
             env = env.with_fact(ge(d, 0))
     for p, d in new:
         proof = prove(ge(d, 0), env)
         if proof is Proof.NO:
-            raise DeduceError(f"{name}: dim {p} of the result: wanted at least 0, found {d!r}")
+            raise DeduceError(f"{name}: dim {p} of the result: expected at least 0, got {d!r}")
         if proof is Proof.UNKNOWN:
-            ctx.require(ge(d, 0), f"{name}: dim {p} of the result: wanted at least 0, found {{0}} ({d!r})", d)
+            ctx.require(ge(d, 0), f"{name}: dim {p} of the result: expected at least 0, got {{0}} ({d!r})", d)
 
 
 def _natural(e: Expr, env: Env) -> bool:
@@ -120,26 +126,28 @@ def _natural(e: Expr, env: Env) -> bool:
 def require_inplace_infos(call: g.CallTIR, ctx: Deduction) -> None:
     """Require each in-place output to have the dims and dtype of its argument.
 
-    Raises DeduceError; undecided dims become run-time checks."""
+    Raises:
+        DeduceError: dims that never fit; undecided dims become run-time checks.
+    """
     if call.inplace and len(call.inplace) != len(call.out):
         raise DeduceError(
-            f"{call.callee}: wanted a place for each of {len(call.out)} outputs (None: memory of its own), found {len(call.inplace)}"
+            f"{call.callee}: expected a place for each of {len(call.out)} outputs (None: new memory), got {len(call.inplace)}"
         )
     for number, (out, at) in enumerate(zip(call.out, call.inplace)):
         if at is None:
             continue
         where = f"{call.callee}: output {number} in place of argument {at}"
         if not 0 <= at < len(call.args):
-            raise DeduceError(f"{where}: wanted an argument in 0..{len(call.args) - 1}, found {at}")
+            raise DeduceError(f"{where}: expected an argument in 0..{len(call.args) - 1}, got {at}")
         info = call.args[at].info
         if not isinstance(info, TensorInfo) or info.shape is None or out.shape is None or info.dtype is not out.dtype:
             raise DeduceError(
-                f"{where}: wanted {out!r}, found {info!r}; an output takes the memory of a tensor like it"
+                f"{where}: expected {out!r}, got {info!r}; an output takes the memory of a tensor like it"
             )
         if len(info.shape) != len(out.shape):
-            raise DeduceError(f"{where}: wanted {len(out.shape)} dims, found {len(info.shape)}")
-        for dim, (wanted, found) in enumerate(zip(out.shape, info.shape, strict=True)):
-            ctx.require_equal(wanted, found, f"{where}, dim {dim}")
+            raise DeduceError(f"{where}: expected {len(out.shape)} dims, got {len(info.shape)}")
+        for dim, (expected, actual) in enumerate(zip(out.shape, info.shape, strict=True)):
+            ctx.require_equal(expected, actual, f"{where}, dim {dim}")
 
 
 def signature(f: g.Function) -> CallableInfo:
@@ -152,25 +160,29 @@ def signature(f: g.Function) -> CallableInfo:
 def infer_call(value: g.CallFunction, ctx: Deduction) -> StructInfo:
     """Deduce the result of calling a graph function: bind its symbols to the arguments, substitute them in its result.
 
-    Raises DeduceError naming the function, the parameter, the dim and both sizes when an argument never fits."""
+    Raises:
+        DeduceError: names the function, the parameter, the dim and both sizes when an argument never fits.
+    """
     callee = value.callee
     name = callee.name if isinstance(callee, (g.GVar, g.FunctionRef)) else "the callee"
     info = callee.info
     if not isinstance(info, CallableInfo):
-        raise DeduceError(f"{name}: wanted a function to call, found {info!r}")
+        raise DeduceError(f"{name}: expected a function to call, got {info!r}")
     return apply_signature(name, info, [a.info for a in value.args], ctx)
 
 
 def apply_signature(name: str, callee: CallableInfo, args: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
     """Deduce the result of calling `callee`; undetermined symbols make it coarser.
 
-    Raises DeduceError; undecided conditions become run-time checks of `ctx`."""
+    Raises:
+        DeduceError: a condition never holds; undecided conditions become run-time checks of `ctx`.
+    """
     if callee.params is None:
         return callee.ret
     titles = [f"parameter {n}" for n in callee.names] or [f"argument {i}" for i in range(len(callee.params))]
     if len(args) != len(callee.params):
         missing = f"; {titles[len(args)]} has none" if len(args) < len(callee.params) else ""
-        raise DeduceError(f"{name}: wanted {len(callee.params)} arguments, found {len(args)}{missing}")
+        raise DeduceError(f"{name}: expected {len(callee.params)} arguments, got {len(args)}{missing}")
     meaning = solve(callee, args, ctx.env)
     for title, param, arg in zip(titles, callee.params, args, strict=True):
         require_all(f"{name}: {title}", differences(param, arg, ctx.env, meaning), ctx)
@@ -179,7 +191,7 @@ def apply_signature(name: str, callee: CallableInfo, args: Sequence[StructInfo],
 
 
 def _bare(callee: CallableInfo) -> frozenset[Expr]:
-    """Return the symbols that are dims of parameters by themselves, hence never negative."""
+    """Return the symbols that are bare dims of parameters, hence never negative."""
     return frozenset(d for info in callee.params or () for d in _bare_dims(info))
 
 
@@ -194,25 +206,29 @@ def require_bounds(
 ) -> None:
     """Require the value of each symbol to lie within its declared bounds (at least 0).
 
-    bare: symbols that are dims, hence never negative.
-    Raises DeduceError when a value never does; undecided bounds become run-time checks."""
-    for symbol, found in meaning.items():
-        if found is None or found is symbol:
+    Args:
+        bare: symbols that are dims, hence never negative.
+
+    Raises:
+        DeduceError: a value can never lie within its bounds; undecided bounds become run-time checks.
+    """
+    for symbol, value in meaning.items():
+        if value is None or value is symbol:
             continue
         lower, upper = ctx.env.bounds.get(symbol, (const(0), None))
         limits = f"{lower!r} <= {symbol.name}" + ("" if upper is None else f" <= {upper!r}")
-        wanted = [] if lower.value == 0 and symbol in bare else [ge(found, lower)]
-        for cond in wanted if upper is None else [*wanted, le(found, upper)]:
+        conditions = [] if lower.value == 0 and symbol in bare else [ge(value, lower)]
+        for cond in conditions if upper is None else [*conditions, le(value, upper)]:
             proof = ctx.proves(cond)
             if proof is Proof.NO:
-                raise DeduceError(f"{name}: wanted {limits}, found {symbol.name} = {found!r}")
+                raise DeduceError(f"{name}: expected {limits}, got {symbol.name} = {value!r}")
             if proof is Proof.UNKNOWN:
-                ctx.require(cond, f"{name}: wanted {limits}, found {symbol.name} = {{0}}", found)
+                ctx.require(cond, f"{name}: expected {limits}, got {symbol.name} = {{0}}", value)
 
 
 @infer_value.register
 def infer_if(value: g.If, ctx: Deduction) -> StructInfo:
-    """Join the annotations of both sides, without symbols that one side binds. Raises DeduceError."""
+    """Join the annotations of both sides, without symbols bound on one side. Raises DeduceError."""
     check_condition(value.cond)
     outer = {v for o in value.operands for v in info_symbols(o.info)}
     sides = []
@@ -223,12 +239,12 @@ def infer_if(value: g.If, ctx: Deduction) -> StructInfo:
     return join(sides[0], sides[1], ctx.env)
 
 
-def side_env(env: Env, cond: g.Value, taken: bool) -> Env:
+def side_env(env: Env, cond: g.Value, holds: bool) -> Env:
     """Return the facts on one side of an `if`: `env` and the condition or its negation, if it is over symbols."""
     info = cond.info
     if not isinstance(info, PrimInfo) or info.value is None or isinstance(info.value, Const):
         return env
-    return env.with_fact(info.value if taken else not_(info.value))
+    return env.with_fact(info.value if holds else not_(info.value))
 
 
 def check_condition(cond: g.Value) -> None:
@@ -240,4 +256,4 @@ def check_condition(cond: g.Value) -> None:
         return
     if isinstance(info, TensorInfo) and info.dtype in (None, bool_) and info.ndim in (None, 0):
         return
-    raise DeduceError(f"if: wanted a scalar of bool as condition, found {info!r}")
+    raise DeduceError(f"if: expected a scalar of bool as condition, got {info!r}")

@@ -1,9 +1,11 @@
 """Ranges of values from outside that operators use as indices, traced through the graph before it is lowered.
 
-An index from outside is made of parameters of a function by moving, casting, comparing, choosing and adding constants. One
-outside its dim is an error of the call: the parameter is looked at where it is used whole or by columns, else the index
-itself (`ir/passes/control/checked_indices`). Any other index is computed: gathers clamp it, and scatters drop its update, or
-the call fails where the model is built with checks.
+An index from outside is computed from parameters of a function by moving, casting, comparing, choosing and adding constants. If it
+lies outside its dim, the call is in error: the parameter is checked if it is used whole or by columns, else the index itself
+(`ir/passes/control/checked_indices`). Any other index is computed: gathers clamp it and scatters drop its update, or the call fails if
+the model is built with checks.
+
+Tests: `tests/tuner/emit/test_moved_indices.py`.
 """
 
 from __future__ import annotations
@@ -42,23 +44,26 @@ MOVES: tuple[type, ...] = (
 class IndexRange:
     """The permitted values of elements of a parameter: in [low, high).
 
-    position: position of the parameter
-    every, column: of the flattened elements those at `column`, `column + every` ...; 1 and 0: all
+    Attributes:
+        position: position of the parameter.
+        stride, offset: flattened elements `offset`, `offset + stride`, ...; (1, 0) selects all.
     """
 
     position: int
     low: Expr
     high: Expr
-    every: int = 1
-    column: int = 0
+    stride: int = 1
+    offset: int = 0
 
 
 def index_ranges(f: Function, module: IRModule, outside: frozenset[int] | None = None) -> tuple[IndexRange, ...]:
     """Return the ranges of the parameters that operators and tensor functions of a straight-line function use as indices.
 
-    outside: positions of the parameters that come from outside; None: all do"""
+    Args:
+        outside: positions of the parameters that come from outside; None: all do.
+    """
     trace = _trace(f, module.constants, outside)
-    found = [r for call in _operators(f) for r in trace.ranges(call, [a.info for a in call.args])]
+    ranges = [r for call in _operators(f) for r in trace.ranges(call, [a.info for a in call.args])]
     for binding in f.bindings:
         call = binding.value
         if isinstance(call, CallTIR):
@@ -66,22 +71,26 @@ def index_ranges(f: Function, module: IRModule, outside: frozenset[int] | None =
             assert isinstance(func, PrimFunc)
             for position, (low, high) in loaded_ranges(func, trace.numbers(call, func)):
                 solved = trace.solve(call.args[position], const(low), const(high), 1, 0)
-                found += [] if solved is None else [solved]
-    return tuple(dict.fromkeys(found))
+                ranges += [] if solved is None else [solved]
+    return tuple(dict.fromkeys(ranges))
 
 
-def made_indices(
+def computed_indices(
     f: Function, constants: Mapping[str, NDArray[Any]], outside: frozenset[int] | None = None, computed: bool = False
 ) -> Iterator[tuple[str, Value, IndexUse]]:
     """Iterate over indices from outside in a straight-line function for which `index_ranges` has no range.
 
-    Each is the name of the operator that uses it, its argument and the use. computed: computed indices as well"""
+    Yields the name of the operator, the index argument and its use.
+
+    Args:
+        computed: yield computed indices as well.
+    """
     trace = _trace(f, constants, outside)
     for call in _operators(f):
         if isinstance(call.op, OperatorSpec):
-            for used, found in trace.uses(call, [a.info for a in call.args]):
+            for used, index_range in trace.uses(call, [a.info for a in call.args]):
                 index = call.args[used.position]
-                if found is None and (computed or trace.sources(index)):
+                if index_range is None and (computed or trace.sources(index)):
                     yield call.op.name, index, used
 
 
@@ -98,57 +107,64 @@ def _operators(f: Function) -> Iterator[Call]:
 class IndexTrace:
     """The definitions that an index is traced through.
 
-    params: positions of the parameters that come from outside
-    made: values of variables
-    constants: arrays of the module
-    symbols: known symbols
+    Attributes:
+        params: positions of the parameters that come from outside.
+        definitions: values of variables.
+        constants: arrays of the module.
+        symbols: known symbols.
     """
 
     params: Mapping[GVar, int]
-    made: Mapping[GVar, Value]
+    definitions: Mapping[GVar, Value]
     constants: Mapping[str, NDArray[Any]]
     symbols: Mapping[Var, Expr] = field(default_factory=dict)
     known: dict[GVar, frozenset[int] | None] = field(default_factory=dict)
 
     def ranges(self, call: Call, infos: Sequence[StructInfo]) -> Iterator[IndexRange]:
-        """Iterate over the ranges of parameters that an operator uses as indices. infos: annotations of its arguments."""
-        return (found for _, found in self.uses(call, infos) if found is not None)
+        """Iterate over the ranges of parameters that an operator uses as indices.
+
+        Args:
+            infos: annotations of its arguments.
+        """
+        return (index_range for _, index_range in self.uses(call, infos) if index_range is not None)
 
     def uses(self, call: Call, infos: Sequence[StructInfo]) -> Iterator[tuple[IndexUse, IndexRange | None]]:
         """Iterate over uses of values as indices, each with the range of its parameter; None where there is no such range."""
         tensors = [i for i in infos if isinstance(i, TensorInfo) and i.shape is not None]
         if isinstance(call.op, OperatorSpec) and len(tensors) == len(infos):
             for used in call.op.indexed(tensors):
-                yield used, self.solve(call.args[used.position], const(0), used.size, used.every, used.column)
+                yield used, self.solve(call.args[used.position], const(0), used.size, used.stride, used.offset)
 
     def numbers(self, call: CallTIR, func: PrimFunc) -> dict[Buffer, int]:
         """Return the values of the integer constants without dims that a tensor function is given."""
-        given = [(b, self.constants[a.name]) for b, a in zip(func.input_buffers, call.args) if isinstance(a, Constant)]
-        return {b: int(a) for b, a in given if a.ndim == 0 and a.dtype.kind in "iu"}
+        constants = [
+            (b, self.constants[a.name]) for b, a in zip(func.input_buffers, call.args) if isinstance(a, Constant)
+        ]
+        return {b: int(a) for b, a in constants if a.ndim == 0 and a.dtype.kind in "iu"}
 
-    def solve(self, v: Value, low: Expr, high: Expr, every: int, column: int) -> IndexRange | None:
-        """Return the range of the parameter whose elements, all or those of a column, `v` has; None for any other value."""
+    def solve(self, v: Value, low: Expr, high: Expr, stride: int, offset: int) -> IndexRange | None:
+        """Return the range of the parameter whose elements, all or one column of them, `v` has; None for any other value."""
         while True:
             if isinstance(v, GVar) and v in self.params:
-                return IndexRange(self.params[v], low, high, every, column)
+                return IndexRange(self.params[v], low, high, stride, offset)
             call = self.call(v)
             if call is None or isinstance(call, GVar):
                 return None
             op = call.op
-            if isinstance(op, VIEWS) or _keeps(call) or (isinstance(op, (Permute, BroadcastTo)) and every == 1):
+            if isinstance(op, VIEWS) or _keeps(call) or (isinstance(op, (Permute, BroadcastTo)) and stride == 1):
                 v = call.args[0]
             elif isinstance(op, Slice):
                 width, begin, end = (as_int(e) for e in (tensor_dims(call.args[0].info)[-1], op.begin, op.end))
                 last = op.step == 1 and op.axis in (-1, len(tensor_dims(call.args[0].info)) - 1)
-                if every > 1 or not last or width is None or begin is None or end != begin + 1 or begin >= width:
+                if stride > 1 or not last or width is None or begin is None or end != begin + 1 or begin >= width:
                     return None
-                v, every, column = call.args[0], width, begin
+                v, stride, offset = call.args[0], width, begin
             elif isinstance(op, AddScalar) and getattr(_dtype(call.args[0]), "bits", 0) >= INDEX_BITS:
                 step: Expr | None = const(int(op.value))
                 v, low, high = call.args[0], simplify(sub(low, step)), simplify(sub(high, step))  # type: ignore[arg-type]
             elif isinstance(op, Where):
-                plain, step = self.from_the_end(call, every, column)
-                # an index below 0 counts from the end only where it cannot fall out at the other side
+                plain, step = self.from_the_end(call, stride, offset)
+                # an index below 0 counts from the end only if adding the size cannot exceed the other end
                 if plain is None or step is None or as_int(low) != 0 or (as_int(simplify(sub(high, step))) or 0) < 0:
                     return None
                 v, low = plain, simplify(sub(low, step))
@@ -156,14 +172,17 @@ class IndexTrace:
                 return None
 
     def sources(self, v: Value) -> frozenset[int] | None:
-        """Return the positions of the parameters that an index from outside is made of; None for a computed one."""
+        """Return the positions of the parameters that an index from outside is computed from; None for a computed one."""
         if isinstance(v, (Constant, ShapeValue)):
             return frozenset()
         if isinstance(v, GVar) and v in self.params:
             return frozenset((self.params[v],))
-        if isinstance(v, GVar) and v in self.made:
+        if isinstance(v, GVar) and v in self.definitions:
             if v not in self.known:
-                for earlier, value in self.made.items():  # in order, so that a long chain is no deep recursion
+                for (
+                    earlier,
+                    value,
+                ) in self.definitions.items():  # in program order, so that a long chain needs no deep recursion
                     if earlier not in self.known:
                         self.known[earlier] = self.sources(value)
                     if earlier is v:
@@ -174,19 +193,19 @@ class IndexTrace:
             return self.sources(whole) if whole is not None and isinstance(whole.op, Split) else None
         if not isinstance(v, Call) or (
             v.args and not isinstance(v.op, MOVES)
-        ):  # what is behind any other is as deep as a model
+        ):  # other operators are not traced: the search would cover the whole model
             return None
-        found = [self.sources(a) for a in v.args]
-        known = [f for f in found if f is not None]
+        sources_of_args = [self.sources(a) for a in v.args]
+        known = [f for f in sources_of_args if f is not None]
         sums = isinstance(v.op, (Add, Sub)) and sum(map(bool, known)) > 1
-        return frozenset().union(*known) if len(known) == len(found) and not sums else None
+        return frozenset().union(*known) if len(known) == len(sources_of_args) and not sums else None
 
     def call(self, v: Value) -> Call | None:
-        while isinstance(v, GVar) and v in self.made:
-            v = self.made[v]
+        while isinstance(v, GVar) and v in self.definitions:
+            v = self.definitions[v]
         return v if isinstance(v, Call) else None
 
-    def from_the_end(self, where: Call, every: int, column: int) -> tuple[Value | None, Expr | None]:
+    def from_the_end(self, where: Call, stride: int, offset: int) -> tuple[Value | None, Expr | None]:
         """Return `x` and `step` of `where(x < 0, x + step, x)`."""
         cond, moved, plain = where.args
         less, sum_ = self.call(cond), self.call(moved)
@@ -196,29 +215,33 @@ class IndexTrace:
             return None, None
         if isinstance(sum_.op, AddScalar):
             return plain, const(int(sum_.op.value))
-        return plain, self.number(sum_.args[1], every, column) if isinstance(sum_.op, Add) else None
+        return plain, self.number(sum_.args[1], stride, offset) if isinstance(sum_.op, Add) else None
 
-    def number(self, v: Value, every: int, column: int) -> Expr | None:
-        """Return the value of a constant or of `Scalars`, or what they have at a column."""
+    def number(self, v: Value, stride: int, offset: int) -> Expr | None:
+        """Return the value of a constant or of `Scalars`, or its value at a column."""
         if isinstance(v, Constant):
             array = np.asarray(self.constants[v.name])
             if array.dtype.kind not in "iu" or not array.size:
                 return None
             flat = array.reshape(-1)
-            if every > 1 and flat.size == every:
-                return const(int(flat[column]))
+            if stride > 1 and flat.size == stride:
+                return const(int(flat[offset]))
             return const(int(flat[0])) if (flat == flat[0]).all() else None
         call = self.call(v)
         if call is None:
-            return self.number(self.made[v], every, column) if isinstance(v, GVar) and v in self.made else None
+            return (
+                self.number(self.definitions[v], stride, offset)
+                if isinstance(v, GVar) and v in self.definitions
+                else None
+            )
         if isinstance(call.op, Scalars):
             values = [substitute(e, self.symbols) for e in call.op.values]
-            return values[0] if len(values) == 1 else values[column] if len(values) == every else None
-        return self.number(call.args[0], every, column) if isinstance(call.op, (Cast, *VIEWS, BroadcastTo)) else None
+            return values[0] if len(values) == 1 else values[offset] if len(values) == stride else None
+        return self.number(call.args[0], stride, offset) if isinstance(call.op, (Cast, *VIEWS, BroadcastTo)) else None
 
 
 def _keeps(cast: Call) -> bool:
-    """Return whether a cast keeps every integer that can be an index."""
+    """Return whether a cast preserves every integer that can be an index."""
     if not isinstance(cast.op, Cast) or not cast.op.dtype.is_int:
         return False
     source = _dtype(cast.args[0])

@@ -1,7 +1,9 @@
 """Ranges of parameters that a tensor function of the model itself uses as indices.
 
-Those of tensor functions that operators become are traced before (`ir/deduce/index_ranges`). A function that a user wrote says itself
-what is outside: it clamps, and means it, or an element outside the dim is an error.
+Indices of operators are traced on the graph (`ir/deduce/index_ranges`). A function that a user wrote
+either clamps its indices deliberately, or an element outside the dim is an error.
+
+Tests: `tests/tuner/emit/test_moved_indices.py`.
 """
 
 from __future__ import annotations
@@ -22,16 +24,18 @@ Numbers = Mapping[Buffer, int]
 def loaded_ranges(func: PrimFunc, numbers: Numbers) -> Iterator[tuple[int, Range]]:
     """Iterate over the inputs that are read whole and whose elements index dims of known size, each with its range.
 
-    numbers: the values of inputs that are constants without dims"""
+    Args:
+        numbers: the values of inputs that are constants without dims.
+    """
     for block in blocks(func.body):
         for node in _always_loaded(block.body.value):
             for index, dim in zip(node.indices, node.buffer.shape, strict=True):
                 size = as_int(dim)
                 for position, buffer in enumerate(func.input_buffers):
                     if size is not None and buffer is not node.buffer:
-                        found = _Solver(buffer, numbers, block).solve(index, 0, size)
-                        if found is not None:
-                            yield position, found
+                        limits = _Solver(buffer, numbers, block).solve(index, 0, size)
+                        if limits is not None:
+                            yield position, limits
 
 
 def _always_loaded(e: Expr) -> Iterator[Load]:
@@ -47,14 +51,14 @@ def _always_loaded(e: Expr) -> Iterator[Load]:
 
 @dataclass(frozen=True, slots=True)
 class _Solver:
-    """Turns a range of an expression into one of the elements of `buffer` it is made of."""
+    """Turns a range of an expression into a range of the elements of `buffer` that it reads."""
 
     buffer: Buffer
     numbers: Numbers
     block: Block
 
     def solve(self, e: Expr, low: int, high: int) -> Range | None:
-        """Return the values of an element for which `low <= e < high`; None if `e` is no simple function of one."""
+        """Return the values of an element for which `low <= e < high`; None if `e` is no simple function of a single element."""
         if isinstance(e, Load):
             return (low, high) if e.buffer is self.buffer and self.whole(e) else None
         if not e.op:

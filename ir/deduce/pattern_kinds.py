@@ -1,4 +1,7 @@
-"""Compute patterns of tensor functions, derived from their loops (paper section 4.2). They decide which functions may fuse."""
+"""Compute patterns of tensor functions, derived from their loops (paper section 4.2). They decide which functions may fuse.
+
+Tests: `tests/ir/passes/fusion/test_fuse.py`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class PatternKind(IntEnum):
     INJECTIVE = 2
     """each output element is computed from elements at any indices, gathers included"""
     REDUCTION = 3
-    """sums and maxima over axes, and row functions made of them"""
+    """sums and maxima over axes, and row functions that combine them"""
     OUT_FUSIBLE = 4
     """matmul-like: operands are reused, elementwise work may follow"""
     CHAIN = 5
@@ -36,7 +39,7 @@ class PatternKind(IntEnum):
 
 
 class Access(IntEnum):
-    """The indices of a read relative to those of the write."""
+    """The indices of a read relative to the indices of the write."""
 
     IDENTITY = 0
     PERMUTATION = 1
@@ -45,7 +48,7 @@ class Access(IntEnum):
 
 
 def store_axes(block: Block) -> tuple[Var, ...] | None:
-    """Return the store's indices if they are distinct spatial iterators, all of them, and cover the whole buffer."""
+    """Return the indices of the store if they are all spatial iterators, each once, and cover the whole buffer."""
     spatial = {i.var: i.extent for i in block.iters if i.kind == "spatial"}
     axes = tuple(v for v in block.body.indices if isinstance(v, Var) and v in spatial)
     if len(axes) != len(block.body.indices) or len(set(axes)) != len(axes) or set(axes) != set(spatial):
@@ -73,7 +76,7 @@ def access_of(block: Block, read: Load) -> Access:
 
 
 def _is_whole(block: Block, read: Load) -> bool:
-    """Return whether the iterators that index `read` alone cover its dims: a slice from 0 reads a part."""
+    """Return whether the iterators that each are one index of `read` cover its dims: a slice from 0 reads a part."""
     extents = {i.var: i.extent for i in block.iters}
     known = ((extents[i], d) for i, d in zip(read.indices, read.buffer.shape) if isinstance(i, Var) and i in extents)
     return all(e is d or prove_equal(e, d) is Proof.YES for e, d in known)
@@ -98,9 +101,9 @@ def accumulated(block: Block) -> Expr | None:
     value, target = block.body.value, (block.body.buffer, block.body.indices)
     if value.op not in ("add", "mul", "max", "min"):
         return None
-    for own, other in (value.args, value.args[::-1]):
-        if isinstance(own, Load) and (own.buffer, own.indices) == target:
-            return None if any(r.buffer is own.buffer for r in all_loads((other,))) else other
+    for partial, other in (value.args, value.args[::-1]):
+        if isinstance(partial, Load) and (partial.buffer, partial.indices) == target:
+            return None if any(r.buffer is partial.buffer for r in all_loads((other,))) else other
     return None
 
 
@@ -117,10 +120,15 @@ def starts_neutral(block: Block) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ScanPattern:
-    """A reduction whose term counts up to the position of its own result: `Y[i] = op_k select(k <= i, x(k), neutral)`.
+    """A reduction whose term counts up to the position of the result: `Y[i] = op_k select(k <= i, x(k), neutral)`.
 
-    position: the iterator of i; step: that of k; term: x(k); neutral: the value of terms that do not count
-    exclusive: k is before i, not i itself. reverse: k counts from the end
+    Attributes:
+        position: iterator of i.
+        step: iterator of k.
+        term: x(k).
+        neutral: the value of terms that do not count.
+        exclusive: k < i instead of k <= i.
+        reverse: k counts from the end.
     """
 
     operation: str
@@ -135,8 +143,8 @@ class ScanPattern:
 def prefix_scan(block: Block, resumed: bool = False) -> ScanPattern | None:
     """Return the pattern of a prefix scan; None for any other block.
 
-    resumed: also match a part of a scan, whose rows start from what lies before them, and whose results have positions of a longer
-    axis
+    Args:
+        resumed: also match a part of a scan, whose rows continue earlier sums and whose positions belong to a longer axis.
     """
     value, steps = accumulated(block), [i for i in block.iters if i.kind == "reduce"]
     if value is None or block.init is None or len(steps) != 1 or value.op != "select":
@@ -145,20 +153,20 @@ def prefix_scan(block: Block, resumed: bool = False) -> ScanPattern | None:
         return None
     (condition, term, neutral), (step,) = value.args, steps
     position = next((i for i in block.iters if i.kind == "spatial" and i.var in condition.args), None)
-    ways: dict[tuple[Expr, ...], bool] = (
+    directions: dict[tuple[Expr, ...], bool] = (
         {} if position is None else {(step.var, position.var): False, (position.var, step.var): True}
     )
-    reverse = ways.get(condition.args) if condition.op in ("le", "lt") else None
+    reverse = directions.get(condition.args) if condition.op in ("le", "lt") else None
     if position is None or reverse is None or position.var in free_vars(term):
         return None
-    own = [e for e in block.body.indices if position.var in free_vars(e)]
+    scanned = [e for e in block.body.indices if position.var in free_vars(e)]
     if resumed:
-        parts = linear(own[0], (position.var,)) if len(own) == 1 else None
+        parts = linear(scanned[0], (position.var,)) if len(scanned) == 1 else None
         if parts is None or parts[0].get(position.var) is not const(1) or position.var in free_vars(block.init.value):
             return None
         if not isinstance(neutral, Const) or neutral.value != NEUTRAL.get(block.body.value.op):
             return None
-    elif neutral is not block.init.value or own != [position.var]:
+    elif neutral is not block.init.value or scanned != [position.var]:
         return None
     return ScanPattern(block.body.value.op, position, step, term, neutral, condition.op == "lt", reverse)
 
@@ -183,7 +191,7 @@ def operands(block: Block) -> tuple[Expr, Expr] | None:
 def windowed(block: Block) -> frozenset[Buffer]:
     """Return the buffer whose elements a sum of products with weights reads through windows, each for several results.
 
-    Depthwise and grouped convolutions have one too, whose weights alone lack an axis. Weights are read as they are;
+    Depthwise and grouped convolutions have one too, but their weights lack an axis. Weights are read as they are;
     places are sums of multiples, not rounded as in resampling."""
     v = accumulated(block)
     if v is None or v.op != "mul" or block.body.value.op != "add":
@@ -191,15 +199,15 @@ def windowed(block: Block) -> frozenset[Buffer]:
     kinds = {i.var: i.kind for i in block.iters if i.extent is not const(1)}
 
     def slides(e: Expr) -> bool:
-        own = [x for x in free_vars(e) if x in kinds]
-        return {kinds[x] for x in own} == {"spatial", "reduce"} and linear(e, own) is not None
+        iterators = [x for x in free_vars(e) if x in kinds]
+        return {kinds[x] for x in iterators} == {"spatial", "reduce"} and linear(e, iterators) is not None
 
     for source, other in (v.args, v.args[::-1]):
         weights = other.args[0] if other.op == "cast" else other
         if isinstance(weights, Load) and all(isinstance(e, Var) for e in weights.indices):
-            found = {x.buffer for x in all_loads((source,)) if any(map(slides, x.indices))}
-            if found and weights.buffer not in found:
-                return frozenset(found)
+            buffers = {x.buffer for x in all_loads((source,)) if any(map(slides, x.indices))}
+            if buffers and weights.buffer not in buffers:
+                return frozenset(buffers)
     return frozenset()
 
 
@@ -260,7 +268,7 @@ def is_trivial(block: Block) -> bool:
 
 
 def uses_math(func: PrimFunc) -> bool:
-    """Return whether any element costs a transcendental function or a division."""
+    """Return whether any element needs a transcendental function or a division."""
     blocks = plain_blocks(func) or ()
     nodes = postorder(b.body.value for b in blocks)
     return any(n.op in MATH or n.op == "div" for n in nodes)

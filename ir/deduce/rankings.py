@@ -1,4 +1,7 @@
-"""Rankings: reductions that count the elements ahead of each, by which `top_k` sorts."""
+"""Rankings: reductions that count the elements ahead of each element; `top_k` sorts by them.
+
+Tests: `tests/schedules/primitives/reduction/test_radix_sorts.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,11 @@ from relax_tune.ir.op.reduction.scan import counts_ahead
 class RankingPattern:
     """A reduction `R[i] = sum over k of [x(k) is ahead of x(i)]`, a permutation of the positions.
 
-    position: the iterator of i; step: that of k; term: x(i)
-    largest: whether larger elements come first; equal ones keep their order, and NaN is the largest
+    Attributes:
+        position: iterator of i.
+        step: iterator of k.
+        term: x(i).
+        largest: whether larger elements come first; equal ones keep their order, and NaN is the largest.
     """
 
     position: IterVar
@@ -28,7 +34,10 @@ class RankingPattern:
 class PickPattern:
     """A reduction `Y[j] = sum over k of select(R[k] == j, k, 0)`: the place of the element with rank j.
 
-    slot: the iterator of j; step: that of k; ranks: the load of R
+    Attributes:
+        slot: iterator of j.
+        step: iterator of k.
+        ranks: load of R.
     """
 
     slot: IterVar
@@ -37,7 +46,7 @@ class PickPattern:
 
 
 def _counted(block: Block) -> tuple[IterVar, Expr] | None:
-    """Return the one step and the term of a sum that begins at 0."""
+    """Return the only reduction iterator and the term of a sum that begins at 0."""
     term, steps = accumulated(block), [i for i in block.iters if i.kind == "reduce"]
     starts = block.init is not None and isinstance(block.init.value, Const) and block.init.value.value == 0
     if term is None or not starts or len(steps) != 1 or block.body.value.op != "add" or term.op != "select":
@@ -47,54 +56,62 @@ def _counted(block: Block) -> tuple[IterVar, Expr] | None:
 
 def ranking(block: Block) -> RankingPattern | None:
     """Return the pattern of a ranking; None for any other block."""
-    found = _counted(block)
-    if found is None or found[1].args[1:] != (const(1), const(0)):
+    counted = _counted(block)
+    if counted is None or counted[1].args[1:] != (const(1), const(0)):
         return None
-    step, condition = found[0], found[1].args[0]
+    step, condition = counted[0], counted[1].args[0]
     for position in block.iters:
         if position.kind != "spatial" or position.var not in block.body.indices:
             continue
         for e in postorder([condition]):
-            for mine in e.args if e.op == "eq" else ():
-                own, other = free_vars(mine), substitute(mine, {position.var: step.var})
-                if position.var not in own or step.var in own:
+            for index in e.args if e.op == "eq" else ():
+                variables, other = free_vars(index), substitute(index, {position.var: step.var})
+                if position.var not in variables or step.var in variables:
                     continue
                 for largest in (True, False):
-                    if counts_ahead(mine, other, position.var, step.var, largest) is condition:
-                        return RankingPattern(position, step, mine, largest)
+                    if counts_ahead(index, other, position.var, step.var, largest) is condition:
+                        return RankingPattern(position, step, index, largest)
     return None
 
 
 def pick(block: Block) -> PickPattern | None:
     """Return the pattern of a pick by ranks; None for any other block."""
-    found = _counted(block)
-    if found is None or found[1].args[2] is not const(0) or found[1].args[0].op != "eq":
+    counted = _counted(block)
+    if counted is None or counted[1].args[2] is not const(0) or counted[1].args[0].op != "eq":
         return None
-    step, (condition, place, _) = found[0], found[1].args
+    step, (condition, place, _) = counted[0], counted[1].args
     for ranks, slot in (condition.args, condition.args[::-1]):
-        own = next((i for i in block.iters if i.kind == "spatial" and i.var is slot), None)
-        if own is not None and isinstance(ranks, Load) and place is step.var and own.var in block.body.indices:
-            return PickPattern(own, step, ranks)
+        iterator = next((i for i in block.iters if i.kind == "spatial" and i.var is slot), None)
+        if (
+            iterator is not None
+            and isinstance(ranks, Load)
+            and place is step.var
+            and iterator.var in block.body.indices
+        ):
+            return PickPattern(iterator, step, ranks)
     return None
 
 
 def same_rows(
     ranked: Block, pattern: RankingPattern, picked: PickPattern, slot_indices: tuple[Expr, ...]
 ) -> dict[Var, Var] | None:
-    """Return the rows' iterators of a pick for those of its ranking, where both index alike; None elsewhere.
+    """Map the row iterators of a ranking to the iterators of a pick that index alike; None if some do not.
 
-    pattern: that of `ranked`; slot_indices: the indices that the pick stores at"""
-    found, stored = dict[Var, Var](), ranked.body.indices
+    Args:
+        pattern: ranking that `ranked` computes.
+        slot_indices: the indices that the pick stores at.
+    """
+    pairs, stored = dict[Var, Var](), ranked.body.indices
     if not len(stored) == len(slot_indices) == len(picked.ranks.indices):
         return None
-    for at, read, own in zip(stored, picked.ranks.indices, slot_indices, strict=True):
+    for at, read, pick_index in zip(stored, picked.ranks.indices, slot_indices, strict=True):
         if not isinstance(at, Var):
             return None
         if at is pattern.position.var:
-            if read is not picked.step.var or own is not picked.slot.var:
+            if read is not picked.step.var or pick_index is not picked.slot.var:
                 return None
-        elif read is not own or not isinstance(own, Var) or own is picked.slot.var:
+        elif read is not pick_index or not isinstance(pick_index, Var) or pick_index is picked.slot.var:
             return None
         else:
-            found[at] = own
-    return found
+            pairs[at] = pick_index
+    return pairs

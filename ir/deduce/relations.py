@@ -1,6 +1,6 @@
 """Relations between annotations: substitution, subtyping, unification with arguments, and joins.
 
-The order is that of `IsBaseOf` and the join that of `StructInfoLCA` in TVM Relax. Unknown parts are never guessed.
+The order is `IsBaseOf` and the join `StructInfoLCA` of TVM Relax. Unknown parts are never guessed.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def is_known(info: StructInfo) -> TypeGuard[TensorInfo]:
     return isinstance(info, TensorInfo) and info.shape is not None and info.dtype is not None
 
 
-def is_certain(wanted: StructInfo, found: StructInfo, env: Env) -> bool:
-    """Return True if every value annotated `found` provably satisfies `wanted`."""
-    return next(differences(wanted, found, env), None) is None
+def is_certain(expected: StructInfo, actual: StructInfo, env: Env) -> bool:
+    """Return True if every value annotated `actual` provably satisfies `expected`."""
+    return next(differences(expected, actual, env), None) is None
 
 
 def substitute_info(info: StructInfo, meaning: Meaning, env: Env | None = None) -> StructInfo:
@@ -58,20 +58,20 @@ def substitute_info(info: StructInfo, meaning: Meaning, env: Env | None = None) 
     if isinstance(info, TupleInfo):
         return TupleInfo(tuple(substitute_info(f, meaning, env) for f in info.fields))
     if isinstance(info, CallableInfo):
-        own = own_symbols(info)
-        outer = {v: e for v, e in meaning.items() if v not in own}
+        bound = own_symbols(info)
+        outer = {v: e for v, e in meaning.items() if v not in bound}
         return CallableInfo(info.params, substitute_info(info.ret, outer, env), info.pure, info.names)
     return info
 
 
 def _dims(dims: Sequence[Expr], meaning: Meaning, env: Env | None) -> tuple[Expr, ...] | None:
-    found: list[Expr] = []
+    substituted: list[Expr] = []
     for d in dims:
         new = _meant(d, meaning, env)
         if new is None:
             return None
-        found.append(new)
-    return tuple(found)
+        substituted.append(new)
+    return tuple(substituted)
 
 
 def _meant(e: Expr, meaning: Meaning, env: Env | None) -> Expr | None:
@@ -84,144 +84,153 @@ def _meant(e: Expr, meaning: Meaning, env: Env | None) -> Expr | None:
 
 
 def without_symbols(info: StructInfo, known: Collection[Var]) -> StructInfo:
-    """Replace parts over symbols outside `known` by unknown."""
+    """Make parts over symbols outside `known` unknown."""
     return substitute_info(info, {v: None for v in info_symbols(info) if v not in known})
 
 
 def undetermined(v: Var, info: StructInfo) -> str:
     """Describe a symbol of a parameter's annotation that no argument determines."""
-    way = f"make it a dim by itself somewhere, or add a parameter Shape([{v.name}])"
-    return f"nothing determines symbol {v.name} of {info!r}; {way}"
+    advice = f"make it a dim by itself somewhere, or add a parameter Shape([{v.name}])"
+    return f"nothing determines symbol {v.name} of {info!r}; {advice}"
 
 
 @dataclass(frozen=True, slots=True)
 class InfoDifference:
-    """A part of a value that may not satisfy the wanted annotation.
+    """A part of a value that may not satisfy the expected annotation.
 
-    path: place of the part
-    wanted: wanted part, as text
-    found: found part, as text
-    proof: NO when they never agree, UNKNOWN when run time decides
-    dims: for scalars, the wanted one as written, the wanted one after substitution, and the found one
+    Attributes:
+        path: place of the part.
+        expected: expected part, as text.
+        actual: actual part, as text.
+        proof: NO when they never agree, UNKNOWN when run time decides.
+        dims: for scalars, the expected one as written, the expected one after substitution, and the actual one.
     """
 
     path: str
-    wanted: str
-    found: str
+    expected: str
+    actual: str
     proof: Proof
     dims: tuple[Expr, Expr, Expr] | None = None
 
     def __str__(self) -> str:
-        return f"{self.path}wanted {self.wanted}, found {self.found}"
+        return f"{self.path}expected {self.expected}, got {self.actual}"
 
 
 def differences(
-    wanted: StructInfo, found: StructInfo, env: Env | None = None, meaning: Meaning | None = None, path: str = ""
+    expected: StructInfo, actual: StructInfo, env: Env | None = None, meaning: Meaning | None = None, path: str = ""
 ) -> Iterator[InfoDifference]:
-    """Yield the parts of a value annotated `found` that may not satisfy `wanted`, certain ones first.
+    """Yield the parts of a value annotated `actual` that may not satisfy `expected`, certain ones first.
 
-    meaning: value of each symbol of `wanted`. Nothing listed: `found` is a subtype of `wanted`.
+    Args:
+        meaning: value of each symbol of `expected`.
+
+    Returns:
+        Nothing if `actual` is a subtype of `expected`.
     """
-    if isinstance(wanted, ObjectInfo):
+    if isinstance(expected, ObjectInfo):
         return
-    if isinstance(found, ObjectInfo):
-        yield InfoDifference(path, repr(wanted), "an object", Proof.UNKNOWN)
-    elif type(wanted) is not type(found):
-        yield InfoDifference(path, repr(wanted), repr(found), Proof.NO)
-    elif isinstance(wanted, TupleInfo) and isinstance(found, TupleInfo):
-        if len(wanted.fields) != len(found.fields):
-            yield InfoDifference(path, f"{len(wanted.fields)} fields", str(len(found.fields)), Proof.NO)
+    if isinstance(actual, ObjectInfo):
+        yield InfoDifference(path, repr(expected), "an object", Proof.UNKNOWN)
+    elif type(expected) is not type(actual):
+        yield InfoDifference(path, repr(expected), repr(actual), Proof.NO)
+    elif isinstance(expected, TupleInfo) and isinstance(actual, TupleInfo):
+        if len(expected.fields) != len(actual.fields):
+            yield InfoDifference(path, f"{len(expected.fields)} fields", str(len(actual.fields)), Proof.NO)
             return
-        for i, (w, f) in enumerate(zip(wanted.fields, found.fields, strict=True)):
+        for i, (w, f) in enumerate(zip(expected.fields, actual.fields, strict=True)):
             yield from differences(w, f, env, meaning, f"{path}field {i}: ")
-    elif isinstance(wanted, CallableInfo) and isinstance(found, CallableInfo):
-        yield from _callables(wanted, found, env, meaning or {}, path)
+    elif isinstance(expected, CallableInfo) and isinstance(actual, CallableInfo):
+        yield from _callables(expected, actual, env, meaning or {}, path)
     else:
-        yield from _plain(wanted, found, env, meaning or {}, path)
+        yield from _plain(expected, actual, env, meaning or {}, path)
 
 
 def _plain(
-    wanted: StructInfo, found: StructInfo, env: Env | None, meaning: Meaning, path: str
+    expected: StructInfo, actual: StructInfo, env: Env | None, meaning: Meaning, path: str
 ) -> Iterator[InfoDifference]:
     """Yield the differences of tensors, shapes and scalars."""
-    if isinstance(wanted, (TensorInfo, PrimInfo)) and isinstance(found, (TensorInfo, PrimInfo)):
-        dtype = wanted.dtype
-        if dtype not in (None, found.dtype):
-            proof = Proof.UNKNOWN if found.dtype is None else Proof.NO
-            yield InfoDifference(path, f"dtype {dtype}", str(found.dtype or "an unknown one"), proof)
-    if isinstance(wanted, TensorInfo) and isinstance(found, TensorInfo) and wanted.device not in (None, found.device):
-        proof = Proof.UNKNOWN if found.device is None else Proof.NO
-        yield InfoDifference(path, f"device {wanted.device}", found.device or "none stated", proof)
-    if isinstance(wanted, (TensorInfo, ShapeInfo)) and isinstance(found, (TensorInfo, ShapeInfo)):
-        ndim = wanted.ndim
-        if ndim not in (None, found.ndim):
-            proof = Proof.UNKNOWN if found.ndim is None else Proof.NO
-            yield InfoDifference(path, f"{ndim} dims", str("unknown" if found.ndim is None else found.ndim), proof)
+    if isinstance(expected, (TensorInfo, PrimInfo)) and isinstance(actual, (TensorInfo, PrimInfo)):
+        dtype = expected.dtype
+        if dtype not in (None, actual.dtype):
+            proof = Proof.UNKNOWN if actual.dtype is None else Proof.NO
+            yield InfoDifference(path, f"dtype {dtype}", str(actual.dtype or "an unknown one"), proof)
+    if (
+        isinstance(expected, TensorInfo)
+        and isinstance(actual, TensorInfo)
+        and expected.device not in (None, actual.device)
+    ):
+        proof = Proof.UNKNOWN if actual.device is None else Proof.NO
+        yield InfoDifference(path, f"device {expected.device}", actual.device or "none stated", proof)
+    if isinstance(expected, (TensorInfo, ShapeInfo)) and isinstance(actual, (TensorInfo, ShapeInfo)):
+        ndim = expected.ndim
+        if ndim not in (None, actual.ndim):
+            proof = Proof.UNKNOWN if actual.ndim is None else Proof.NO
+            yield InfoDifference(path, f"{ndim} dims", str("unknown" if actual.ndim is None else actual.ndim), proof)
             return
-    dims, have = info_dims(wanted), info_dims(found)
+    dims, actual_dims = info_dims(expected), info_dims(actual)
     if dims is None:
         return
-    if have is None:
+    if actual_dims is None:
         if any(_meant(d, meaning, env) is not None for d in dims):
-            yield InfoDifference(path, repr(wanted), repr(found), Proof.UNKNOWN)
+            yield InfoDifference(path, repr(expected), repr(actual), Proof.UNKNOWN)
         return
-    for axis, (want, size) in enumerate(zip(dims, have, strict=True)):
-        where = f"{path}value: " if isinstance(wanted, PrimInfo) else f"{path}dim {axis}: "
-        meant = _meant(want, meaning, env)
-        if meant is None:
+    for axis, (dim, size) in enumerate(zip(dims, actual_dims, strict=True)):
+        where = f"{path}value: " if isinstance(expected, PrimInfo) else f"{path}dim {axis}: "
+        value = _meant(dim, meaning, env)
+        if value is None:
             continue
-        proof = Proof.YES if meant is size else prove_equal(meant, size, env)
+        proof = Proof.YES if value is size else prove_equal(value, size, env)
         if proof is not Proof.YES:
-            text = repr(want) if meant is want else f"{want!r} = {meant!r}"
-            apart = proof is Proof.NO and set(free_vars(meant)).isdisjoint(free_vars(size))
-            limits = [_limits(e, env) if env is not None and apart else "" for e in (meant, size)]
-            yield InfoDifference(where, text + limits[0], repr(size) + limits[1], proof, (want, meant, size))
+            text = repr(dim) if value is dim else f"{dim!r} = {value!r}"
+            never_equal = proof is Proof.NO and set(free_vars(value)).isdisjoint(free_vars(size))
+            limits = [_limits(e, env) if env is not None and never_equal else "" for e in (value, size)]
+            yield InfoDifference(where, text + limits[0], repr(size) + limits[1], proof, (dim, value, size))
 
 
 def _limits(e: Expr, env: Env) -> str:
     """Describe the declared bounds of the symbols of a dim, in brackets; "" without any."""
-    found = []
+    ranges = []
     for v in free_vars(e):
         lower, upper = env.bounds.get(v, (None, None))
         low = "" if lower is None or as_int(lower) == 0 else f"{lower!r} <= "
         high = "" if upper is None else f" <= {upper!r}"
-        found += [f"{low}{v.name}{high}"] if low or high else []
-    return f" ({', '.join(found)})" if found else ""
+        ranges += [f"{low}{v.name}{high}"] if low or high else []
+    return f" ({', '.join(ranges)})" if ranges else ""
 
 
 def _callables(
-    wanted: CallableInfo, found: CallableInfo, env: Env | None, meaning: Meaning, path: str
+    expected: CallableInfo, actual: CallableInfo, env: Env | None, meaning: Meaning, path: str
 ) -> Iterator[InfoDifference]:
     """Yield the differences of signatures: parameters are contravariant, results covariant."""
-    if wanted.pure and not found.pure:
+    if expected.pure and not actual.pure:
         yield InfoDifference(path, "a pure function", "one with side effects", Proof.NO)
-    if wanted.params is not None:
-        if found.params is None:
-            yield InfoDifference(path, repr(wanted), repr(found), Proof.UNKNOWN)
+    if expected.params is not None:
+        if actual.params is None:
+            yield InfoDifference(path, repr(expected), repr(actual), Proof.UNKNOWN)
             return
-        if len(wanted.params) != len(found.params):
-            yield InfoDifference(path, f"{len(wanted.params)} parameters", str(len(found.params)), Proof.NO)
+        if len(expected.params) != len(actual.params):
+            yield InfoDifference(path, f"{len(expected.params)} parameters", str(len(actual.params)), Proof.NO)
             return
-        own = own_symbols(wanted)
-        inner = {v: e for v, e in meaning.items() if v not in own}
-        given = [substitute_info(p, inner, env) for p in wanted.params]
-        solved = solve(found, given, env)
-        for i, (p, a) in enumerate(zip(found.params, given, strict=True)):
+        bound = own_symbols(expected)
+        inner = {v: e for v, e in meaning.items() if v not in bound}
+        params = [substitute_info(p, inner, env) for p in expected.params]
+        solved = solve(actual, params, env)
+        for i, (p, a) in enumerate(zip(actual.params, params, strict=True)):
             for d in differences(p, a, env, solved, f"{path}parameter {i}: "):
-                yield _for_all(d, own, env)
-        result = substitute_info(found.ret, solved, env)
-        for d in differences(wanted.ret, result, env, inner, f"{path}result: "):
-            yield _for_all(d, own, env)
+                yield _for_all(d, bound, env)
+        result = substitute_info(actual.ret, solved, env)
+        for d in differences(expected.ret, result, env, inner, f"{path}result: "):
+            yield _for_all(d, bound, env)
         return
-    yield from differences(wanted.ret, without_own(found), env, meaning, f"{path}result: ")
+    yield from differences(expected.ret, without_own(actual), env, meaning, f"{path}result: ")
 
 
-def _for_all(d: InfoDifference, own: Collection[Var], env: Env | None) -> InfoDifference:
+def _for_all(d: InfoDifference, bound: Collection[Var], env: Env | None) -> InfoDifference:
     """Quantify a difference inside a signature over its own symbols; run time cannot decide it."""
-    if d.dims is None or d.proof is not Proof.UNKNOWN or not any(v in own for v in free_vars(*d.dims[1:])):
+    if d.dims is None or d.proof is not Proof.UNKNOWN or not any(v in bound for v in free_vars(*d.dims[1:])):
         return d
     for start in (1, 2, 5):
-        sample = {v: const(start + 2 * i) for i, v in enumerate(own)}
+        sample = {v: const(start + 2 * i) for i, v in enumerate(bound)}
         if prove_equal(substitute(d.dims[1], sample), substitute(d.dims[2], sample), env) is Proof.NO:
             return replace(d, proof=Proof.NO)
     return replace(d, dims=None)
@@ -233,23 +242,23 @@ def without_own(signature: CallableInfo) -> StructInfo:
 
 
 def solve(signature: CallableInfo, args: Sequence[StructInfo], env: Env | None = None) -> dict[Var, Expr | None]:
-    """Solve for the own symbols of a signature in a call; None for an undetermined symbol.
+    """Solve for the symbols that a signature binds in a call; None for an undetermined symbol.
 
-    A symbol that is a dim by itself takes that dim of the argument. Another symbol is solved for if it is the only unknown of a
+    A symbol that is a bare dim takes that dim of the argument. Another symbol is solved for if it is the only unknown of a
     linear dim. Division rounds (`2 * n` against 7 gives 3): the caller compares the dims afterwards."""
     meaning: dict[Var, Expr | None] = dict.fromkeys(own_symbols(signature))
     pairs = [p for w, f in zip(signature.params or (), args, strict=False) for p in _pairs(w, f)]
-    for want, size in pairs:
-        if isinstance(want, Var) and want in meaning and meaning[want] is None:
-            meaning[want] = size
+    for dim, size in pairs:
+        if isinstance(dim, Var) and dim in meaning and meaning[dim] is None:
+            meaning[dim] = size
     progress = True
     while progress:
         progress = False
-        for want, size in pairs:
-            missing = [v for v in free_vars(want) if v in meaning and meaning[v] is None]
+        for dim, size in pairs:
+            missing = [v for v in free_vars(dim) if v in meaning and meaning[v] is None]
             if len(missing) != 1:
                 continue
-            parts = linear(want, missing)
+            parts = linear(dim, missing)
             factor = None if parts is None else parts[0].get(missing[0])
             if parts is None or not isinstance(factor, Const) or int(factor.value) <= 0:
                 continue
@@ -260,16 +269,16 @@ def solve(signature: CallableInfo, args: Sequence[StructInfo], env: Env | None =
     return meaning
 
 
-def _pairs(wanted: StructInfo, found: StructInfo) -> Iterator[tuple[Expr, Expr]]:
+def _pairs(expected: StructInfo, actual: StructInfo) -> Iterator[tuple[Expr, Expr]]:
     """Yield pairs of scalars at the same place of two annotations of one kind."""
-    if type(wanted) is not type(found):
+    if type(expected) is not type(actual):
         return
-    if isinstance(wanted, TupleInfo) and isinstance(found, TupleInfo):
-        for w, f in zip(wanted.fields, found.fields, strict=False):
+    if isinstance(expected, TupleInfo) and isinstance(actual, TupleInfo):
+        for w, f in zip(expected.fields, actual.fields, strict=False):
             yield from _pairs(w, f)
-    dims, have = info_dims(wanted), info_dims(found)
-    if dims is not None and have is not None and len(dims) == len(have):
-        yield from zip(dims, have, strict=True)
+    dims, actual_dims = info_dims(expected), info_dims(actual)
+    if dims is not None and actual_dims is not None and len(dims) == len(actual_dims):
+        yield from zip(dims, actual_dims, strict=True)
 
 
 def call_differences(
@@ -277,30 +286,33 @@ def call_differences(
 ) -> Iterator[tuple[Buffer, Iterator[InfoDifference]]]:
     """Yield the differences of each buffer of a tensor function from a call's arguments and outputs.
 
-    infos: annotations of the arguments, then of the outputs.
-    Raises DeduceError for a wrong number of buffers or scalars.
+    Args:
+        infos: annotations of the arguments, then of the outputs.
+
+    Raises:
+        DeduceError: a wrong number of buffers or scalars.
     """
     if len(infos) != len(func.buffers) or len(scalars) != len(func.scalar_params):
         raise DeduceError(
-            f"{func.name}: wanted {len(func.input_buffers)} arguments, {func.outputs} outputs and {len(func.scalar_params)} "
-            f"scalars, found {len(infos)} arguments and outputs, and {len(scalars)} scalars"
+            f"{func.name}: expected {len(func.input_buffers)} arguments, {func.outputs} outputs and {len(func.scalar_params)} "
+            f"scalars, got {len(infos)} arguments and outputs, and {len(scalars)} scalars"
         )
     params = tuple(TensorInfo(b.shape, b.dtype) for b in func.buffers)
     whole = CallableInfo((ShapeInfo(func.scalar_params), *params), ObjectInfo())
     meaning = solve(whole, (ShapeInfo(tuple(scalars)), *infos), env)
-    for buffer, wanted, found in zip(func.buffers, params, infos, strict=True):
-        yield buffer, differences(wanted, found, env, meaning)
+    for buffer, expected, actual in zip(func.buffers, params, infos, strict=True):
+        yield buffer, differences(expected, actual, env, meaning)
 
 
-def is_base(wanted: StructInfo, found: StructInfo, env: Env | None = None) -> Proof:
-    """Prove that every value annotated `found` satisfies `wanted`; NO when none does."""
-    proofs = [d.proof for d in differences(wanted, found, env)]
+def is_base(expected: StructInfo, actual: StructInfo, env: Env | None = None) -> Proof:
+    """Prove that every value annotated `actual` satisfies `expected`; NO when none does."""
+    proofs = [d.proof for d in differences(expected, actual, env)]
     return Proof.NO if Proof.NO in proofs else Proof.UNKNOWN if proofs else Proof.YES
 
 
-def conflict(declared: StructInfo, found: StructInfo, env: Env | None = None) -> str | None:
-    """Return why a value annotated `found` can never satisfy `declared`, or None when it can."""
-    return next((str(d) for d in differences(declared, found, env) if d.proof is Proof.NO), None)
+def conflict(declared: StructInfo, actual: StructInfo, env: Env | None = None) -> str | None:
+    """Return why a value annotated `actual` can never satisfy `declared`, or None when it can."""
+    return next((str(d) for d in differences(declared, actual, env) if d.proof is Proof.NO), None)
 
 
 def join(a: StructInfo, b: StructInfo, env: Env | None = None) -> StructInfo:
@@ -332,30 +344,35 @@ def _join_dims(a: tuple[Expr, ...] | None, b: tuple[Expr, ...] | None, env: Env 
 
 
 def check_annotation(
-    name: str, found: StructInfo, wanted: StructInfo, ctx: Deduction, bound: Collection[Var] | None = None
+    name: str, actual: StructInfo, expected: StructInfo, ctx: Deduction, bound: Collection[Var] | None = None
 ) -> set[Var]:
-    """Require the value `name`, annotated `found`, to satisfy `wanted`, now or by run-time checks.
+    """Require the value `name`, annotated `actual`, to satisfy `expected`, now or by run-time checks.
 
-    bound: symbols that have a value; None: all. Any other symbol that is a dim of `wanted` is bound instead of checked.
-    Returns the symbols that have a value afterwards.
-    Raises DeduceError naming the value, the dim and both sizes, when it never fits.
+    Args:
+        bound: symbols that have a value; None: all. Any other symbol that is a dim of `expected` is bound instead of checked.
+
+    Returns:
+        The symbols that have a value afterwards.
+
+    Raises:
+        DeduceError: names the value, the dim and both sizes, when it can never fit.
     """
-    symbols = info_symbols(wanted)
+    symbols = info_symbols(expected)
     meaning: Meaning = {}
     if bound is not None:
-        meaning = solve(CallableInfo((wanted,), ObjectInfo()), (found,), ctx.env)
+        meaning = solve(CallableInfo((expected,), ObjectInfo()), (actual,), ctx.env)
         meaning = {v: e for v, e in meaning.items() if v not in bound}
-    require_all(name, differences(wanted, found, ctx.env, meaning), ctx)
+    require_all(name, differences(expected, actual, ctx.env, meaning), ctx)
     return set(bound or ()) | set(symbols)
 
 
-def require_all(name: str, found: Iterator[InfoDifference], ctx: Deduction) -> None:
+def require_all(name: str, unmet: Iterator[InfoDifference], ctx: Deduction) -> None:
     """Require that no difference is certain; undecided scalars become run-time checks. Raises DeduceError."""
-    for d in found:
+    for d in unmet:
         if d.proof is Proof.NO:
             raise DeduceError(f"{name}: {d}")
         if d.dims is not None:
-            want, meant, size = d.dims
-            sides = [f"{{0}} ({want!r})" if not isinstance(want, Const) else "{0}"]
+            dim, value, size = d.dims
+            sides = [f"{{0}} ({dim!r})" if not isinstance(dim, Const) else "{0}"]
             sides += [f"{{1}} ({size!r})" if not isinstance(size, Const) else "{1}"]
-            ctx.require(eq(meant, size), f"{name}: {d.path}wanted {sides[0]}, found {sides[1]}", meant, size)
+            ctx.require(eq(value, size), f"{name}: {d.path}expected {sides[0]}, got {sides[1]}", value, size)

@@ -1,4 +1,7 @@
-"""Scatters: reductions of the terms whose index, read from memory, is the position of a result."""
+"""Scatters: each result reduces the terms whose index, read from memory, is its position.
+
+Tests: `tests/schedules/primitives/reduction/test_scatters.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from relax_tune.ir.deduce.pattern_kinds import accumulated, starts_neutral
 class ScatterPattern:
     """A reduction `Y[i, r] = op_m select(index(m, r) == i, term(m, r), neutral)`, the index read from memory.
 
-    targets: the index of each iterator i; step: the iterator of m; rows: the iterators r
+    Attributes:
+        targets: the index of each iterator i.
+        step: the iterator of m.
+        rows: the iterators r.
     """
 
     operation: str
@@ -37,9 +43,9 @@ def scatter(block: Block) -> ScatterPattern | None:
         return None
     targets = dict[Var, Expr]()
     for c in conjuncts(condition):
-        for own, index in (c.args, c.args[::-1]) if c.op == "eq" else ():
-            if isinstance(own, Var) and own in where and own not in targets and _is_read(index, step.var):
-                targets[own] = index
+        for target, index in (c.args, c.args[::-1]) if c.op == "eq" else ():
+            if isinstance(target, Var) and target in where and target not in targets and _is_read(index, step.var):
+                targets[target] = index
                 break
         else:
             return None  # a further condition may protect the read of an index

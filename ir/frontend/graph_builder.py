@@ -1,4 +1,7 @@
-"""A builder of graph functions that annotates each value when it is emitted."""
+"""A builder of graph functions that annotates each value when it is emitted.
+
+Tests: `tests/ir/deduce/test_deduce.py`, `tests/runtime/vm/test_machine.py`.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +47,21 @@ class GraphBuilder:
         self._constants: dict[str, NDArray[Any]] = {}
         self._functions: dict[str, AnyFunction] = {}
         self._names: dict[str, int] = {}
-        self._seen: set[Var] = set()
+        self._defined: set[Var] = set()
         self.deduction = Deduction()
         self.so_far = IRModule(self._functions, self._constants)
 
     def inner(self, name: str, prefix: str = "") -> GraphBuilder:
         """Return a builder of another function of this module; it shares the weights, the functions and the bounds.
 
-        prefix: stands before the names of the constants that it adds"""
-        made = GraphBuilder(name)
-        made._prefix = self._prefix + prefix
-        made._bounds, made._constants, made._functions = self._bounds, self._constants, self._functions
-        made.so_far, made.deduction.env = self.so_far, self.deduction.env
-        return made
+        Args:
+            prefix: Prefix of the names of the constants that it adds.
+        """
+        builder = GraphBuilder(name)
+        builder._prefix = self._prefix + prefix
+        builder._bounds, builder._constants, builder._functions = self._bounds, self._constants, self._functions
+        builder.so_far, builder.deduction.env = self.so_far, self.deduction.env
+        return builder
 
     @property
     def parameters(self) -> tuple[g.GVar, ...]:
@@ -81,16 +86,16 @@ class GraphBuilder:
     def in_scope(self) -> tuple[Var, ...]:
         """Return the symbols that have a value here, by name. A declared symbol has one where a parameter shows it."""
         shown = {v for p in self._params for v in info_symbols(p.info)}
-        seen = shown | (self._seen - {b.var for b in self._bounds})
-        return tuple(sorted(seen, key=lambda v: v.name))
+        visible = shown | (self._defined - {b.var for b in self._bounds})
+        return tuple(sorted(visible, key=lambda v: v.name))
 
     def symbol(self, name: str, lower: int = 0, upper: int | None = None) -> Var:
         """Declare a shape symbol with `lower <= value` and, when given, `value <= upper`."""
         if lower < 0 or (upper is not None and upper < lower):
-            raise UserError(f"symbol {name!r}: wanted 0 <= lower <= upper, found {lower} and {upper}")
+            raise UserError(f"symbol {name!r}: expected 0 <= lower <= upper, got {lower} and {upper}")
         var = Var(name)
         self._declare(Bound(var, lower, upper))
-        self._seen.add(var)
+        self._defined.add(var)
         return var
 
     def _declare(self, bound: Bound) -> None:
@@ -111,24 +116,24 @@ class GraphBuilder:
     def parameter(self, name: str, info: StructInfo) -> g.GVar:
         """Declare a parameter of any kind: a tensor, shape, scalar, tuple, function or object."""
         if name in self._names:
-            raise UserError(f"wanted distinct parameter names, found {name!r} twice")
-        self._seen.update(info_symbols(info))
+            raise UserError(f"expected distinct parameter names, got {name!r} twice")
+        self._defined.update(info_symbols(info))
         var = g.GVar(self.fresh(name), info)
         self._params.append(var)
         return var
 
     def constant(self, name: str, array: NDArray[Any]) -> g.Constant:
-        """Add a weight. The array is kept, not copied."""
+        """Add a weight. The array is referenced, not copied."""
         name = self._prefix + name
         if name in self._constants:
-            raise UserError(f"wanted distinct constant names, found {name!r} twice")
+            raise UserError(f"expected distinct constant names, got {name!r} twice")
         self._constants[name] = array
         return g.Constant(name, TensorInfo(tuple(expr(d) for d in array.shape), dtype(array.dtype)))
 
     def add(self, function: PrimFunc | ExternFunc) -> str:
         """Add a tensor function or library routine; return its name."""
         if function.name in self._functions or function.name == self.name:
-            raise UserError(f"wanted distinct function names, found {function.name!r} twice")
+            raise UserError(f"expected distinct function names, got {function.name!r} twice")
         self._functions[function.name] = function
         return function.name
 
@@ -136,10 +141,10 @@ class GraphBuilder:
         """Add the functions of another module, with its weights and bounds. A name in both must be the same object."""
         for name, f in module.functions.items():
             if self._functions.setdefault(name, f) is not f or name == self.name:
-                raise UserError(f"wanted distinct function names, found {name!r} twice")
+                raise UserError(f"expected distinct function names, got {name!r} twice")
         for name, array in module.constants.items():
             if self._constants.setdefault(name, array) is not array:
-                raise UserError(f"wanted distinct constant names, found {name!r} twice")
+                raise UserError(f"expected distinct constant names, got {name!r} twice")
         known = {b.var for b in self._bounds}
         for bound in module.bounds:
             if bound.var not in known:
@@ -150,7 +155,7 @@ class GraphBuilder:
         graphs = self._included(g.Function)
         if name not in graphs:
             known = ", ".join(graphs) or "none"
-            raise UserError(f"wanted a graph function that was included, found {name!r}; there are: {known}")
+            raise UserError(f"expected a graph function that was included, got {name!r}; there are: {known}")
         return g.FunctionRef(name, signature(graphs[name]))
 
     def _included(self, kind: type[F]) -> dict[str, F]:
@@ -197,14 +202,15 @@ class GraphBuilder:
     ) -> g.GVar:
         """Emit a `call_tir`. `out` annotates its outputs.
 
-        inplace: for each output the position of the argument whose memory it takes, or None (`call_tir_inplace`)
+        Raises UserError for a callee that was not added with `add`.
 
-        Raises UserError for a callee that `add` has not made known.
+        Args:
+            inplace: For each output the position of the argument whose memory it takes, or None (`call_tir_inplace`).
         """
         if callee not in (added := self._included(PrimFunc)):
             known = ", ".join(added) or "none"
             raise UserError(
-                f"call_tir: wanted the name of a tensor function, found {callee!r:.80}; added so far: {known}"
+                f"call_tir: expected the name of a tensor function, got {callee!r:.80}; added so far: {known}"
             )
         outs = (out,) if isinstance(out, TensorInfo) else tuple(out)
         numbers = tuple(expr(s) for s in scalars)
@@ -233,19 +239,20 @@ class GraphBuilder:
         """Emit a branch with the value of `then()` where `cond` holds, else of `orelse()`. Each side emits its own
         bindings.
 
-        assume: deduction on the sides knows the condition
+        Args:
+            assume: Whether deduction on the sides assumes the condition.
         """
         test = g.PrimValue(cond) if isinstance(cond, Expr) else cond
         sides: list[g.Body] = []
-        outer, seen, env = self._bindings, set(self._seen), self.deduction.env
+        outer, defined, env = self._bindings, set(self._defined), self.deduction.env
         try:
             for taken, side in ((True, then), (False, orelse)):
-                self._bindings, self._seen = [], set(seen)
+                self._bindings, self._defined = [], set(defined)
                 self.deduction.env = side_env(env, test, taken) if assume else env
                 ret = side()
                 sides.append(g.Body(graph_walk.into_blocks(self._bindings), ret))
         finally:
-            self._bindings, self._seen, self.deduction.env = outer, seen, env
+            self._bindings, self._defined, self.deduction.env = outer, defined, env
         return self.emit(g.If(test, sides[0], sides[1]), hint)
 
     def item(self, value: g.Value, index: int) -> g.GVar:
@@ -258,11 +265,11 @@ class GraphBuilder:
         Raises DeduceError when the value can never have that annotation.
         """
         name = g.name_of(value, hint)
-        found = value.info
+        actual = value.info
         try:
-            meaning = solve(CallableInfo((info,), ObjectInfo()), (found,), self.deduction.env)
-            new = {v: e for v, e in meaning.items() if v not in self._seen}
-            self._seen = check_annotation(name, found, info, self.deduction, self._seen)
+            meaning = solve(CallableInfo((info,), ObjectInfo()), (actual,), self.deduction.env)
+            new = {v: e for v, e in meaning.items() if v not in self._defined}
+            self._defined = check_annotation(name, actual, info, self.deduction, self._defined)
             require_bounds(name, new, self.deduction)
         except DeduceError as error:
             self._fail(error, g.MatchCast(g.GVar(hint, info), value, info))
@@ -284,16 +291,16 @@ class GraphBuilder:
         return IRModule(functions, dict(self._constants), tuple(self._bounds))
 
     def define(self, result: g.Value | Sequence[g.Value], declared: StructInfo | None = None) -> g.Function:
-        """Return the function alone; see `finish`."""
+        """Return only the function; see `finish`."""
         ret: g.Value = g.TupleValue(tuple(result)) if isinstance(result, Sequence) else result
-        found = ret.info
+        actual = ret.info
         pure = not any(graph_walk.is_impure(b.value) for b in self._bindings)
         function = g.Function(
-            self.name, tuple(self._params), graph_walk.into_blocks(self._bindings), ret, declared or found, pure
+            self.name, tuple(self._params), graph_walk.into_blocks(self._bindings), ret, declared or actual, pure
         )
         if declared is not None:
             try:
-                check_annotation(f"result of {self.name}", found, declared, self.deduction)
+                check_annotation(f"result of {self.name}", actual, declared, self.deduction)
             except DeduceError as error:
                 raise DeduceError(f"{error}\n{excerpt(function, ret)}") from None
         return function

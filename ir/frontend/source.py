@@ -1,4 +1,7 @@
-"""Places of models: paths, and folders inside installed packages. Imports no frontend."""
+"""Paths of models, also inside installed packages. Imports no frontend.
+
+Tests: `tests/ir/frontend/test_ways_in.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ PACKAGE = "package:"
 def find_model(model: object) -> Path:
     """Return the path of a model. `package:NAME/FOLDER` is looked up without importing the package.
 
-    Raises: UserError when the package or the path in it does not exist.
+    Raises:
+        UserError: The package or the path in it does not exist.
     """
     if not isinstance(model, (str, os.PathLike)):
-        raise UserError(f"wanted the path or name of a model, found a {type(model).__name__}; give text or a Path")
+        raise UserError(f"expected the path or name of a model, got a {type(model).__name__}; give text or a Path")
     given = os.fsdecode(model)
     if not given.startswith(PACKAGE):
         return Path(given)
@@ -28,11 +32,11 @@ def find_model(model: object) -> Path:
         spec = None
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places:
-        raise UserError(f"{given}: wanted an installed package {name!r}, found none; install it with pip")
-    found = Path(places[0], inside)
-    if not path_exists(found):
-        raise UserError(f"{given}: wanted {inside!r} in {places[0]}, found none; correct the part after the /")
-    return found
+        raise UserError(f"{given}: the package {name!r} is not installed; install it with pip")
+    path = Path(places[0], inside)
+    if not path_exists(path):
+        raise UserError(f"{given}: {inside!r} does not exist in {places[0]}; correct the part after the /")
+    return path
 
 
 def path_exists(path: Path) -> bool:
@@ -40,4 +44,4 @@ def path_exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError as error:
-        raise UserError(f"{path!s:.200}: wanted a model, found: {error.strerror}; give another path") from None
+        raise UserError(f"{path!s:.200}: the path cannot be read: {error.strerror}; give another path") from None

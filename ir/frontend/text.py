@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from relax_tune.errors import DeduceError, ParseError, UserError, VerifyError
-from relax_tune.ir.check.strangers import accept
+from relax_tune.ir.check.untrusted import accept
 from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import Bound, IRModule
 from relax_tune.ir.core.graph import Value
@@ -32,17 +32,21 @@ def load_text(path: Path, bounds: Mapping[str, tuple[int, int]] | None = None) -
     """Load a model from a file of program text.
 
     Weights are read from the .safetensors or .npz file of the same name in the same folder, if it exists. A text of one tensor
-    function gives a model that calls it: inputs marked Const with a weight of their name are constants, others inputs. Tensor
-    functions are kept within their buffers (`in_bounds`).
+    function gives a model that calls it: inputs marked Const with a weight of their name are constants, others inputs. Accesses
+    of tensor functions are limited to their buffers (`in_bounds`).
 
-    bounds: inclusive (lower, upper) by symbol name, within the declared bounds
+    Args:
+        bounds: Inclusive (lower, upper) by symbol name, within the declared bounds.
 
-    Raises: ParseError for text that does not parse (with line, column and a caret) or is not well-formed, and for missing or
-    damaged weights. UserError for impossible bounds."""
+    Raises:
+        ParseError: The text does not parse (with line, column and a caret) or is not well-formed, or weights are missing or
+            damaged.
+        UserError: Impossible bounds.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ParseError(f"{path}: wanted program text, found: {error}; give a file of text in UTF-8") from None
+        raise ParseError(f"{path}: program text cannot be read: {error}; give a file of text in UTF-8") from None
     weights = _weights(path)
     try:
         module = parse_module(text, OPERATORS, weights)
@@ -57,36 +61,38 @@ def load_text(path: Path, bounds: Mapping[str, tuple[int, int]] | None = None) -
 def save_text(module: IRModule, path: str | Path) -> Path:
     """Write a module as text that `load_model` reads, and its weights as .safetensors of the same name.
 
-    Raises: UserError when the name does not end in .relax, or the files cannot be written."""
+    Raises:
+        UserError: The name does not end in .relax, or the files cannot be written.
+    """
     target = Path(path)
     if target.suffix != SUFFIX:
-        raise UserError(f"{target}: wanted a name that ends in {SUFFIX}, found {target.suffix or 'none'}; add it")
+        raise UserError(f"{target}: expected a name that ends in {SUFFIX}, got {target.suffix or 'none'}; add it")
     arrays = {name: np.ascontiguousarray(a) for name, a in module.constants.items()}
     try:
         target.write_text(print_text(module) + "\n", encoding="utf-8")
         if arrays:
             save_file(arrays, target.with_suffix(WEIGHTS[0]))
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{target}: wanted to write the model, found: {error}; give another place") from None
+        raise UserError(f"{target}: the model cannot be written: {error}; give another path") from None
     return target
 
 
 def _weights(path: Path) -> dict[str, NDArray[Any]]:
-    found = [p for p in map(path.with_suffix, WEIGHTS) if p.is_file()]
-    if len(found) > 1:
+    files = [p for p in map(path.with_suffix, WEIGHTS) if p.is_file()]
+    if len(files) > 1:
         raise ParseError(
-            f"{path}: wanted one file of weights beside it, found {found[0].name} and {found[1].name}; remove one"
+            f"{path}: expected one file of weights in its folder, got {files[0].name} and {files[1].name}; remove one"
         )
-    if not found:
+    if not files:
         return {}
     try:
-        if found[0].suffix == ".npz":
-            with np.load(found[0], allow_pickle=False) as arrays:
+        if files[0].suffix == ".npz":
+            with np.load(files[0], allow_pickle=False) as arrays:
                 return {name: arrays[name] for name in arrays.files}
-        with cast(Any, safe_open(str(found[0]), framework="numpy")) as file:
+        with cast(Any, safe_open(str(files[0]), framework="numpy")) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except Exception as error:  # numpy and zipfile raise many kinds for damaged files
-        raise ParseError(f"{found[0]}: wanted readable weights, found: {error}; write them again") from None
+        raise ParseError(f"{files[0]}: the weights cannot be read: {error}; write them again") from None
 
 
 def _calling(module: IRModule) -> IRModule:
@@ -99,8 +105,8 @@ def _calling(module: IRModule) -> IRModule:
         given = b in func.consts and b.name in module.constants
         args.append(g.constant(b.name, module.constants[b.name]) if given else g.input(b.name, b.shape, b.dtype))
     outs = [TensorInfo(b.shape, b.dtype) for b in func.output_buffers]
-    made = g.finish(g.call_tir(callee, args, outs, func.scalar_params))
-    return replace(made, bounds=module.bounds)
+    caller = g.finish(g.call_tir(callee, args, outs, func.scalar_params))
+    return replace(caller, bounds=module.bounds)
 
 
 def _within(module: IRModule, bounds: Mapping[str, tuple[int, int]]) -> IRModule:
@@ -111,12 +117,12 @@ def _within(module: IRModule, bounds: Mapping[str, tuple[int, int]]) -> IRModule
         var = symbols.get(name)
         if var is None:
             known = ", ".join(symbols) or "none: every dim is a number"
-            raise UserError(f"bound of {name}: wanted a symbol of the model's inputs, which are {known}; correct it")
+            raise UserError(f"bound of {name}: expected a symbol of the model's inputs, which are {known}; correct it")
         old = declared.get(var, Bound(var))
         if low < old.lower or (old.upper is not None and high > old.upper):
             upper = "any number" if old.upper is None else old.upper
             raise UserError(
-                f"bound of {name}: wanted it within {old.lower} to {upper}, as the text declares, found {low} to {high}; "
+                f"bound of {name}: expected it within {old.lower} to {upper}, as the text declares, got {low} to {high}; "
                 "narrow the bound"
             )
         declared[var] = Bound(var, low, high)

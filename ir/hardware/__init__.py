@@ -1,1 +1,4 @@
-"""Instructions as loop nests: tensor-core products, warp operations, shared-memory swizzles."""
+"""Machine instructions as loop nests: dot products, tensor-core products, swizzles of shared memory.
+
+From outside, import `intrinsics.INTRINSICS`, the classes of `intrinsic`, and `swizzle`.
+"""

@@ -1,4 +1,7 @@
-"""Intrinsics of processors that sum several products at once: of bytes, of 16-bit numbers, of tiles."""
+"""Dot product and tile product instructions of processors: VNNI, AVX512-BF16, `pmaddwd`, AMX.
+
+Tests: `tests/schedules/rules/test_dots.py`, `tests/schedules/primitives/blocks/test_tensorize.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from relax_tune.ir.hardware.intrinsic import Intrinsic
 
 
 def _dot(name: str, left: DType, right: DType, lanes: int, steps: int, total: DType) -> str:
-    """Return the semantics of a vector of sums that grow by `steps` products each."""
+    """Return the semantics of a vector of sums to which `steps` products each are added."""
     return f"""
 @prim_func(outputs=1)
 def {name}(A: Buffer(({steps},), {left.short}), B: Buffer(({lanes}, {steps}), {right.short}), C: Buffer(({lanes},), {total.short})):
@@ -22,7 +25,7 @@ def {name}(A: Buffer(({steps},), {left.short}), B: Buffer(({lanes}, {steps}), {r
 
 
 def _whole_sums(lanes: int, steps: int) -> str:
-    """Return the plain body of sums of products of whole numbers, which wrap."""
+    """Return the portable body of wrapping sums of integer products."""
     return (
         f"  for (int i = 0; i < {lanes}; i++) {{\n"
         "    unsigned sum = c[i];\n"
@@ -35,7 +38,7 @@ def _whole_sums(lanes: int, steps: int) -> str:
 def dot4(lanes: int) -> Intrinsic:
     """Return sums of four products of bytes for each of `lanes` columns: one instruction of VNNI."""
     name = f"dot4_u8i8_x{lanes}"
-    has = {
+    macros = {
         8: "(defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__)))",
         16: "defined(__AVX512VNNI__)",
     }
@@ -53,14 +56,14 @@ def dot4(lanes: int) -> Intrinsic:
         _dot(name, u8, i8, lanes, 4, i32),
         frozenset("ABC"),
         _whole_sums(lanes, 4),
-        MappingProxyType({"c": (f"{has[lanes]} && !defined(__clang__)", fast)}),
+        MappingProxyType({"c": (f"{macros[lanes]} && !defined(__clang__)", fast)}),
     )
 
 
 def dot2_bf16() -> Intrinsic:
     """Return sums of two products of bf16 for each of 16 columns: one instruction of AVX512-BF16.
 
-    The instruction takes subnormal numbers as 0.
+    The instruction treats subnormal numbers as 0.
     """
     fast = (
         "  typedef int row __attribute__((vector_size(64)));\n"
@@ -90,8 +93,8 @@ def dot2_bf16() -> Intrinsic:
 def dot2_f32bf16(lanes: int) -> Intrinsic:
     """Return sums of two products of f32 and bf16 for a tile: rows by vectors of `lanes` columns.
 
-    bf16 is the high half of f32. All columns of the first step are multiplied before those of the second are read, so that
-    registers hold one f32 vector for each vector of columns.
+    bf16 is the high half of f32. All products of the first step precede the loads of the second, so that each vector of columns takes one
+    f32 register instead of two.
     """
     name = f"dot2_f32bf16_x{lanes}"
     text = f"""
@@ -130,12 +133,12 @@ def {name}(A: Buffer((m, 2), f32), B: Buffer((n, {lanes}, 2), bf16), C: Buffer((
         "  sums right[n];\n"
         f"{step(0, '*(const urow *)(b + j * b_j) << 16')}{step(1, '*(const urow *)(b + j * b_j) & high')}"
     )
-    has = "defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__"
+    condition = "defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__"
     return Intrinsic(
         text,
         frozenset("ABC"),
         plain,
-        MappingProxyType({"c": (has, fast)}),
+        MappingProxyType({"c": (condition, fast)}),
         prelude_helpers=("from_bf16",),
         max_extent=MappingProxyType({"m": 16, "n": 4}),
         fixed_strides=(("B", "l", 2, ""),),
@@ -158,7 +161,7 @@ def _dot2_vectors(lanes: int) -> str:
         f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&columns + 2 * i, b + i * b_i, 2);\n"
         "  const shorts left = (shorts)((row){0} + two);\n"
     )
-    # gcc 12 converts a vector of bytes in four instructions, where the machine has one; its names for 512 bits have a mask
+    # gcc 12 converts a vector of bytes in four instructions instead of one; its builtins for 512 bits take a mask
     converted = "__builtin_convertvector((numbers)columns, shorts)"
     gcc = {8: "__builtin_ia32_pmovsxbw256(columns)", 16: "__builtin_ia32_pmovsxbw512_mask(columns, (shorts){0}, -1)"}
     widened = (
@@ -172,7 +175,7 @@ def _dot2_vectors(lanes: int) -> str:
 
 
 def dot2(lanes: int) -> Intrinsic:
-    """Return sums of two products of whole numbers for each of `lanes` columns: one instruction on numbers of 16 bits."""
+    """Return sums of two integer products for each of `lanes` columns: one instruction on 16-bit integers."""
     name = f"dot2_i16i8_x{lanes}"
     plain = _whole_sums(lanes, 2)
     opencl = (
@@ -182,17 +185,17 @@ def dot2(lanes: int) -> Intrinsic:
         "    vstore8(vload8(0, c) + low + convert_int8(left.odd) * convert_int8(right.odd), 0, c);\n"
         "  } else\n"
     )
-    has = {8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}.get(
+    macro = {8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}.get(
         lanes, "defined(__SSE2__) || defined(__wasm_simd128__)"
     )
-    fast = {"c": (has, _dot2_vectors(lanes))}
+    fast = {"c": (macro, _dot2_vectors(lanes))}
     if lanes == 8:
         fast["opencl"] = ("1", opencl + plain)
     return Intrinsic(_dot(name, i16, i8, lanes, 2, i32), frozenset("ABC"), plain, MappingProxyType(fast))
 
 
 def _add_pairs(lanes: int) -> str:
-    """Return statements that add products of `left` and `right`, vectors of 16-bit numbers, to sums of pairs."""
+    """Return statements that multiply `left` by `right`, vectors of 16-bit integers, and add pairs of products to the sums."""
     gcc = {4: "pmaddwd128(left, right)", 8: "pmaddwd256(left, right)", 16: "pmaddwd512_mask(left, right, (row){0}, -1)"}
     return (
         "#if defined(__wasm_simd128__)\n"
@@ -206,7 +209,7 @@ def _add_pairs(lanes: int) -> str:
 
 
 def _dot8_i4_vectors(lanes: int) -> str:
-    """Return the body of `dot8_i4` in vectors of GCC, for x86: products of bytes without a sign by bytes with one."""
+    """Return the body of `dot8_i4` in vectors of GCC, for x86: products of unsigned by signed bytes (`pmaddubsw`)."""
     bits = 32 * lanes
 
     def sums(mask: str, zeros: str) -> str:
@@ -224,24 +227,27 @@ def _dot8_i4_vectors(lanes: int) -> str:
             f"  *(urow *)c += (row)__builtin_ia32_pmaddwd{bits}{mask}(sums, (shorts){{0}} + 1{zeros and f', (row){zeros}'});"
         )
 
-    # gcc 12's names for 512 bits have a mask
+    # gcc 12's builtins for 512 bits take a mask
     plain, masked = sums("", ""), sums("_mask", "{0}, -1")
     chosen = plain if lanes < 16 else f"#if defined(__clang__)\n{plain}\n#else\n{masked}\n#endif"
     return (
-        f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
-        f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(1), may_alias));\n"
-        f"  typedef long long wide __attribute__((vector_size({4 * lanes})));\n"
-        f"  typedef short shorts __attribute__((vector_size({4 * lanes})));\n"
-        f"  typedef char bytes __attribute__((vector_size({4 * lanes})));\n"
-        "  long long eight_rows;\n"
-        "  row columns;\n"
-        "  __builtin_memcpy(&eight_rows, a, 8);\n"
-        "  if (b_i == 4) columns = *(const urow *)b;\n"
-        f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&columns + 4 * i, b + i * b_i, 4);\n"
-        "  const row numbers = columns ^ (int)0x88888888;\n"  # from 0, where they were from -8
-        "  const row low = numbers & 0x0f0f0f0f, high = (numbers >> 4) & 0x0f0f0f0f, eight = (row){0} + 0x08080808;\n"
-        f"  const bytes all = (bytes)((wide){{0}} + eight_rows), pick = {{{', '.join(['0, 2, 4, 6'] * lanes)}}};\n"
-    ) + chosen
+        (
+            f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
+            f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(1), may_alias));\n"
+            f"  typedef long long wide __attribute__((vector_size({4 * lanes})));\n"
+            f"  typedef short shorts __attribute__((vector_size({4 * lanes})));\n"
+            f"  typedef char bytes __attribute__((vector_size({4 * lanes})));\n"
+            "  long long eight_rows;\n"
+            "  row columns;\n"
+            "  __builtin_memcpy(&eight_rows, a, 8);\n"
+            "  if (b_i == 4) columns = *(const urow *)b;\n"
+            f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&columns + 4 * i, b + i * b_i, 4);\n"
+            "  const row numbers = columns ^ (int)0x88888888;\n"  # two's complement -8 .. 7 to 0 .. 15: `less` subtracts the offset again
+            "  const row low = numbers & 0x0f0f0f0f, high = (numbers >> 4) & 0x0f0f0f0f, eight = (row){0} + 0x08080808;\n"
+            f"  const bytes all = (bytes)((wide){{0}} + eight_rows), pick = {{{', '.join(['0, 2, 4, 6'] * lanes)}}};\n"
+        )
+        + chosen
+    )
 
 
 def dot8_i4(lanes: int) -> Intrinsic:
@@ -267,15 +273,15 @@ def {name}(A: Buffer((8,), i8), B: Buffer(({lanes}, 4), u8), C: Buffer(({lanes},
         "      c[i] += (int)a[2 * q] * (((both & 15) ^ 8) - 8) + (int)a[2 * q + 1] * (((both >> 4) ^ 8) - 8);\n"
         "    }"
     )
-    has = {4: "defined(__SSSE3__)", 8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}[lanes]
-    fast = (has, _dot8_i4_vectors(lanes))
+    macro = {4: "defined(__SSSE3__)", 8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}[lanes]
+    fast = (macro, _dot8_i4_vectors(lanes))
     return Intrinsic(text, frozenset("ABC"), plain, MappingProxyType({"c": fast}))
 
 
 def amx(left: DType, right: DType, total: DType, mnemonic: str, flag: str) -> Intrinsic:
     """Return a tile product of AMX: up to 16 rows by 16 columns, over all steps of the reduction.
 
-    Columns lie as the unit wants them: the steps of 4 bytes next to each other, 16 columns of them in a row.
+    B has the layout of the tile registers: groups of steps of 4 bytes, for 16 columns in a row.
     """
     steps = 4 // left.bytes
     name = f"amx_{left.short}{right.short if right is not left else ''}_16x16"
@@ -302,11 +308,12 @@ def {name}(A: Buffer((m, n * {deep}), {left.short}), B: Buffer((n, 16, 16, {step
         f"        for (int j = 0; j < 16; j++)\n          for (int h = 0; h < {steps}; h++)\n"
         f"            c[i * c_i + j] += {a} * {b};"
     )
-    # palette 1; tile 0: sums, 1: rows, 2: columns. Linux wants a process to ask for the registers once (its x86/xstate page).
+    # Palette 1; tile 0: sums, 1: rows, 2: columns. A process must request the tile registers from Linux once, by arch_prctl
+    # (ARCH_REQ_XCOMP_PERM; the kernel's documentation, x86/xstate).
     fast = (
         "  extern long syscall(long, ...);\n"
-        "  static int asked;\n"
-        "  if (!asked) {\n    syscall(158, 0x1023, 18);\n    asked = 1;\n  }\n"
+        "  static int requested;\n"
+        "  if (!requested) {\n    syscall(158, 0x1023, 18);\n    requested = 1;\n  }\n"
         "  struct { unsigned char palette, start, zeros[14]; unsigned short bytes[16]; unsigned char rows[16]; } tiles = {0};\n"
         "  tiles.palette = 1;\n"
         "  for (int k = 0; k < 3; k++) tiles.bytes[k] = 64, tiles.rows[k] = k == 2 ? 16 : m;\n"

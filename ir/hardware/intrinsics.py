@@ -1,4 +1,7 @@
-"""The table of intrinsics: dot products, tiles of matrix products, transposes."""
+"""The table of intrinsics: dot products, tiles of matrix products, transposes.
+
+Tests: `tests/schedules/primitives/blocks/test_tensorize.py`, `tests/schedules/rules/test_mma_intrinsics.py`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ def outer_f32_4x16(A: Buffer((4,), f32), B: Buffer((16,), f32), C: Buffer((4, 16
 
 
 def _transpose(size: int) -> Intrinsic:
-    """Return the transpose of a square tile of f32 in registers: rows exchange halves, then quarters, and so on."""
+    """Return the transpose of a square tile of f32 in registers.
+
+    In each of log2(size) stages, pairs of rows whose numbers differ in one bit exchange the lanes whose numbers differ in that bit.
+    """
     text = f"""
 @prim_func(outputs=1)
 def transpose_f32_{size}x{size}(A: Buffer(({size}, {size}), f32), C: Buffer(({size}, {size}), f32)):
@@ -35,17 +41,17 @@ def transpose_f32_{size}x{size}(A: Buffer(({size}, {size}), f32), C: Buffer(({si
 """
     plain = f"  for (int j = 0; j < {size}; j++)\n    for (int i = 0; i < {size}; i++) c[i * c_i + j] = a[j * a_j + i];"
     lines = [f"  const row r0_{k} = *(const @A urow *)(a + {k} * a_j);" for k in range(size)]
-    stage, apart = 0, 1
-    while apart < size:
+    stage, distance = 0, 1
+    while distance < size:
         for k in range(size):
-            low, high = k & ~apart, k | apart
-            shift = apart if k & apart else 0
-            lanes = [n + shift if not n & apart else size + n + shift - apart for n in range(size)]
+            low, high = k & ~distance, k | distance
+            shift = distance if k & distance else 0
+            lanes = [n + shift if not n & distance else size + n + shift - distance for n in range(size)]
             chosen = ", ".join(map(str, lanes))
             lines.append(
                 f"  const row r{stage + 1}_{k} = __builtin_shufflevector(r{stage}_{low}, r{stage}_{high}, {chosen});"
             )
-        stage, apart = stage + 1, apart * 2
+        stage, distance = stage + 1, distance * 2
     lines += [f"  *(@C urow *)(c + {k} * c_i) = r{stage}_{k};" for k in range(size)]
 
     def body(kind: str, more: str) -> str:
@@ -60,20 +66,20 @@ def transpose_f32_{size}x{size}(A: Buffer(({size}, {size}), f32), C: Buffer(({si
 
 
 def _products() -> Iterator[tuple[str, Intrinsic]]:
-    """Yield C += A B in f32 of 16-bit floats, by one warp or four.
+    """Yield C += A B of 16-bit floats with f32 sums, by one warp or four.
 
-    The suffix has a letter for each operand. `n`: not transposed. `t`: transposed. `o`: in the registers of work-items.
+    The suffix has a letter for each operand: `n` not transposed, `t` transposed, `o` in the registers of work-items.
     """
     for dtype in ("f16", "bf16"):
         for form in ("nn", "nt", "tn", "tt"):
-            lies = (dtype, form[0] == "t", form[1] == "t")
+            layout = (dtype, form[0] == "t", form[1] == "t")
             yield (
                 f"mma_{dtype}_{form}",
                 Intrinsic(
-                    mma.semantics(f"mma_{dtype}_{form}", *lies),
+                    mma.semantics(f"mma_{dtype}_{form}", *layout),
                     frozenset("ABC"),
-                    mma.scalar_body(*lies),
-                    MappingProxyType({"cuda": (mma.CONDITION, mma.cuda_body(*lies))}),
+                    mma.scalar_body(*layout),
+                    MappingProxyType({"cuda": (mma.CONDITION, mma.cuda_body(*layout))}),
                     language="cuda",
                     prelude_helpers=(f"from_{dtype}",),
                     helpers=mma.helpers,
@@ -82,15 +88,15 @@ def _products() -> Iterator[tuple[str, Intrinsic]]:
             yield (
                 f"wgmma_{dtype}_{form}",
                 Intrinsic(
-                    wgmma.semantics(f"wgmma_{dtype}_{form}", *lies),
+                    wgmma.semantics(f"wgmma_{dtype}_{form}", *layout),
                     frozenset("ABC"),
-                    wgmma.scalar_body(*lies),
-                    MappingProxyType({"cuda": (wgmma.CONDITION, wgmma.cuda_body(*lies))}),
+                    wgmma.scalar_body(*layout),
+                    MappingProxyType({"cuda": (wgmma.CONDITION, wgmma.cuda_body(*layout))}),
                     language="cuda",
                     prelude_helpers=(f"from_{dtype}",),
                     helpers=partial(wgmma.helpers, dtype),
                     max_extent=MappingProxyType({"n": wgmma.MAX_TILES}),
-                    fixed_strides=wgmma.fixed_strides(*lies[1:]),
+                    fixed_strides=wgmma.fixed_strides(*layout[1:]),
                     proxy_fence=(wgmma.PROXY_FENCE_CALL, wgmma.PROXY_FENCE),
                 ),
             )
@@ -109,7 +115,7 @@ def _products() -> Iterator[tuple[str, Intrinsic]]:
         )
 
 
-# Every intrinsic by its name. A new one is added here, and nowhere else.
+# Every intrinsic by its name.
 INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
     # sums of four products of bytes for a vector of columns (VNNI: one instruction)
     **{f"dot4_u8i8_x{lanes}": dot4(lanes) for lanes in (8, 16)},
@@ -126,7 +132,7 @@ INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
     # a tile transposed
     "transpose_f32_8x8": _transpose(8),
     "transpose_f32_16x16": _transpose(16),
-    # a tile of a product grows by one step of its reduction
+    # one step of the reduction of a matrix product, added to a tile
     "outer_f32_4x16": Intrinsic(
         _OUTER,
         frozenset({"B", "C"}),

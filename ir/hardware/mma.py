@@ -1,9 +1,10 @@
 """Matrix products of the 32 work-items of a warp: semantics, and text for CUDA (`mma.sync`, `ldmatrix`).
 
-A warp is four items along the first axis by eight along the second. In every tile of 16 rows and 8 columns, item (x, y)
-owns rows y and y + 8 and columns 2 x and 2 x + 1. This is the layout of accumulators in a warp (PTX ISA, "Matrix
-Fragments for mma.m16n8k16"). In the semantics, an item multiplies its own rows and columns. On the machine, the warp
-loads the 16-bit operands from shared memory at once.
+A warp is four items along the first axis by eight along the second. In every tile of 16 rows and 8 columns, item (x, y) has rows y and
+y + 8 and columns 2 x and 2 x + 1. This is the layout of accumulators in a warp (PTX ISA, "Matrix Fragments for mma.m16n8k16"). In the
+semantics, each item multiplies its rows and columns. On the device, the warp loads the 16-bit operands from shared memory together.
+
+Tests: `tests/schedules/rules/test_mma_intrinsics.py`, `tests/schedules/rules/gpu/test_mma.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 ROWS, COLUMNS, STEPS = 16, 8, 16
-# Devices with these products.
+# Devices with the instruction.
 CONDITION = "defined(RT_WARPS) || __CUDA_ARCH__ >= 800"
 # Rows and columns of a matrix that `ldmatrix` loads.
 ROW = 8
@@ -20,7 +21,7 @@ ROW = 8
 def semantics(name: str, dtype: str, a_transposed: bool, b_transposed: bool) -> str:
     """Return the text of C += A B for m by n tiles of sums.
 
-    A has rows of steps, or steps of rows if transposed. B has steps of columns, or columns of steps if transposed.
+    A is stored by rows, or by steps if transposed; B by steps, or by columns if transposed.
     """
     a = ("(16, m, 2, 8)", "vk, vm, vr, vy") if a_transposed else ("(m, 2, 8, 16)", "vm, vr, vy, vk")
     b = ("(n, 4, 2, 16)", "vn, vx, vc, vk") if b_transposed else ("(16, n, 8)", "vk, vn, vx * 2 + vc")
@@ -42,9 +43,9 @@ def {name}(A: Buffer({a[0]}, {dtype}), B: Buffer({b[0]}, {dtype}), C: Buffer((m,
 
 
 def warp_operand_semantics(name: str, dtype: str) -> str:
-    """Return the semantics of C += A B with A in the work-items' registers, laid out like sums.
+    """Return the semantics of C += A B with A in the work-items' registers, in the layout of accumulators.
 
-    Work-item `u` of a row's four holds two of each tile of eight steps. B lies in steps of columns.
+    Work-item `u` of the four of a row has two elements of each tile of eight steps. B is stored by steps.
     """
     sums, rows, columns = (
         "C[vm, vr, vy, vn, vx, vc]",
@@ -72,7 +73,7 @@ def {name}(A: Buffer((m, 2, 8, 2, 2, 4), {dtype}), B: Buffer((16, n, 8), {dtype}
 
 
 def cuda_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
-    """Return the CUDA body, in which lane l gives the address of eight elements: row l % 8 of matrix l / 8."""
+    """Return the CUDA body, in which lane l provides the address of row l % 8 of matrix l / 8, eight elements."""
     if a_transposed:  # matrices in the order of the fragment: rows 0-7, 8-15 of steps 0-7, then of steps 8-15
         a = "((l & 7) + (l >> 4) * 8) * a_k + (l >> 3 & 1) * a_r"
     else:
@@ -103,9 +104,10 @@ def warp_operand_cuda_body(dtype: str) -> str:
 
 
 def _columns(dtype: str, b_transposed: bool, step: str) -> str:
-    """Return the text that loads the other operand's matrices and multiplies them by the rows.
+    """Return the text that loads the matrices of operand B and multiplies them by the rows.
 
-    step: stride of the operand along the reduction
+    Args:
+        step: Stride of the operand along the reduction.
     """
     if b_transposed:  # steps 0-7, 8-15 of a tile's columns, then of the next tile's
         b = "(l >> 1 & 3) * b_x + (l & 1) * b_c + (l >> 3 & 1) * 8"
@@ -127,7 +129,7 @@ def _columns(dtype: str, b_transposed: bool, step: str) -> str:
 
 
 def scalar_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
-    """Return the CUDA body for devices without the instruction: every work-item computes its own elements."""
+    """Return the CUDA body for devices without the instruction: every work-item computes its elements by scalar products."""
     a = "k * a_k + i * a_i + r * a_r + y" if a_transposed else "i * a_i + r * a_r + y * a_y + k"
     b = "j * b_j + x * b_x + q * b_c + k" if b_transposed else "k * b_k + j * b_j + x * 2 + q"
     return f"""  const int y = threadIdx.y, x = threadIdx.x;
@@ -153,8 +155,8 @@ def warp_operand_scalar_body(dtype: str) -> str:
     for (int r = 0; r < 2; r++)
 #pragma unroll
       for (int k = 0; k < {STEPS}; k++) {{
-        const int held = a[i * a_i + r * a_r + k / 8 * a_h + k % 2 * a_e];
-        const float left = rt_from_{dtype}_f32((unsigned short)__shfl_sync(0xffffffffu, held, y * 4 + k % 8 / 2));
+        const int element = a[i * a_i + r * a_r + k / 8 * a_h + k % 2 * a_e];
+        const float left = rt_from_{dtype}_f32((unsigned short)__shfl_sync(0xffffffffu, element, y * 4 + k % 8 / 2));
 #pragma unroll
         for (int j = 0; j < n; j++)
 #pragma unroll
@@ -170,8 +172,8 @@ def _mma_function(dtype: str) -> str:
     : "+f"(c[0]), "+f"(c[1]), "+f"(c[r]), "+f"(c[r + 1]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); }}"""
 
 
-# Place of the element `step` elements after `at`, in rows of `row` elements swizzled by eight (`ir/hardware/swizzle`);
-# `row` is 0 without swizzle. Steps of whole periods are added outside, so that a loop computes one place.
+# Address of the element `step` elements after `at`, in rows of `row` elements swizzled by eight (`ir/hardware/swizzle`); `row` is 0
+# without swizzle. Steps of whole periods are added after the swizzle, so that an unrolled loop computes the swizzle once.
 PLACES = """template <int row> static __device__ __forceinline__ unsigned rt_place(unsigned at, unsigned step) {
   const unsigned vectors = row / 8, per_line = vectors && vectors < 8 ? 8 / vectors : 1, most = vectors < 8 ? vectors : 8;
   if (row == 0) return at + step;
@@ -179,7 +181,7 @@ PLACES = """template <int row> static __device__ __forceinline__ unsigned rt_pla
   const unsigned r = at / 8 / (row ? vectors : 1), v = at / 8 % (row ? vectors : 1);
   return (r * vectors + (v + r / per_line % (row ? most : 1)) % (row ? vectors : 1)) * 8 + at % 8 + step; }"""
 
-# Functions of the bodies: `ldmatrix` of 8 x 8 elements from shared memory, transposed or not, and one `mma`.
+# Functions that the bodies call: `ldmatrix` of 8 x 8 elements from shared memory, transposed or not, and one `mma`.
 OPERATIONS = """#if !defined(RT_WARPS) && __CUDA_ARCH__ >= 800
 template <int count, bool transposed> static __device__ __forceinline__ void rt_matrices(unsigned *r, const unsigned short *p) {
   const unsigned at = (unsigned)__cvta_generic_to_shared(p);

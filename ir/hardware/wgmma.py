@@ -1,10 +1,12 @@
 """Tile products of a warpgroup, `wgmma.mma_async` of sm_90a (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions").
 
-A warpgroup is 4 items along the first axis by 8 along the second by 4 warps along the third. Other warpgroups may lie along the fourth
+A warpgroup is 4 items along the first axis by 8 along the second by 4 warps along the third. Further warpgroups are along the fourth axis
 (`relax_tune.ir.core.stmt.AXES`). It multiplies tiles of 64 rows; warp z has rows 16 z and on, laid out as in `relax_tune.ir.hardware.mma`.
 The async proxy reads both operands from shared memory, in core matrices of 8 rows of 8 contiguous elements, without swizzling.
 A descriptor gives the first core matrix, the stride along the steps and the stride along rows or columns (PTX ISA, "Matrix Descriptor
 Format" and "Strides"). Work-items fence their writes for the async proxy before the barrier (`PROXY_FENCE_CALL`).
+
+Tests: `tests/schedules/rules/gpu/test_wgmma.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ WARPS = 4
 ROWS, COLUMNS, STEPS = 64, 8, 16
 # Rows and columns of a core matrix.
 CORE = 8
-# Tiles of eight columns that one instruction may have.
+# Most tiles of eight columns of one instruction.
 MAX_TILES = 32
-# Devices with these products.
+# Devices with the instruction.
 CONDITION = "defined(RT_WARPS) || defined(__CUDA_ARCH_FEAT_SM90_ALL)"
 PROXY_FENCE_CALL = "rt_proxy_fence();"
 
@@ -25,7 +27,7 @@ PROXY_FENCE_CALL = "rt_proxy_fence();"
 def semantics(name: str, dtype: str, a_transposed: bool, b_transposed: bool) -> str:
     """Return the text of C += A B for m by n tiles and 16 s steps.
 
-    A has rows of steps, or steps of rows if transposed. B has steps of columns, or columns of steps if transposed.
+    A is stored by rows, or by steps if transposed; B by steps, or by columns if transposed.
     """
     a = "vm, vz, vr, vt, vh, " + ("vk, vy" if a_transposed else "vy, vk")
     b = (
@@ -54,22 +56,17 @@ def {name}(A: Buffer((m, 4, 2, s, 2, 8, 8), {dtype}), B: Buffer({b[0]}, {dtype})
 
 
 def fixed_strides(a_transposed: bool, b_transposed: bool) -> tuple[tuple[str, str, int, str], ...]:
-    """Return the required strides as (operand, loop variable, factor, other variable).
-
-    The variable's stride is `factor` times the other's, or `factor` elements if the other is empty.
-    """
+    """Return the required strides in the form of `Intrinsic.fixed_strides`."""
     b = (("B", "x", 2 * CORE, ""), ("B", "c", CORE, "")) if b_transposed else (("B", "k", CORE, ""),)
     return ("A", "k" if a_transposed else "y", CORE, ""), ("A", "z", 2, "r"), *b
 
 
 def cuda_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
-    """Return the CUDA body. The sums are pinned before and after: nothing may touch them from the first product to the
-    wait.
-    """
+    """Return the CUDA body. The sums are pinned before and after: nothing may access them from the first product to the wait."""
     return f"""  const unsigned long long left = rt_described(a, a_h, a_r), right = rt_described(b, b_h, b_j);
   typedef rt_multiply_{dtype}<n, {int(a_transposed)}, {int(not b_transposed)}> product;
 #pragma unroll
-  for (int i = 0; i < m; i++) rt_held<n>(c + i * c_i, c_r, c_j);
+  for (int i = 0; i < m; i++) rt_pin<n>(c + i * c_i, c_r, c_j);
   rt_begin_products();
 #pragma unroll
   for (int t = 0; t < s; t++)
@@ -77,11 +74,11 @@ def cuda_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
     for (int i = 0; i < m; i++) product::add(c + i * c_i, c_r, c_j, left + (i * a_i + t * a_t) / {CORE}, right + t * b_t / {CORE});
   rt_end_products();
 #pragma unroll
-  for (int i = 0; i < m; i++) rt_held<n>(c + i * c_i, c_r, c_j);"""
+  for (int i = 0; i < m; i++) rt_pin<n>(c + i * c_i, c_r, c_j);"""
 
 
 def scalar_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
-    """Return the CUDA body for other architectures: every work-item computes its own elements."""
+    """Return the CUDA body for other architectures: every work-item computes its elements by scalar products."""
     a = "k * a_k + y" if a_transposed else "y * a_y + k"
     b = "x * b_x + q * b_c + k" if b_transposed else "k * b_k + x * 2 + q"
     return f"""  const int z = threadIdx.z % {WARPS}, y = threadIdx.y, x = threadIdx.x;
@@ -100,7 +97,7 @@ def scalar_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
                   * rt_from_{dtype}_f32(b[j * b_j + t * b_t + h * b_h + {b}]);"""
 
 
-# Matrix descriptors and the fences of `wgmma` (PTX ISA); the emulation defines its own products.
+# Matrix descriptors and the fences of `wgmma` (PTX ISA). tests/cuda_emulation/emulation.h replaces the products.
 OPERATIONS = f"""#if {CONDITION}
 static __device__ __forceinline__ unsigned long long rt_described(const unsigned short *p, i64 steps, i64 others) {{
   const unsigned long long at = (unsigned)__cvta_generic_to_shared(p);
@@ -109,7 +106,7 @@ static __device__ __forceinline__ unsigned long long rt_described(const unsigned
 #if !defined(RT_WARPS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <int n, int transposed, int flat> struct rt_multiply_f16;
 template <int n, int transposed, int flat> struct rt_multiply_bf16;
-template <int n> static __device__ __forceinline__ void rt_held(float *c, i64 r, i64 j) {{
+template <int n> static __device__ __forceinline__ void rt_pin(float *c, i64 r, i64 j) {{
 #pragma unroll
   for (int k = 0; k < n; k++)
     asm volatile("" : "+f"(c[k * j]), "+f"(c[k * j + 1]), "+f"(c[k * j + r]), "+f"(c[k * j + r + 1]) :: "memory"); }}
@@ -128,10 +125,10 @@ static __device__ __forceinline__ void rt_proxy_fence() {}
 
 
 def helpers(dtype: str, sizes: Mapping[str, int]) -> Mapping[str, str]:
-    """Return the helpers of the body. One instruction has as many operands as its tile has sums."""
+    """Return the helpers of the body. The instruction has one operand per sum of its tile, so each size is a specialisation."""
     n = sizes["n"]
     sums = ", ".join(f"%{k}" for k in range(4 * n))
-    held = ",\n      ".join(
+    operands = ",\n      ".join(
         f'"+f"(c[{k} * j]), "+f"(c[{k} * j + 1]), "+f"(c[{k} * j + r]), "+f"(c[{k} * j + r + 1])' for k in range(n)
     )
     product = f"""#if !defined(RT_WARPS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -140,7 +137,7 @@ template <int transposed, int flat> struct rt_multiply_{dtype}<{n}, transposed, 
     asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, 1, 0;\\nwgmma.mma_async.sync.aligned.m64n{COLUMNS * n}k16.f32.{dtype}.{dtype} "
       "{{{sums}}}, "
       "%{4 * n}, %{4 * n + 1}, p, 1, 1, %{4 * n + 2}, %{4 * n + 3};\\n}}"
-      : {held}
+      : {operands}
       : "l"(a), "l"(b), "n"(transposed), "n"(flat)); }}
 }};
 #endif"""

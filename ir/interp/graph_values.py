@@ -1,4 +1,7 @@
-"""Values of graph functions in the interpreter: their annotations, and their description in messages."""
+"""Values of graph functions in the interpreter: their annotations, and their description in messages.
+
+Tests: `tests/ir/interp/test_interp_graph.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ def is_shape(value: Result) -> bool:
 
 
 def _is_number(value: Result) -> bool:
-    """Return whether a value is a number of at most 64 bits; a truth value is none."""
+    """Return whether a value is a number of at most 64 bits; bools do not count."""
     if isinstance(value, int):
         return not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
     return isinstance(value, (float, np.number))
 
 
 def as_given(info: StructInfo, value: Result) -> Result:
-    """Return an argument as the interpreter has it: sequences of whole numbers as shapes, arrays without dims as scalars."""
+    """Convert an argument to the interpreter's form: sequences of whole numbers as shapes, arrays without dims as scalars."""
     if isinstance(info, ShapeInfo) and (isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim == 1)):
         return tuple(value)
     return value[()] if isinstance(info, PrimInfo) and isinstance(value, np.ndarray) and value.ndim == 0 else value

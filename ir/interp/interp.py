@@ -4,8 +4,9 @@ It runs scheduled functions (blocks with bindings and predicates, every kind of 
 stores) with the same code. Errors are: reads out of bounds or of unwritten elements, block iterators outside their domain,
 and outputs left unwritten. So it also finds wrong schedules whose result happens to be right.
 
-A loop nest whose points write different elements and read only their own runs as arrays, all points at once. Reduction loops
-stay sequential, so results are bit for bit those of one point at a time. `ir/interp/interp_graph` runs graph functions.
+A loop nest whose points write different elements, and read none that another point writes, runs as arrays: all points at
+once. Reduction loops
+stay sequential, so results are bit for bit equal to running one point at a time. `ir/interp/interp_graph` runs graph functions.
 """
 
 from __future__ import annotations
@@ -55,15 +56,20 @@ def run_prim(
     *,
     tunables: Mapping[Tunable, int] | None = None,
     vectorise: bool = True,
+    most_iterations: int | None = None,
 ) -> None:
     """Run `func` on `args` (its buffers in call order, outputs last, which are overwritten) and its scalar parameters.
 
     Shape symbols are read off the arguments. `tunables` has the values of a sketch's tunables. `vectorise=False` runs
-    every point by itself.
+    one point at a time.
+
+    Args:
+        most_iterations: the most iterations of all loops together; None: any number.
 
     Raises:
+        TooManyIterations: the loops have more than `most_iterations`.
         UserError: arguments that do not fit the parameters.
-        VerifyError: a program that reads or writes where it must not; names the buffer and index and shows the statement.
+        VerifyError: a program that accesses memory illegally; names the buffer and index and shows the statement.
     """
     env = bind_symbols(func, args, scalars)
     func = replace(func, body=complete_empty_reductions(func.body))
@@ -84,7 +90,7 @@ def run_prim(
                 raise Fault(f"buffer {buffer.name} would have the shape {shape}")
             storages[buffer] = Storage.poisoned(buffer.name, shape, buffer.dtype)
         with np.errstate(all="ignore"):
-            _Compiler(func, storages, vectorise).stmt(func.body).run(env)
+            _Compiler(func, storages, vectorise, _Budget(most_iterations)).stmt(func.body).run(env)
         for storage, _ in outputs:
             if storage.written is not None and not storage.written.all():
                 missing = storage.index_of(int(np.argmin(storage.written)))
@@ -99,22 +105,22 @@ def bind_symbols(func: PrimFunc, args: Sequence[Array], scalars: Sequence[int] =
     """Return the values of the symbols of `func` for these arguments, checked. Raises UserError."""
     buffers, params = func.buffers, func.scalar_params
     if len(args) != len(buffers):
-        wanted = ", ".join(b.name for b in buffers)
-        raise UserError(f"{func.name}: wanted {len(buffers)} arrays ({wanted}), found {len(args)}")
+        names = ", ".join(b.name for b in buffers)
+        raise UserError(f"{func.name}: expected {len(buffers)} arrays ({names}), got {len(args)}")
     if len(scalars) != len(params):
-        wanted = ", ".join(p.name for p in params) or "none"
-        raise UserError(f"{func.name}: wanted {len(params)} scalar arguments ({wanted}), found {len(scalars)}")
+        names = ", ".join(p.name for p in params) or "none"
+        raise UserError(f"{func.name}: expected {len(params)} scalar arguments ({names}), got {len(scalars)}")
     env: Env = {}
     for var, value in zip(params, scalars, strict=True):
         env[var] = int(value) if var.dtype is i64 else var.dtype.numpy.type(value)
     later: list[tuple[Buffer, int, int]] = []
     for b, a in zip(buffers, args, strict=True):
         if not isinstance(a, np.ndarray):
-            raise UserError(f"{func.name}: wanted an array for {b!r}, found {type(a).__name__}")
+            raise UserError(f"{func.name}: expected an array for {b!r}, got {type(a).__name__}")
         if a.dtype != b.dtype.numpy or a.ndim != len(b.shape):
             raise UserError(
-                f"{func.name}: wanted {b!r} ({len(b.shape)} dims of {b.dtype.name}), "
-                f"found {a.ndim} dims of {a.dtype} (shape {a.shape})"
+                f"{func.name}: expected {b!r} ({len(b.shape)} dims of {b.dtype.name}), "
+                f"got {a.ndim} dims of {a.dtype} (shape {a.shape})"
             )
         for axis, dim in enumerate(b.shape):
             if isinstance(dim, Var) and not isinstance(dim, Tunable):
@@ -127,19 +133,38 @@ def bind_symbols(func: PrimFunc, args: Sequence[Array], scalars: Sequence[int] =
     by_buffer = dict(zip(buffers, args, strict=True))
     for b, axis, size in later:
         try:
-            (wanted_size,) = Tape((b.shape[axis],), {}).run(env)
+            (expected,) = Tape((b.shape[axis],), {}).run(env)
         except Fault as fault:
             raise UserError(f"{func.name}: dim {axis} of {b!r}: {fault}; pass it as a scalar parameter") from None
-        if wanted_size != size:
-            raise _dim_error(func, b, axis, wanted_size, by_buffer[b])
+        if expected != size:
+            raise _dim_error(func, b, axis, expected, by_buffer[b])
     return env
 
 
-def _dim_error(func: PrimFunc, b: Buffer, axis: int, wanted: int, arg: Array) -> UserError:
+def _dim_error(func: PrimFunc, b: Buffer, axis: int, expected: int, arg: Array) -> UserError:
     return UserError(
-        f"{func.name}: wanted {b!r} with dim {axis} ({b.shape[axis]!r}) equal to {wanted}, "
-        f"found {arg.shape[axis]} (shape {arg.shape})"
+        f"{func.name}: expected {b!r} with dim {axis} ({b.shape[axis]!r}) equal to {expected}, "
+        f"got {arg.shape[axis]} (shape {arg.shape})"
     )
+
+
+class TooManyIterations(UserError):
+    """A function has more iterations than the caller allows."""
+
+
+@dataclass(slots=True)
+class _Budget:
+    """The iterations that may still run; None without a limit."""
+
+    left: int | None
+
+    def take(self, iterations: int, func: PrimFunc) -> None:
+        """Count iterations before they run. Raises TooManyIterations."""
+        if self.left is None:
+            return
+        self.left -= max(iterations, 0)
+        if self.left < 0:
+            raise TooManyIterations(f"{func.name}: expected fewer iterations of its loops; bound their extents")
 
 
 # Compiled statements. The same code runs one point (numbers in the environment) or many (arrays in the environment).
@@ -178,9 +203,9 @@ class _Domain:
             if wrong.any():
                 at = value if not isinstance(value, np.ndarray) else value[np.argmax(wrong)]
                 size = extent if not isinstance(extent, np.ndarray) else extent[np.argmax(wrong)]
-                found = f"block {self.origin.name!r} runs with {it.var.name} = {int(at)}"
-                wanted = f"wanted it in 0..{int(size) - 1}; a predicate is missing or a binding is wrong"
-                raise _located(self.func, Fault(f"{found}, {wanted}"), self.origin)
+                place = f"block {self.origin.name!r} runs with {it.var.name} = {int(at)}"
+                expected = f"expected it in 0..{int(size) - 1}; a predicate is missing or a binding is wrong"
+                raise _located(self.func, Fault(f"{place}, {expected}"), self.origin)
 
 
 @dataclass(slots=True)
@@ -225,6 +250,7 @@ class _For:
     extent: Tape
     body: _Code
     nest: _Nest | None
+    budget: _Budget
 
     def run(self, env: Env) -> None:
         if self.nest is not None and self.nest.run(env):
@@ -233,6 +259,7 @@ class _For:
             (extent,) = self.extent.run(env)
         except Fault as fault:
             raise _located(self.func, fault, self.origin) from None
+        self.budget.take(int(extent), self.func)
         var, body = self.origin.var, self.body
         number = int if var.dtype is i64 else var.dtype.numpy.type
         for i in range(int(extent)):
@@ -245,13 +272,18 @@ class _For:
 class _Nest:
     """A perfect loop nest whose points can run as arrays.
 
-    across: loops that choose the written element. along: reduction loops, run in order."""
+    Attributes:
+        across: loops that choose the written element.
+        along: reduction loops, run in order.
+    """
 
     across: tuple[Var, ...]
     along: tuple[Var, ...]
     extents: Tape
     written: tuple[Tape, ...]
     leaf: _Code
+    func: PrimFunc
+    budget: _Budget
 
     def run(self, env: Env) -> bool:
         """Run the whole nest. Return False and run nothing where two points may touch one element."""
@@ -262,13 +294,14 @@ class _Nest:
         points = math.prod(wide)
         if points < _FEW or (points > _MANY and len(wide) > 1):
             return False
+        self.budget.take(math.prod(sizes), self.func)
         inner = dict(env)
         for var, index in zip(self.across, np.unravel_index(np.arange(points), wide), strict=True):
             inner[var] = np.ascontiguousarray(index, np.int64)
         try:
             if not all(_distinct(tape.run(inner), points) for tape in self.written):
                 return False
-        except Fault:  # of an index that is read where no point runs
+        except Fault:  # an index may be evaluated at points that do not run
             return False
         for step in itertools.product(*map(range, sizes[len(self.across) :])):
             inner.update(zip(self.along, step, strict=True))
@@ -296,17 +329,18 @@ def _distinct(indices: Sequence[Any], points: int) -> bool:
                 return False
             key = key * width + (index - low)
     if room <= 8 * points + 1024:
-        seen = np.zeros(room, np.bool_)
-        seen[key] = True
-        return int(np.count_nonzero(seen)) == points
+        written = np.zeros(room, np.bool_)
+        written[key] = True
+        return int(np.count_nonzero(written)) == points
     return len(np.unique(key)) == points
 
 
 class _Compiler:
-    def __init__(self, func: PrimFunc, storages: Mapping[Buffer, Storage], vectorise: bool) -> None:
+    def __init__(self, func: PrimFunc, storages: Mapping[Buffer, Storage], vectorise: bool, budget: _Budget) -> None:
         self.func = func
         self.storages = storages
         self.vectorise = vectorise
+        self.budget = budget
 
     def tape(self, exprs: Sequence[Expr], origin: Stmt) -> Tape:
         try:
@@ -320,7 +354,7 @@ class _Compiler:
         match s:
             case For(extent=extent, body=body):
                 nest = self.nest(s) if self.vectorise else None
-                return _For(self.func, s, self.tape((extent,), s), self.stmt(body), nest)
+                return _For(self.func, s, self.tape((extent,), s), self.stmt(body), nest, self.budget)
             case Seq(parts):
                 return _Seq(tuple(self.stmt(c, inner) for c in parts))
             case IfThenElse(cond, then, orelse):
@@ -374,6 +408,8 @@ class _Compiler:
             self.tape([f.extent for f in across + along], outer),
             tuple(self.tape(indices, outer) for indices in places.values()),
             self.stmt(leaf),
+            self.func,
+            self.budget,
         )
 
 

@@ -2,6 +2,8 @@
 
 A value is a Python int (int64), a Python or NumPy bool, a NumPy scalar of the declared dtype, or an array of them over many
 points. Every float operation rounds to its dtype; transcendental functions are computed in float64 and rounded once.
+
+Tests: `tests/ir/core/test_scalar_ops.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ class Fault(Exception):
 
 @dataclass(slots=True)
 class Storage:
-    """The elements of one buffer in row-major order. written: elements that may be read; None: all."""
+    """The elements of one buffer in row-major order.
+
+    Attributes:
+        written: elements that may be read; None: all.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -78,10 +84,10 @@ class Storage:
         return [int(i) for i in np.unravel_index(flat, self.shape)] if self.shape else []
 
     def _outside(self, indices: Sequence[Any], point: int, axis: int, verb: str) -> None:
-        found = [int(i[point]) if isinstance(i, np.ndarray) else int(i) for i in indices]
+        indices_of_point = [int(i[point]) if isinstance(i, np.ndarray) else int(i) for i in indices]
         raise Fault(
-            f"{verb} of {self.name}{found} is out of bounds: wanted index {axis} in 0..{self.shape[axis] - 1}, "
-            f"found {found[axis]} (shape {self.shape})"
+            f"{verb} of {self.name}{indices_of_point} is out of bounds: expected index {axis} in 0..{self.shape[axis] - 1}, "
+            f"got {indices_of_point[axis]} (shape {self.shape})"
         )
 
 
@@ -156,11 +162,11 @@ def _bitcast(source: DType, dtype: DType) -> Callable[[Any], Any]:
 
 
 def _wrapping(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Python's integers, which have no width, as int64; arrays do by themselves."""
+    """Wrap Python's integers, which have no width, as int64; arrays wrap by themselves."""
 
     def run(*args: Any) -> Any:
-        found = fn(*args)
-        return wrapped(found, i64) if isinstance(found, int) else found
+        value = fn(*args)
+        return wrapped(value, i64) if isinstance(value, int) else value
 
     return run
 

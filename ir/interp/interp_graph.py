@@ -1,6 +1,6 @@
 """The NumPy interpreter for graph functions: operators through their own evaluation, tensor functions through `run_prim`,
-library and host routines through callables that are passed in. Every value is checked against its annotation, so a wrong
-deduction shows.
+library and host routines through callables that are passed in. Every value is checked against its annotation, which
+reveals wrong deductions.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ MAX_DEPTH = 100
 
 @dataclass(frozen=True, slots=True)
 class _TailCall:
-    """A function's call of itself whose result is its own. inner: for each argument whether the function has computed it."""
+    """A recursive call in tail position.
+
+    Attributes:
+        inner: for each argument, True if the function computed it.
+    """
 
     args: Sequence[Result]
     inner: Sequence[bool]
@@ -84,45 +88,47 @@ def run_function(
 ) -> Result:
     """Run the graph function `name` of `module` on `args`.
 
-    libraries: what `call_dps_library` calls, by routine. hosts: what `call_host` calls, by routine. checks: a computed index
-    outside its dim is an error, as in a build with `--checks`.
+    Args:
+        libraries: implementations for `call_dps_library`, by routine.
+        hosts: implementations for `call_host`, by routine.
+        checks: a computed index outside its dim is an error, as in a build with `--checks`.
 
     Raises:
         UserError: an argument, a declared bound, a match_cast or a run-time check that does not hold; names the function, the
-            value, the dim, the wanted and the found.
+            value, the dim, and what was expected and given.
         VerifyError: a value that contradicts its annotation, or an invalid tensor function.
     """
     return _Run(module, _graph(module, name), _Outside(libraries or {}, hosts or {}, checks)).run(args)
 
 
 def _rounded(value: Result, info: StructInfo) -> Result:
-    """Round floats to their deduced dtype: `evaluate` keeps those of float64 arguments, for references."""
+    """Round floats to their deduced dtype: `evaluate` returns float64 for float64 arguments, for references."""
     if isinstance(info, TupleInfo) and isinstance(value, tuple):
         return tuple(map(_rounded, value, info.fields))
     if not isinstance(info, TensorInfo) or info.dtype is None or not info.dtype.is_float:
         return value
-    with np.errstate(over="ignore"):  # too large is infinite
+    with np.errstate(over="ignore"):  # too large numbers become infinite
         return value.astype(info.dtype.numpy, copy=False)
 
 
 def _graph(module: IRModule, name: str) -> g.Function:
-    found = module.functions.get(name)
-    if not isinstance(found, g.Function):
+    function = module.functions.get(name)
+    if not isinstance(function, g.Function):
         known = ", ".join(module.graphs) or "none"
-        raise UserError(f"wanted a graph function called {name!r}; the module has {known}")
-    return found
+        raise UserError(f"expected a graph function called {name!r}; the module has {known}")
+    return function
 
 
 class _Run:
     def __init__(
-        self, module: IRModule, f: g.Function, given: _Outside, depth: int = 0, inner: Sequence[bool] = ()
+        self, module: IRModule, f: g.Function, routines: _Outside, depth: int = 0, inner: Sequence[bool] = ()
     ) -> None:
         self.module = module
         self.f = f
-        self.given = given
+        self.routines = routines
         self.depth = depth
         self.symbols: Env = {}
-        self.made: dict[g.GVar, g.Value] = {}
+        self.definitions: dict[g.GVar, g.Value] = {}
         self.outside = {p: n for n, p in enumerate(f.params) if not (n < len(inner) and inner[n])}
         self.values: dict[g.GVar, Result] = {}
         self.deduction = env_of(module.bounds)
@@ -130,19 +136,19 @@ class _Run:
     def run(self, args: Sequence[Result]) -> Result:
         result = self.until_tail(args)
         while isinstance(result, _TailCall):
-            result = _Run(self.module, self.f, self.given, self.depth, result.inner).until_tail(result.args)
+            result = _Run(self.module, self.f, self.routines, self.depth, result.inner).until_tail(result.args)
         undecided = any(d.proof is not Proof.NO for d in differences(self.f.ret_info, self.f.ret.info))
         self.agree(self.f.ret_info, result, "the result", self.f.ret, UserError if undecided else VerifyError)
         return result
 
     def until_tail(self, args: Sequence[Result]) -> Result:
-        """Run the function up to its result, or to the call that gives its result."""
+        """Run the function up to its result, or up to a call in tail position."""
         params = self.f.params
         if len(args) < len(params):
             p = params[len(args)]
-            raise UserError(f"{self.f.name}: parameter {p.name}: wanted {p.info!r}, found no argument")
+            raise UserError(f"{self.f.name}: parameter {p.name}: expected {p.info!r}, got no argument")
         if len(args) > len(params):
-            raise UserError(f"{self.f.name}: wanted {len(params)} arguments, found {len(args)}")
+            raise UserError(f"{self.f.name}: expected {len(params)} arguments, got {len(args)}")
         # symbols of every parameter first: a later parameter may bind what an earlier one computes with
         args = [as_given(p.info, a) for p, a in zip(params, args, strict=True)]
         self.bind([p.info for p in params], args)
@@ -157,7 +163,7 @@ class _Run:
         return self.body(self.f.bindings, self.f.ret)
 
     def body(self, bindings: Sequence[g.AnyBinding], ret: g.Value) -> Result:
-        """Run a body whose result is the function's. A call of the function itself that gives its result is left to `run`."""
+        """Run a body in tail position. A recursive tail call is left to `run`."""
         last = bindings[-1] if bindings and bindings[-1].var is ret else None
         value = last.value if isinstance(last, g.Binding) else None
         again = isinstance(value, g.CallFunction) and self.calls_itself(value)
@@ -179,8 +185,8 @@ class _Run:
 
     def bind(self, infos: Sequence[StructInfo], args: Sequence[Result]) -> None:
         """Give the new symbols of annotations the values that the arguments determine."""
-        found = solve(CallableInfo(tuple(infos), ObjectInfo()), [describe_info(i, a) for i, a in zip(infos, args)])
-        for var, size in found.items():
+        meaning = solve(CallableInfo(tuple(infos), ObjectInfo()), [describe_info(i, a) for i, a in zip(infos, args)])
+        for var, size in meaning.items():
             number = None if size is None else as_int(size)
             if number is not None:
                 self.symbols.setdefault(var, number)
@@ -191,7 +197,7 @@ class _Run:
             least, most = as_int(lower), None if upper is None else as_int(upper)
             if value < (least or 0) or (most is not None and value > most):
                 limits = f"{least} <= {var.name}" + ("" if most is None else f" <= {most}")
-                raise UserError(f"{where}: wanted {limits}, found {var.name} = {value}")
+                raise UserError(f"{where}: expected {limits}, got {var.name} = {value}")
 
     def match(self, info: StructInfo, value: Result, where: str) -> None:
         """Check a value against `info`, as far as its symbols have values. Raises UserError."""
@@ -203,38 +209,38 @@ class _Run:
                     self.match(part, v, f"{where}, field {i}")
             case TensorInfo(shape, dtype, ndim), np.ndarray():
                 if ndim is not None and value.ndim != ndim:
-                    raise UserError(f"{where}: wanted {info!r} with {ndim} dims, found {value.ndim} dims {value.shape}")
+                    raise UserError(f"{where}: expected {info!r} with {ndim} dims, got {value.ndim} dims {value.shape}")
                 if dtype is not None and value.dtype != dtype.numpy:
-                    raise UserError(f"{where}: wanted {info!r} of {dtype.name}, found {value.dtype}")
+                    raise UserError(f"{where}: expected {info!r} of {dtype.name}, got {value.dtype}")
                 self.dims(shape, value.shape, info, where)
             case ShapeInfo(values, ndim), tuple() if is_shape(value) and ndim in (None, len(value)):
                 self.dims(values, value, info, where)
-            case PrimInfo() as wanted, _:
-                self.scalar(wanted, value, where)
+            case PrimInfo() as prim, _:
+                self.scalar(prim, value, where)
             case CallableInfo(), g.FunctionRef(name):
                 real = signature(_graph(self.module, name))
                 if is_base(info, real, self.deduction) is Proof.NO:
-                    raise UserError(f"{where}: wanted {info!r}, found {name}, which is {real!r}")
+                    raise UserError(f"{where}: expected {info!r}, got {name}, which is {real!r}")
             case _:
-                raise UserError(f"{where}: wanted {info!r}, found {describe(value)}")
+                raise UserError(f"{where}: expected {info!r}, got {describe(value)}")
 
     def scalar(self, info: PrimInfo, value: Result, where: str) -> None:
         kind = scalar_dtype(value)
         if kind is None or kind.is_float is not info.dtype.is_float or (kind is bool_) is not (info.dtype is bool_):
-            raise UserError(f"{where}: wanted {info!r}, found {describe(value)}")
+            raise UserError(f"{where}: expected {info!r}, got {describe(value)}")
         if info.value is not None and all(v in self.symbols for v in free_vars(info.value)):
-            wanted = self.number(info.value)
-            if wanted != value:
-                raise UserError(f"{where}: wanted {info!r} equal to {wanted}, found {value}")
+            expected = self.number(info.value)
+            if expected != value:
+                raise UserError(f"{where}: expected {info!r} equal to {expected}, got {value}")
 
-    def dims(self, dims: Sequence[Expr] | None, found: Sequence[int], info: StructInfo, where: str) -> None:
-        for axis, (dim, size) in enumerate(zip(dims or (), found)):
+    def dims(self, dims: Sequence[Expr] | None, shape: Sequence[int], info: StructInfo, where: str) -> None:
+        for axis, (dim, size) in enumerate(zip(dims or (), shape)):
             if all(v in self.symbols for v in free_vars(dim)):
-                wanted = self.number(dim)
-                if wanted != size:
+                expected = self.number(dim)
+                if expected != size:
                     raise UserError(
-                        f"{where}: wanted {info!r} with dim {axis} ({dim!r}) equal to {wanted}, "
-                        f"found {size} (shape {tuple(found)})"
+                        f"{where}: expected {info!r} with dim {axis} ({dim!r}) equal to {expected}, "
+                        f"got {size} (shape {tuple(shape)})"
                     )
 
     def agree(
@@ -253,7 +259,11 @@ class _Run:
             raise UserError(f"{self.f.name}: {e!r}: {fault}") from None
 
     def scalars(self, values: Sequence[Expr]) -> list[Any]:
-        """Return scalar values of the program. Raises UserError where one divides by 0."""
+        """Return scalar values of the program.
+
+        Raises:
+            UserError: a value divides by 0.
+        """
         ctx = Deduction(self.deduction)
         ctx.require_divisors(values)
         for check in ctx.checks:
@@ -268,7 +278,7 @@ class _Run:
 
     def binding(self, b: g.AnyBinding) -> Result:
         value = self.value(b.value, b)
-        self.made[b.var] = b.value
+        self.definitions[b.var] = b.value
         if isinstance(b, g.MatchCast):
             name = b.subject
             try:
@@ -290,11 +300,11 @@ class _Run:
         return value
 
     def says_more(self, b: g.AnyBinding) -> bool:
-        """Return whether a binding's annotation claims something that deduction leaves open."""
+        """Return whether the annotation of a binding states more than deduction."""
         if isinstance(b, g.MatchCast):
             return False
-        found = infer_value(b.value, Deduction(self.deduction))
-        return {d.proof for d in differences(b.var.info, found, self.deduction)} == {Proof.UNKNOWN}
+        deduced = infer_value(b.value, Deduction(self.deduction))
+        return {d.proof for d in differences(b.var.info, deduced, self.deduction)} == {Proof.UNKNOWN}
 
     def value(self, v: g.Value, at: object = None) -> Result:
         match v:
@@ -328,7 +338,7 @@ class _Run:
         return [self.value(a, at) for a in args]
 
     def branch(self, v: g.If) -> Result:
-        """Run one branch; its bindings end with it."""
+        """Run one branch in its own scope."""
         side: g.Body = v.then if bool(self.value(v.cond)) else v.orelse
         values, symbols = dict(self.values), dict(self.symbols)
         for b in side.bindings:
@@ -342,11 +352,11 @@ class _Run:
         assert isinstance(target, g.FunctionRef)
         if self.depth >= MAX_DEPTH:
             raise UserError(
-                f"{self.f.name}: wanted at most {MAX_DEPTH} calls inside one another, found more at the call of {target.name}"
+                f"{self.f.name}: expected at most {MAX_DEPTH} calls inside one another, got more at the call of {target.name}"
             )
         try:
             inner = self.computed(v.args)
-            return _Run(self.module, _graph(self.module, target.name), self.given, self.depth + 1, inner).run(args)
+            return _Run(self.module, _graph(self.module, target.name), self.routines, self.depth + 1, inner).run(args)
         except UserError as e:
             where = f"\n{excerpt(self.f, at)}" if self.depth < 3 else ""
             raise UserError(f"{e}{where}") from None
@@ -357,36 +367,43 @@ class _Run:
         return [not trace.sources(a) for a in args]
 
     def host(self, v: g.CallHost, args: Sequence[Result]) -> Result:
-        routine = self.given.hosts.get(v.routine)
+        routine = self.routines.hosts.get(v.routine)
         if routine is None:
-            known = ", ".join(self.given.hosts) or "none"
-            raise UserError(f"{self.f.name}: wanted the host routine {v.routine!r}; given: {known}")
+            known = ", ".join(self.routines.hosts) or "none"
+            raise UserError(f"{self.f.name}: expected the host routine {v.routine!r}; given: {known}")
         return routine(*args)
 
     def operator(self, call: g.Call, args: Sequence[Any], at: object) -> Result:
         if not isinstance(call.op, OperatorSpec):
-            raise VerifyError(f"{self.f.name}: wanted an operator with a meaning, found {call.op!r}")
+            raise VerifyError(f"{self.f.name}: expected an operator with a meaning, got {call.op!r}")
         self.undecided(call, at)
         op = call.op.substituted({s: const(n) for s, n in self.symbols.items()})
         try:
             infos = [actual_info(a) for a in args]
-            found = op.infer(infos, Deduction())  # what annotations left open, by the values
+            deduced = op.infer(infos, Deduction())  # conditions that annotations leave open are decided by the values
             self.check_indices(call, infos, args)
-            return _rounded(op.evaluate(args), found)
+            return _rounded(op.evaluate(args), deduced)
         except DeduceError as e:
             raise UserError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
-        except (ValueError, IndexError, ArithmeticError, MemoryError) as e:  # NumPy's limits, such as those of sizes
-            wanted = f"wanted arguments and sizes that NumPy can compute with, found {e}"
-            raise UserError(f"{self.f.name}: {op.name}: {wanted}\n{excerpt(self.f, at)}") from None
+        except (
+            ValueError,
+            IndexError,
+            ArithmeticError,
+            MemoryError,
+        ) as e:  # NumPy's limits, such as the largest size of an array
+            problem = f"expected arguments and sizes that NumPy can compute with, got {e}"
+            raise UserError(f"{self.f.name}: {op.name}: {problem}\n{excerpt(self.f, at)}") from None
 
     def trace(self) -> IndexTrace:
         symbols: dict[Var, Expr] = {s: const(n) for s, n in self.symbols.items()}
-        return IndexTrace(self.outside, self.made, self.module.constants, symbols)
+        return IndexTrace(self.outside, self.definitions, self.module.constants, symbols)
 
     def check_indices(self, call: g.Call, infos: Sequence[StructInfo], args: Sequence[Array]) -> None:
         """Refuse parameters that an operator uses as indices outside their dims, and with checks also computed values.
 
-        Raises DeduceError naming the first."""
+        Raises:
+            DeduceError: an index is outside; names the first.
+        """
         if not isinstance(call.op, OperatorSpec) or not call.op.indexed(
             [i for i in infos if isinstance(i, TensorInfo)]
         ):
@@ -396,18 +413,18 @@ class _Run:
             if r is not None:
                 p = self.f.params[r.position]
                 low, high = self.number(r.low), self.number(r.high)
-                place = outside_place(self.values[p], low, high, r.every, r.column)
+                place = outside_place(self.values[p], low, high, r.stride, r.offset)
                 if place:
                     raise DeduceError(
-                        f"parameter {p.name}: wanted values from {low} to {high - 1}, which {call.op.name} uses as indices, "
-                        f"found {place}"
+                        f"parameter {p.name}: expected values from {low} to {high - 1}, which {call.op.name} uses as indices, "
+                        f"got {place}"
                     )
-            elif self.given.checks or trace.sources(call.args[used.position]):
+            elif self.routines.checks or trace.sources(call.args[used.position]):
                 size = self.number(used.size)
-                place = outside_place(args[used.position], 0, size, used.every, used.column)
+                place = outside_place(args[used.position], 0, size, used.stride, used.offset)
                 if place:
-                    wanted = f"wanted indices of at least 0 and below {size}"
-                    raise DeduceError(f"{call.op.name}: {wanted}, found {place}")
+                    expected = f"expected indices of at least 0 and below {size}"
+                    raise DeduceError(f"{call.op.name}: {expected}, got {place}")
 
     def undecided(self, call: g.Call | g.CallTIR | g.CallDPSLibrary, at: object) -> None:
         """Check the conditions that deduction leaves to run time, at the symbols' values. Raises UserError,
@@ -423,29 +440,29 @@ class _Run:
                 self.number(d)
         for check in deduction.checks:
             if all(s in self.symbols for s in free_vars(check.cond, *check.values)) and not self.number(check.cond):
-                found = check.text([self.number(x) for x in check.values])
-                raise UserError(f"{self.f.name}: {found}\n{excerpt(self.f, at)}")
+                message = check.text([self.number(x) for x in check.values])
+                raise UserError(f"{self.f.name}: {message}\n{excerpt(self.f, at)}")
 
     def destination(self, call: g.CallTIR | g.CallDPSLibrary, args: Sequence[Any], at: object) -> Result:
         self.undecided(call, at)
         outs: list[Array] = []
         for info in call.out:
             if info.shape is None or info.dtype is None:
-                raise VerifyError(f"{self.f.name}: wanted a full annotation for an output, found {info!r}")
+                raise VerifyError(f"{self.f.name}: expected a full annotation for an output, got {info!r}")
             outs.append(np.zeros([self.number(d) for d in info.shape], info.dtype.numpy))
         scalars = [self.number(s) for s in call.scalars]
         for number, at in enumerate(call.inplace if isinstance(call, g.CallTIR) else ()):
             if at is not None and args[at].shape != outs[number].shape:
                 raise UserError(
-                    f"{self.f.name}: output {number} in place of argument {at}: wanted shape {outs[number].shape}, "
-                    f"found {args[at].shape}"
+                    f"{self.f.name}: output {number} in place of argument {at}: expected shape {outs[number].shape}, "
+                    f"got {args[at].shape}"
                 )
         if isinstance(call, g.CallTIR):
             run_prim(self.module.prim(call.callee), [*args, *outs], scalars)
         else:
-            routine = self.given.libraries.get(call.routine)
+            routine = self.routines.libraries.get(call.routine)
             if routine is None:
-                known = ", ".join(self.given.libraries) or "none"
-                raise UserError(f"{self.f.name}: wanted the library routine {call.routine!r}; given: {known}")
+                known = ", ".join(self.routines.libraries) or "none"
+                raise UserError(f"{self.f.name}: library routine {call.routine!r} is missing; given: {known}")
             routine(args, outs, scalars)
         return outs[0] if len(outs) == 1 else tuple(outs)

@@ -1,13 +1,15 @@
-"""Fast reference results in NumPy: operators by their own definition, unscheduled tensor functions block by block.
+"""Fast reference results in NumPy: operators by `evaluate`, unscheduled tensor functions block by block.
 
 Floats are float64 throughout, rounded to the type only for 16-bit types, so kernels are compared against exact results.
-The interpreter (`ir/interp/interp.py`) is the oracle, element by element; this serves sizes at which it would take minutes.
+The interpreter (`ir/interp/interp.py`) is the oracle, element by element; this module is for sizes at which it would take minutes.
+
+Tests: `tests/ir/op/test_semantics.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,6 @@ from relax_tune.ir.core.stmt import Block
 from relax_tune.ir.core.struct_info import ShapeInfo, TensorInfo
 from relax_tune.ir.deduce.pattern_kinds import ScanPattern, accumulated, prefix_scan
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.math.erf import erf
 
 Array = NDArray[Any]
 Symbols = Mapping[Var, int]
@@ -47,11 +48,15 @@ CHUNK = 4 << 20
 
 
 def size_of(e: Expr, symbols: Symbols) -> int:
-    """Return the value of a dim. Raises VerifyError for a symbol without one."""
-    found = as_int(substitute(e, {v: const(n) for v, n in symbols.items()}))
-    if found is None:
-        raise VerifyError(f"wanted a value for every symbol of {e!r}, found {[v.name for v in symbols]}")
-    return found
+    """Return the value of a dim.
+
+    Raises:
+        VerifyError: a symbol has no value.
+    """
+    size = as_int(substitute(e, {v: const(n) for v, n in symbols.items()}))
+    if size is None:
+        raise VerifyError(f"expected a value for every symbol of {e!r}, got {[v.name for v in symbols]}")
+    return size
 
 
 def evaluate_prim(
@@ -59,18 +64,20 @@ def evaluate_prim(
 ) -> tuple[Array, ...]:
     """Return the outputs of an unscheduled tensor function, floats as float64.
 
-    outs: the outputs' shapes, for symbols that no input has.
+    Args:
+        outs: the outputs' shapes, for symbols that no input has.
 
-    Raises: UserError for arrays that do not fit, VerifyError for a function that is scheduled or reads unwritten
-    elements.
+    Raises:
+        UserError: arrays that do not fit.
+        VerifyError: a function that is scheduled or reads unwritten elements.
     """
     blocks = plain_blocks(func)
     if blocks is None:
-        raise VerifyError(f"{func.name}: wanted an unscheduled function of plain loops, found a scheduled one")
+        raise VerifyError(f"{func.name}: expected an unscheduled function of plain loops, got a scheduled one")
     if len(inputs) != len(func.input_buffers) or len(scalars) != len(func.scalar_params):
         raise UserError(
-            f"{func.name}: wanted {len(func.input_buffers)} arrays and {len(func.scalar_params)} scalars, "
-            f"found {len(inputs)} and {len(scalars)}"
+            f"{func.name}: expected {len(func.input_buffers)} arrays and {len(func.scalar_params)} scalars, "
+            f"got {len(inputs)} and {len(scalars)}"
         )
     symbols: dict[Var, int] = dict(zip(func.scalar_params, scalars, strict=True))
     stored: dict[Buffer, Array] = {}
@@ -80,11 +87,11 @@ def evaluate_prim(
     for buffer, shape in zip(func.output_buffers, outs, strict=False):
         symbols |= {d: n for d, n in zip(buffer.shape, shape, strict=True) if isinstance(d, Var) and d not in symbols}
     for buffer, array in zip(func.input_buffers, inputs, strict=True):
-        wanted = tuple(size_of(d, symbols) for d in buffer.shape)
-        if array.shape != wanted:
-            raise UserError(f"{func.name}: {buffer.name}: wanted shape {wanted}, found {array.shape}")
+        expected = tuple(size_of(d, symbols) for d in buffer.shape)
+        if array.shape != expected:
+            raise UserError(f"{func.name}: {buffer.name}: expected shape {expected}, got {array.shape}")
     for block in blocks:
-        _Block(block, symbols, stored).run()
+        BlockEvaluator(block, symbols, stored).run()
     return tuple(stored[b] for b in func.output_buffers)
 
 
@@ -94,13 +101,13 @@ def _wide(a: Array) -> Array:
 
 def _bind(where: str, name: str, dims: Sequence[Expr], array: Array, symbols: dict[Var, int]) -> None:
     if array.ndim != len(dims):
-        raise UserError(f"{where}: {name}: wanted {len(dims)} dims, found shape {array.shape}")
+        raise UserError(f"{where}: {name}: expected {len(dims)} dims, got shape {array.shape}")
     for d, n in zip(dims, array.shape, strict=True):
         if isinstance(d, Var) and symbols.setdefault(d, n) != n:
-            raise UserError(f"{where}: {name}: wanted {d.name} = {symbols[d]}, found {n}")
+            raise UserError(f"{where}: {name}: expected {d.name} = {symbols[d]}, got {n}")
 
 
-class _Block:
+class BlockEvaluator:
     """One plain block over all its points at once. Axis `p` of every array is iterator `p`, of size 1 where unused."""
 
     def __init__(self, block: Block, symbols: Symbols, stored: dict[Buffer, Array]) -> None:
@@ -108,6 +115,7 @@ class _Block:
         self.axes = {i.var: p for p, i in enumerate(block.iters)}
         self.whole = tuple(size_of(i.extent, symbols) for i in block.iters)
         self.extents, self.low = self.whole, 0  # extents and start of the evaluated part of the first iterator
+        self.fixed: dict[Var, int] = {}  # reduction iterators while a reduction runs step by step
         scan = prefix_scan(block)
         if scan is not None and self.whole[self.axes[scan.position.var]] != self.whole[self.axes[scan.step.var]]:
             scan = None
@@ -122,31 +130,38 @@ class _Block:
         rest = [p for p in range(len(kinds)) if p not in order]
         covers = len(set(order)) == len(where) and tuple(self.whole[p] for p in order) == shape
         covers = covers and all(kinds[p] == "reduce" or self.whole[p] == 1 for p in rest)
-        dtype = np.float64 if target.dtype.is_float else target.dtype.numpy
-        if covers:
-            out = np.empty(shape, dtype)
-        elif target in self.stored:
-            out = self.stored[target]
-        else:  # elements no block writes are not numbers
-            out = np.full(shape, np.nan if target.dtype.is_float else 0, dtype)
+        out = self._initial(target, shape, covers)
         for low, high in self._windows():
             self.low = low
             self.extents = (high - low, *self.whole[1:]) if self.whole else ()
             part = tuple(n if kind == "spatial" else 1 for n, kind in zip(self.extents, kinds, strict=True))
-            value = np.broadcast_to(
-                self._reduced() if self.block.is_reduction else self._value(self.block.body.value), part
-            )
+            value = np.broadcast_to(self._result(), part)
             if covers:
                 slot = tuple(slice(low, high) if p == 0 else slice(None) for p in order)
                 out[slot] = np.transpose(value, order + rest).reshape([part[p] for p in order])
             else:
                 out[tuple(np.broadcast_to(self._value(i), part) for i in indices)] = value
-        self.stored[target] = _held(out, target.dtype)
+        self._keep(target, out)
+
+    def _initial(self, target: Buffer, shape: tuple[int, ...], covers: bool) -> Array:
+        """Return the array that the block writes. covers: whether it writes every element"""
+        dtype = np.float64 if target.dtype.is_float else target.dtype.numpy
+        if not covers and target in self.stored:
+            return self.stored[target]
+        # elements that no block writes are NaN
+        return np.empty(shape, dtype) if covers else np.full(shape, np.nan if target.dtype.is_float else 0, dtype)
+
+    def _result(self) -> Array:
+        """Return what the block stores for the present part of the first iterator."""
+        return self._reduced() if self.block.is_reduction else self._value(self.block.body.value)
+
+    def _keep(self, target: Buffer, out: Array) -> None:
+        self.stored[target] = _stored_value(out, target.dtype)
 
     def _windows(self) -> list[tuple[int, int]]:
         """Return the ranges of the first iterator whose evaluation makes arrays of at most `CHUNK` elements.
 
-        Values that do not depend on the first iterator do not count, since each range evaluates them anew.
+        Values that do not depend on the first iterator do not count, since each range evaluates them again.
         """
         first = self.whole[0] if self.whole else 1
         position = None if self.scan is None else self.scan.position
@@ -157,8 +172,8 @@ class _Block:
         parts = step.args if step is not None and (value.op, step.op) == ("add", "mul") else (value,)
         spread = [{v for v in free_vars(part) if v in self.axes} for part in parts]
         spread.append({i.var for i in self.block.iters if i.kind == "spatial" and i is not position})
-        moving = [found for found in spread if self.block.iters[0].var in found]
-        most = max(math.prod(self.whole[self.axes[v]] for v in found if self.axes[v] > 0) for found in moving)
+        moving = [variables for variables in spread if self.block.iters[0].var in variables]
+        most = max(math.prod(self.whole[self.axes[v]] for v in variables if self.axes[v] > 0) for variables in moving)
         width = max(1, CHUNK // max(1, most))
         return [(low, min(first, low + width)) for low in range(0, first, width)]
 
@@ -166,9 +181,14 @@ class _Block:
         if self.scan is not None:
             return self._scanned(self.scan)
         step, op = accumulated(self.block), self.block.body.value
-        if step is None or self.block.init is None:
-            raise VerifyError(f"block {self.block.name}: wanted a sum, product, max or min, found {op!r}")
+        if self.block.init is None:
+            raise VerifyError(f"block {self.block.name}: expected a reduction with a first value, got {op!r}")
         start = self._value(self.block.init.value)
+        if step is None:
+            for _ in self._steps():
+                self._hold(self.stored, start)
+                start = self._value(op)
+            return start
         axes = tuple(p for p, i in enumerate(self.block.iters) if i.kind == "reduce")
         if op.op == "add":
             if step.op == "mul":
@@ -181,19 +201,41 @@ class _Block:
         reduce: Any = {"max": np.max, "min": np.min, "mul": np.prod}[op.op]
         return np.asarray(reduce(full, axis=axes, keepdims=True, initial=start.reshape(-1)[0]))
 
+    def _steps(self) -> Iterator[None]:
+        """Fix the reduction iterators at each of their points, in order."""
+        steps = [i.var for i in self.block.iters if i.kind == "reduce"]
+        for point in np.ndindex(*(self.whole[self.axes[v]] for v in steps)):
+            self.fixed = dict(zip(steps, point, strict=True))
+            yield
+        self.fixed = {}
+
+    def _hold(self, table: dict[Buffer, Array], partial: Array) -> None:
+        """Store the results of the present part after some steps, for a next step that reads them at its own point."""
+        places = [self.axes[i.var] for i in self.block.iters if i.kind == "spatial"]
+        if [self.axes.get(i) if isinstance(i, Var) else None for i in self.block.body.indices] != places:
+            raise VerifyError(f"block {self.block.name}: expected results at its iterators, got {self.block.body!r}")
+        part = [self.extents[p] if p in places else 1 for p in range(len(self.extents))]
+        full = np.zeros([self.whole[p] for p in places], partial.dtype)
+        slot = tuple(slice(self.low, self.low + self.extents[0]) if p == 0 else slice(None) for p in places)
+        full[slot] = np.broadcast_to(partial, part).reshape([part[p] for p in places])
+        table[self.block.body.buffer] = full
+
     def _scanned(self, scan: ScanPattern) -> Array:
-        """Accumulate along the steps, whose results are those of the positions: the work of a scan, not of its reductions."""
+        """Accumulate along the steps; partial results are the results of the positions (O(n) work, not O(n^2) as reductions)."""
+        return self._accumulated(scan, self._value(scan.term), self._value(scan.neutral), scan.operation)
+
+    def _accumulated(self, scan: ScanPattern, term: Array, neutral: Array, operation: str) -> Array:
         step, position = self.axes[scan.step.var], self.axes[scan.position.var]
         shape = [1 if p == position else n for p, n in enumerate(self.extents)]
-        terms = np.broadcast_to(self._value(scan.term), shape)
-        start = np.broadcast_to(self._value(scan.neutral), [1 if p == step else n for p, n in enumerate(shape)])
+        terms = np.broadcast_to(term, shape)
+        start = np.broadcast_to(neutral, [1 if p == step else n for p, n in enumerate(shape)])
         terms = np.flip(terms, step) if scan.reverse else terms
-        accumulate: Any = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[scan.operation]
+        accumulate: Any = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[operation]
         with np.errstate(all="ignore"):
-            found = accumulate.accumulate(np.concatenate((start, terms), step), step, dtype=terms.dtype)
-        # the first is that of no terms, the last that of all
-        found = np.split(found, [-1] if scan.exclusive else [1], step)[0 if scan.exclusive else 1]
-        return np.swapaxes(np.flip(found, step) if scan.reverse else found, step, position)
+            sums = accumulate.accumulate(np.concatenate((start, terms), step), step, dtype=terms.dtype)
+        # the first sum has no terms, the last one all
+        sums = np.split(sums, [-1] if scan.exclusive else [1], step)[0 if scan.exclusive else 1]
+        return np.swapaxes(np.flip(sums, step) if scan.reverse else sums, step, position)
 
     def _contract(self, left: Array, right: Array, axes: tuple[int, ...]) -> Array:
         """Sum a product over `axes` as one batched matrix product."""
@@ -231,6 +273,8 @@ class _Block:
         match e:
             case Const(value=value):
                 return np.asarray(value, e.dtype.numpy if e.dtype.is_int else None)
+            case Var() if e in self.fixed:
+                return np.asarray(self.fixed[e])
             case Var() if e not in self.axes:
                 return np.asarray(self.symbols[e])
             case Var():
@@ -247,14 +291,17 @@ class _Block:
                 bits = np.asarray(reinterpreted(args[0], e.args[0].dtype, e.dtype))
             return bits.astype(np.float64) if e.dtype.is_float else bits
         with np.errstate(all="ignore"):
-            found = np.asarray(_EVALUATE[e.op](*args))
-            return found.astype(e.dtype.numpy, copy=False) if e.dtype.is_int else found
+            computed = np.asarray(_EVALUATE[e.op](*args))
+            return computed.astype(e.dtype.numpy, copy=False) if e.dtype.is_int else computed
 
     def _load(self, e: Load, args: Sequence[Array]) -> Array:
         if e.buffer not in self.stored:
-            raise VerifyError(f"block {self.block.name}: wanted {e.buffer.name} written before it is read")
-        array = self.stored[e.buffer]
-        where = [self.axes.get(i) if isinstance(i, Var) else None for i in e.indices]
+            raise VerifyError(f"block {self.block.name}: expected {e.buffer.name} written before it is read")
+        return self._read(e, self.stored[e.buffer], args)
+
+    def _read(self, e: Load, array: Array, args: Sequence[Array]) -> Array:
+        """Return the elements of an array that a load reads."""
+        where = [self.axes.get(i) if isinstance(i, Var) and i not in self.fixed else None for i in e.indices]
         plain = None not in where and len(set(where)) == len(where)
         if plain and all(array.shape[d] == self.whole[p] for d, p in enumerate(where) if p is not None):
             part = array[tuple(slice(self.low, self.low + self.extents[0]) if p == 0 else slice(None) for p in where)]
@@ -265,7 +312,7 @@ class _Block:
             return np.transpose(part, order).reshape(shape)
         if not args:
             return array
-        # both sides of a select are evaluated: what the side not chosen reads is kept inside the array
+        # both sides of a select are evaluated: indices of the side not chosen are clamped into the array
         inside = [np.clip(a, 0, max(n - 1, 0)) for a, n in zip(args, array.shape, strict=True)]
         if array.size == 0:
             return np.zeros(np.broadcast_shapes(*(np.shape(a) for a in inside)), array.dtype)
@@ -274,30 +321,33 @@ class _Block:
 
 def _cast(a: Array, e: Expr) -> Array:
     if e.dtype.is_float:
-        return _held(a.astype(np.float64, copy=False), e.dtype)
+        return _stored_value(a.astype(np.float64, copy=False), e.dtype)
     return np.asarray(converted(a, e.dtype))
 
 
-def _held(a: Array, dtype: DType) -> Array:
+def _stored_value(a: Array, dtype: DType) -> Array:
     """Round float64 values to a type of at most 16 bits; wider types stay float64."""
     with np.errstate(over="ignore"):
         return np.asarray(converted(a, dtype)).astype(np.float64) if dtype.is_packed and dtype.is_float else a
 
 
-# the error function by rational approximation: the table's own goes element by element
-_EVALUATE: Mapping[str, Any] = {o.name: o.evaluate for o in SCALAR_OPS.values() if o.evaluate} | {"erf": erf}
+_EVALUATE: Mapping[str, Any] = {o.name: o.evaluate for o in SCALAR_OPS.values() if o.evaluate}
 
 
 def evaluate_function(module: IRModule, inputs: Sequence[Array], name: str = "main", double: bool = True) -> Any:
     """Run a graph function: operators by `evaluate`, `call_tir` by `evaluate_prim`. Library calls are not run.
 
-    double: floats as float64 throughout. Returns an array or a tuple of arrays.
-    Raises: UserError for arrays that do not fit the parameters."""
+    Args:
+        double: floats as float64 throughout. Returns an array or a tuple of arrays.
+
+    Raises:
+        UserError: arrays that do not fit the parameters.
+    """
     func = module.functions[name]
     if not isinstance(func, Function):
-        raise UserError(f"wanted a graph function called {name!r}, found {type(func).__name__}")
+        raise UserError(f"expected a graph function called {name!r}, got {type(func).__name__}")
     if len(inputs) != len(func.params):
-        raise UserError(f"{name}: wanted {len(func.params)} arrays, found {len(inputs)}")
+        raise UserError(f"{name}: expected {len(func.params)} arrays, got {len(inputs)}")
     run = _Graph(module, double)
     for param, array in zip(func.params, inputs, strict=True):
         run.bind(name, param, array)
@@ -346,7 +396,7 @@ class _Graph:
                     outs = tuple(o.astype(i.dtype.numpy) if i.dtype else o for o, i in zip(outs, out, strict=True))
                 return outs[0] if len(outs) == 1 else outs
         what = f"library routine {v.routine}" if isinstance(v, CallDPSLibrary) else repr(v)
-        raise UserError(f"wanted a value this reference can compute, found {what}")
+        raise UserError(f"expected a value this reference can compute, got {what}")
 
     def numbers(self) -> dict[Var, Expr]:
         return {s: const(n) for s, n in self.symbols.items()}

@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""One class per operator: deduction, loops and NumPy meaning. From outside import the classes, `base` and `registry`."""

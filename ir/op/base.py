@@ -2,6 +2,8 @@
 
 An operator is a frozen dataclass whose fields are its attributes. Its deduction rule is a function of annotations (Relax, section
 3.3). `infer` never guesses: an undecided condition gives a coarser annotation or a run-time check.
+
+Tests: `tests/ir/op/test_deduction.py`.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ from relax_tune.ir.core.function import Bound, PrimFunc
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.core.graph_base import Operator
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 
 Array = NDArray[Any]
-Halves = Literal["wanted", "allowed", "moved", "gathered", "never"]
-QUIET = {"quiet": True}  # an attribute that text leaves out at its default
+HalfPolicy = Literal["prefer", "allow", "pass_through", "table", "never"]
+QUIET = {"quiet": True}  # the text form omits such an attribute at its default
 _PLACEHOLDER = re.compile(r"\{(\d{1,3})\}")
 
 
@@ -37,27 +40,29 @@ _PLACEHOLDER = re.compile(r"\{(\d{1,3})\}")
 class RuntimeCheck:
     """A condition over symbols that deduction could not decide.
 
-    cond: condition that must hold at run time
-    message: complete sentence; `{0}`, `{1}` ... stand for the run-time values of `values`
-    values: expressions to show
+    Attributes:
+        cond: condition that must hold at run time.
+        message: complete sentence; `{0}`, `{1}` ... stand for the run-time values of `values`.
+        values: expressions to show.
     """
 
     cond: Expr
     message: str
     values: tuple[Expr, ...] = ()
 
-    def text(self, found: Sequence[int]) -> str:
-        """Return the message with `found` in place of `{0}`, `{1}` ...; other braces stay."""
-        return _PLACEHOLDER.sub(lambda m: str(found[int(m[1])]), self.message)
+    def text(self, numbers: Sequence[int]) -> str:
+        """Return the message with `numbers` in place of `{0}`, `{1}` ...; other braces stay."""
+        return _PLACEHOLDER.sub(lambda m: str(numbers[int(m[1])]), self.message)
 
 
 @dataclass(slots=True)
 class Deduction:
     """Context of a deduction.
 
-    env: facts about symbols
-    checks: run-time checks that the deduction relies on
-    choices: an undecided broadcast dim becomes a `select` between both sides; False: it becomes unknown
+    Attributes:
+        env: facts about symbols.
+        checks: run-time checks that the deduction relies on.
+        choices: an undecided broadcast dim becomes a `select` between both sides; False: it becomes unknown.
     """
 
     env: Env = field(default_factory=Env)
@@ -80,26 +85,30 @@ class Deduction:
         return prove(cond, self.env)
 
     def require_equal(self, a: ExprLike, b: ExprLike, what: str) -> None:
-        """Require `a == b`; an undecided condition becomes a check. `what` names the place. Raises DeduceError when it
-        never holds.
+        """Require `a == b`; an undecided condition becomes a check. `what` names the place.
+
+        Raises:
+            DeduceError: the condition never holds.
         """
         x, y = expr(a), expr(b)
         proof = self.equal(x, y)
         if proof is Proof.NO:
-            raise DeduceError(f"{what}: wanted equal dims, found {x!r} and {y!r}")
+            raise DeduceError(f"{what}: expected equal dims, got {x!r} and {y!r}")
         if proof is Proof.UNKNOWN:
-            self.require(eq(x, y), f"{what}: wanted {x!r} == {y!r}, found {{0}} and {{1}}", x, y)
+            self.require(eq(x, y), f"{what}: expected {x!r} == {y!r}, got {{0}} and {{1}}", x, y)
 
     def require_at_least(self, e: ExprLike, least: int, what: str) -> None:
-        """Require `e >= least`; an undecided condition becomes a check. `what` names `e`. Raises DeduceError when it
-        never holds.
+        """Require `e >= least`; an undecided condition becomes a check. `what` names `e`.
+
+        Raises:
+            DeduceError: the condition never holds.
         """
         x = expr(e)
         proof = self.proves(ge(x, least))
         if proof is Proof.NO:
-            raise DeduceError(f"{what}: wanted at least {least}, found {x!r}")
+            raise DeduceError(f"{what}: expected at least {least}, got {x!r}")
         if proof is Proof.UNKNOWN:
-            self.require(ge(x, least), f"{what}: wanted at least {least}, found {{0}} ({x!r})", x)
+            self.require(ge(x, least), f"{what}: expected at least {least}, got {{0}} ({x!r})", x)
 
     def require(self, cond: Expr, message: str, *values: Expr) -> None:
         check = RuntimeCheck(cond, message, values)
@@ -111,7 +120,7 @@ class Deduction:
         for quotient in postorder(values):
             divisor = quotient.args[1] if quotient.op in ("floordiv", "floormod") else None
             if divisor is not None and self.proves(ne(divisor, 0)) is not Proof.YES:
-                message = f"wanted {divisor!r}, which divides in {quotient!r}, other than 0, found 0"
+                message = f"expected {divisor!r}, the divisor in {quotient!r}, to be non-zero, got 0"
                 self.require(ne(divisor, 0), message)
 
 
@@ -119,15 +128,16 @@ class Deduction:
 class IndexUse:
     """Elements of an argument that an operator uses as indices.
 
-    position: position of the argument
-    size: size of the indexed dim
-    every, column: of the flattened elements those at `column`, `column + every` ...; 1 and 0: all
+    Attributes:
+        position: position of the argument.
+        size: size of the indexed dim.
+        stride, offset: flattened elements `offset`, `offset + stride`, ...; (1, 0) selects all.
     """
 
     position: int
     size: Expr
-    every: int = 1
-    column: int = 0
+    stride: int = 1
+    offset: int = 0
 
 
 class Decomposer(Protocol):
@@ -144,44 +154,83 @@ class Decomposer(Protocol):
         """Return a constant without dims."""
 
 
+class OperatorBuilder(TensorBuilder):
+    """Builder of the tensor function of an operator call.
+
+    Attributes:
+        infos: annotations of the arguments; their dims and dtypes are known.
+        ctx: facts about the symbols.
+    """
+
+    def __init__(self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool], ctx: Deduction) -> None:
+        super().__init__(name)
+        self.infos, self.ctx = tuple(infos), ctx
+        self._constant = (*consts, *(False for _ in infos[len(consts) :]))
+
+    def shape(self, position: int) -> tuple[Expr, ...]:
+        return shape_of(self.infos[position])
+
+    def dtype(self, position: int) -> DType:
+        return dtype_of(self.infos[position])
+
+    def argument(self, position: int, name: str, shape: Sequence[ExprLike] | None = None) -> Tensor:
+        """Declare an argument as input `name`.
+
+        Args:
+            shape: equal dims in another form, to be declared instead.
+        """
+        dims = self.shape(position) if shape is None else shape
+        return self.input(name, dims, self.dtype(position), self._constant[position])
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorSpec(Operator):
     """Base of every operator. Subclasses set `name` and `arity`, and declare their attributes as fields.
 
-    halves: treatment of float arguments by mixed precision (`ir/passes/graph/mixed_precision`):
+    half_policy: treatment of float arguments by mixed precision (`ir/passes/graph/mixed_precision`):
 
-    * `wanted`: stored in 16 bits, since reading them dominates the time;
-    * `allowed`: may be stored in 16 bits;
-    * `moved`: the result is stored in the type of the arguments;
-    * `gathered`: as `moved`, and a table is stored in 16 bits even for other readers, since it is large;
+    * `prefer`: stored in 16 bits, since reading them dominates the time;
+    * `allow`: may be stored in 16 bits;
+    * `pass_through`: the result is stored in the type of the arguments;
+    * `table`: as `pass_through`, and a table is stored in 16 bits even for other readers, since it is large;
     * `never`: the computation needs more digits.
 
-    unpacks: widens packed integers; constant folding leaves such values packed"""
+    unpacks: the operator widens packed integers; constant folding does not evaluate it."""
 
     name: ClassVar[str]
     arity: ClassVar[int] = 1
     unpacks: ClassVar[bool] = False
-    """True if the operator unpacks small weights: a build does not compute it if that makes them larger."""
-    halves: ClassVar[Halves] = "never"
+    half_policy: ClassVar[HalfPolicy] = "never"
 
     @abstractmethod
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
-        """Deduce the annotation of the result. Raises DeduceError for arguments that can never fit."""
+        """Deduce the annotation of the result.
 
-    @abstractmethod
+        Raises:
+            DeduceError: arguments that can never fit.
+        """
+
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
     ) -> PrimFunc:
         """Lower to a tensor function called `name`, for arguments of fully known annotations, over the symbols of `infos`.
 
-        consts: for each argument, True if its values are the same at every call
-        ctx: facts about the symbols
+        Args:
+            consts: for each argument, True if its values are the same at every call.
+            ctx: facts about the symbols.
         """
+        b = OperatorBuilder(name, infos, consts, ctx or Deduction())
+        self.build(b)
+        return b.finish()
+
+    @abstractmethod
+    def build(self, b: OperatorBuilder) -> None:
+        """Declare the arguments and results with `b`, in order, and define the results by loops."""
 
     def decompose(self, args: Sequence[Value], infos: Sequence[TensorInfo], g: Decomposer) -> Value | None:
         """Decompose into simpler operators emitted with `g`, for arguments of fully known annotations.
 
-        None: the loops of `legalize` are better. Rules on the whole operator run before `ir/passes/graph/decompose`."""
+        Returns None if the loops of `build` are better. Rules on the whole operator run before `ir/passes/graph/decompose`."""
         return None
 
     @abstractmethod
@@ -195,13 +244,13 @@ class OperatorSpec(Operator):
         """Return the arguments used as indices, for arguments of known dims."""
         return ()
 
-    def reads(self, position: int) -> Halves:
-        """Return `halves` of one argument."""
-        return self.halves
+    def reads(self, position: int) -> HalfPolicy:
+        """Return the policy for one argument."""
+        return self.half_policy
 
     def takes_small(self) -> bool:
-        """Return whether tensors may have types of at most 8 bits that only memory holds. Others want them cast first."""
-        return self.halves in ("moved", "gathered")
+        """Return whether tensors may have types of at most 8 bits that only memory holds. Other operators require a cast first."""
+        return self.half_policy in ("pass_through", "table")
 
     def storing(self, dtype: DType) -> OperatorSpec:
         """Return the operator for arguments stored as `dtype`, a 16-bit float, and computed in float32.
@@ -212,20 +261,24 @@ class OperatorSpec(Operator):
     def tensors(self, infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
         """Require `arity` tensors, and return them. Raises DeduceError."""
         if len(infos) != self.arity:
-            raise DeduceError(f"{self.name}: wanted {self.arity} arguments, found {len(infos)}")
-        found: list[TensorInfo] = []
+            raise DeduceError(f"{self.name}: expected {self.arity} arguments, got {len(infos)}")
+        tensors: list[TensorInfo] = []
         for position, info in enumerate(infos):
             if not isinstance(info, TensorInfo):
-                raise DeduceError(f"{self.name}: wanted a tensor as argument {position}, found {info!r}")
-            found.append(info)
-        return tuple(found)
+                raise DeduceError(f"{self.name}: expected a tensor as argument {position}, got {info!r}")
+            tensors.append(info)
+        return tuple(tensors)
 
     def same_dtype(self, infos: Sequence[TensorInfo]) -> DType | None:
-        """Return the common element type of all arguments; None when one is unknown. Raises DeduceError when they differ."""
+        """Return the common element type of all arguments; None when one is unknown.
+
+        Raises:
+            DeduceError: element types differ.
+        """
         known = [i.dtype for i in infos if i.dtype is not None]
         for d in known[1:]:
             if d is not known[0]:
-                raise DeduceError(f"{self.name}: wanted one dtype, found {known[0]} and {d}; cast one of them first")
+                raise DeduceError(f"{self.name}: expected one dtype, got {known[0]} and {d}; cast one of them first")
         return known[0] if len(known) == len(infos) else None
 
 
@@ -237,17 +290,13 @@ def env_of(bounds: Sequence[Bound]) -> Env:
 def shape_of(info: TensorInfo) -> tuple[Expr, ...]:
     """Return the dims of a fully known annotation."""
     if info.shape is None:
-        raise DeduceError(
-            f"wanted a tensor of known dims to make a loop nest, found {info!r}; add a match_cast before it"
-        )
+        raise DeduceError(f"expected a tensor of known dims, got {info!r}; add a match_cast before it")
     return info.shape
 
 
 def dtype_of(info: TensorInfo) -> DType:
     if info.dtype is None:
-        raise DeduceError(
-            f"wanted a tensor of known dtype to make a loop nest, found {info!r}; add a match_cast before it"
-        )
+        raise DeduceError(f"expected a tensor of known dtype, got {info!r}; add a match_cast before it")
     return info.dtype
 
 
@@ -257,10 +306,6 @@ def product(dims: Sequence[ExprLike]) -> Expr:
     for d in dims:
         result = mul(result, d)
     return result
-
-
-def is_const(consts: Sequence[bool], position: int) -> bool:
-    return position < len(consts) and consts[position]
 
 
 def float_result(value: Array, arrays: Sequence[Array], dtype: np.dtype[Any]) -> Array:
@@ -278,5 +323,5 @@ def wide(a: Array) -> Array:
 def axis_index(name: str, axis: int, ndim: int) -> int:
     """Normalise a possibly negative axis to 0 .. ndim-1. Raises DeduceError."""
     if not -ndim <= axis < ndim:
-        raise DeduceError(f"{name}: wanted an axis in {-ndim}..{ndim - 1}, found {axis}")
+        raise DeduceError(f"{name}: expected an axis in {-ndim}..{ndim - 1}, got {axis}")
     return axis % ndim

@@ -1,4 +1,7 @@
-"""Operators that create tensors from shape expressions."""
+"""Operators that create tensors from shape expressions.
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,8 @@ import numpy as np
 from relax_tune.errors import DeduceError
 from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import Expr, as_int, const, eq, select
-from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.core.tensor_builder import TensorBuilder
-from relax_tune.ir.op.base import Array, Deduction, OperatorSpec
+from relax_tune.ir.op.base import Array, Deduction, OperatorBuilder, OperatorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,9 @@ class Iota(OperatorSpec):
         ctx.require_at_least(self.size, 0, "iota: size")
         return TensorInfo((ctx.simplify(self.size),), i64)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
+    def build(self, b: OperatorBuilder) -> None:
         y = b.output("y", (self.size,), i64)
         b.compute(y, lambda i: i, "iota")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         return np.arange(_number(self.size, "iota"), dtype=np.int64)
@@ -55,10 +52,7 @@ class Scalars(OperatorSpec):
         ctx.require_divisors(self.values)
         return TensorInfo((const(len(self.values)),), i64)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
+    def build(self, b: OperatorBuilder) -> None:
         y = b.output("y", (len(self.values),), i64)
 
         def value(i: Expr) -> Expr:
@@ -68,14 +62,13 @@ class Scalars(OperatorSpec):
             return chosen
 
         b.compute(y, value, "scalars")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         return np.array([_number(v, "scalars") for v in self.values], np.int64)
 
 
 def _number(e: Expr, what: str) -> int:
-    found = as_int(e)
-    if found is None:
-        raise DeduceError(f"{what}: wanted a number to evaluate with, found {e!r}; bind its symbols first")
-    return found
+    number = as_int(e)
+    if number is None:
+        raise DeduceError(f"{what}: expected a number to evaluate with, got {e!r}; bind its symbols first")
+    return number

@@ -1,4 +1,7 @@
-"""Operators that say where a value lives: `to_device` and `hint_on_device` (Relax's VDevice; HPVM's target hints)."""
+"""Operators that place values on devices: `to_device` and `hint_on_device` (Relax's VDevice; HPVM's target hints).
+
+Tests: `tests/ir/passes/placement/test_transfers.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,26 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from relax_tune.errors import BuildError
-from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, on_device
-from relax_tune.ir.op.base import Array, Deduction, Halves, OperatorSpec
+from relax_tune.ir.core.struct_info import StructInfo, on_device
+from relax_tune.ir.op.base import Array, Deduction, HalfPolicy, OperatorBuilder, OperatorSpec
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceOperator(OperatorSpec):
-    """Operator that changes where a value lives and nothing else. It is never lowered to loops.
+    """Operator that only changes the device of a value. It is never lowered to loops.
 
     A build for one device drops it; one for several keeps it until the placement is chosen.
 
-    device: kind of the device, such as `c` or `opencl`
+    Attributes:
+        device: kind of the device, such as `c` or `opencl`.
     """
 
-    halves: ClassVar[Halves] = "moved"
+    half_policy: ClassVar[HalfPolicy] = "pass_through"
 
     device: str
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        raise BuildError(f"{self.name}: wanted an operator that is a loop nest, found one that the runtime does itself")
+    def build(self, b: OperatorBuilder) -> None:
+        raise BuildError(f"{self.name}: this operator has no loops; the runtime executes it")
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         return arrays[0]
@@ -36,7 +37,7 @@ class DeviceOperator(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class ToDevice(DeviceOperator):
-    """The same value in the memory of a device. All that is computed from it without another transfer runs there."""
+    """The same value in the memory of a device. Computations on it run there, up to another transfer."""
 
     name: ClassVar[str] = "to_device"
 
@@ -47,7 +48,7 @@ class ToDevice(DeviceOperator):
 
 @dataclass(frozen=True, slots=True)
 class HintOnDevice(DeviceOperator):
-    """The same value, with the wish that it is made on a device. A build without that device ignores the wish."""
+    """Hint that a value should be computed on a device. A build without that device ignores the hint."""
 
     name: ClassVar[str] = "hint_on_device"
 

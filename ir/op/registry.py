@@ -1,131 +1,53 @@
-"""Table of all operators, by printed name."""
+"""Table of all operators by printed name: every operator class of the listed modules."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import ModuleType
 
+from relax_tune.ir.op import create, devices, shapes
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.create import Iota, Scalars
-from relax_tune.ir.op.devices import HintOnDevice, ToDevice
-from relax_tune.ir.op.indexing.gather import GatherElements, GatherND
-from relax_tune.ir.op.indexing.movement import (
-    BroadcastTo,
-    Concat,
-    ExpandDims,
-    Flatten,
-    Permute,
-    Reshape,
-    Slice,
-    Split,
-    Take,
-)
-from relax_tune.ir.op.indexing.pad import Pad
-from relax_tune.ir.op.indexing.scatter import ScatterElements, ScatterND
-from relax_tune.ir.op.math.bits import (
-    BitCast,
-    BitwiseAnd,
-    BitwiseNot,
-    BitwiseOr,
-    BitwiseXor,
-    IntegerPower,
-    ShiftLeft,
-    ShiftRight,
-)
-from relax_tune.ir.op.math.elementwise import (
-    Add,
-    AddScalar,
-    Cast,
-    Div,
-    Erf,
-    Exp,
-    Gelu,
-    Maximum,
-    MaximumScalar,
-    Minimum,
-    Mul,
-    MulScalar,
-    Relu,
-    Rsqrt,
-    Sigmoid,
-    Sqrt,
-    Sub,
-    Tanh,
-)
-from relax_tune.ir.op.math.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
-from relax_tune.ir.op.math.numeric import (
-    Abs,
-    Acos,
-    Acosh,
-    Asin,
-    Asinh,
-    Atan,
-    Atan2,
-    Atanh,
-    Cos,
-    Cosh,
-    Floor,
-    Fmod,
-    Log,
-    Log2,
-    Log10,
-    Modulo,
-    Power,
-    Quotient,
-    Rint,
-    Sin,
-    Sinh,
-    Tan,
-)
-from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Quantize, Unpack4
-from relax_tune.ir.op.neural.attention import Attention
-from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
-from relax_tune.ir.op.neural.fold import Fold
-from relax_tune.ir.op.neural.grid_sample import GridSample
-from relax_tune.ir.op.neural.resize import Resize
-from relax_tune.ir.op.neural.window import Conv, Pool, PoolPositions
-from relax_tune.ir.op.reduction.einsum import Einsum
-from relax_tune.ir.op.reduction.linalg import Matmul
-from relax_tune.ir.op.reduction.reduce import (
-    L2Normalize,
-    LayerNorm,
-    Max,
-    MaxOrLowest,
-    Mean,
-    MeanPool,
-    Min,
-    MinOrHighest,
-    Softmax,
-    Sum,
-)
-from relax_tune.ir.op.reduction.scan import ArgMax, CumProd, CumSum, Prod, TopK
-from relax_tune.ir.op.shapes import ReshapeTo, ShapeOf, TensorToShape, Unique
+from relax_tune.ir.op.indexing import gather, movement, pad, scatter
+from relax_tune.ir.op.math import bits, elementwise, logic, numeric, quantize
+from relax_tune.ir.op.math.elementwise import Elementwise
+from relax_tune.ir.op.neural import attention, decoder, fold, grid_sample, resize, window
+from relax_tune.ir.op.reduction import einsum, linalg, reduce, scan, trees
+
+MODULES = (
+    elementwise, numeric, logic, bits, quantize, movement, gather, scatter, pad, create, shapes, devices,
+    reduce, scan, linalg, einsum, attention, decoder, window, resize, fold, grid_sample,
+    trees,
+)  # fmt: skip
+
+
+def operators_in(module: ModuleType) -> list[type[OperatorSpec]]:
+    """Return the operators that a module defines: its subclasses of `OperatorSpec` that state a name."""
+    return [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, OperatorSpec)
+        and value.__module__ == module.__name__
+        and isinstance(vars(value).get("name"), str)
+    ]
 
 
 def registry(operators: Iterable[type[OperatorSpec]]) -> Mapping[str, type[OperatorSpec]]:
-    """Index operators by name. Raises ValueError for a name used twice."""
-    found: dict[str, type[OperatorSpec]] = {}
+    """Index operators by name.
+
+    Raises:
+        ValueError: a name used twice.
+    """
+    table: dict[str, type[OperatorSpec]] = {}
     for operator in operators:
-        if operator.name in found:
-            raise ValueError(
-                f"wanted one operator called {operator.name!r}, found {found[operator.name]} and {operator}"
-            )
-        found[operator.name] = operator
-    return found
+        if operator.name in table:
+            raise ValueError(f"two operators are called {operator.name!r}: {table[operator.name]} and {operator}")
+        table[operator.name] = operator
+    return table
 
 
-OPERATORS: Mapping[str, type[OperatorSpec]] = registry(
-    (
-        Add, Sub, Mul, Div, Maximum, Minimum, AddScalar, MulScalar, MaximumScalar,
-        Exp, Erf, Tanh, Sqrt, Rsqrt, Sigmoid, Gelu, Relu, Cast,
-        Matmul, Softmax, LayerNorm, L2Normalize, MeanPool, Sum, Mean, Max, Min, MaxOrLowest, MinOrHighest,
-        Take, Reshape, Flatten, ExpandDims, Permute, BroadcastTo, Concat, Split, Slice,
-        Abs, Log, Floor, Power, Equal, NotEqual, Less, LessEqual, LogicalAnd, LogicalOr, LogicalNot, Where,
-        GatherND, GatherElements, Iota, Scalars,
-        Sin, Cos, Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Atan2, Log2, Log10, 
-        BitwiseAnd, BitwiseOr, BitwiseXor, BitwiseNot, ShiftLeft, ShiftRight, IntegerPower, BitCast, Rint, Fmod, Quotient, Modulo,
-        Prod, CumSum, CumProd, ArgMax, TopK, ScatterND, ScatterElements, Conv, Pool,
-        ShapeOf, ReshapeTo, TensorToShape, Unique, RmsNorm, CausalSoftmax, Rotary, Attention,
-        Quantize, Dequantize, Pack4, Unpack4, Einsum, Pad, Resize, Fold, PoolPositions, GridSample,
-        ToDevice, HintOnDevice,
-    )
-)  # fmt: skip
+OPERATORS = registry(operator for module in MODULES for operator in operators_in(module))
+ELEMENTWISE: Mapping[str, type[Elementwise]] = {
+    name: operator for name, operator in OPERATORS.items() if issubclass(operator, Elementwise)
+}
+"""The operators that state their names in ONNX and torch."""

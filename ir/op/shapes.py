@@ -1,7 +1,11 @@
-"""Operators on first-class shapes, and operators with data-dependent dims (Relax, section 3.2)."""
+"""Operators on first-class shapes, and operators with data-dependent dims (Relax, section 3.2).
+
+Tests: `tests/ir/deduce/test_relations.py`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,9 +16,8 @@ from relax_tune.errors import BuildError, DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import as_int, const
-from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo
-from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, wide
+from relax_tune.ir.op.base import Array, Deduction, OperatorBuilder, OperatorSpec, wide
 from relax_tune.ir.op.indexing.movement import Reshape
 
 
@@ -25,12 +28,8 @@ class ShapeOperator(OperatorSpec):
     It is never lowered to loops: the runtime computes it by its name (`runtime/program/host_operators`).
     """
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        raise BuildError(
-            f"{self.name}: wanted an operator that is a loop nest, found one that the runtime computes itself"
-        )
+    def build(self, b: OperatorBuilder) -> None:
+        raise BuildError(f"{self.name}: this operator has no loops; the runtime computes it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +62,17 @@ class ReshapeTo(ShapeOperator):
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         if len(infos) != 2 or not isinstance(infos[0], TensorInfo) or not isinstance(infos[1], ShapeInfo):
-            raise DeduceError(f"reshape_to: wanted a tensor and a shape, found {list(infos)!r}")
+            raise DeduceError(f"reshape_to: expected a tensor and a shape, got {list(infos)!r}")
         x, to = infos[0], infos[1]
         if to.values is None:
             return TensorInfo(None, x.dtype, to.ndim)
         return Reshape(to.values).infer([x], ctx)
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
-        wanted = tuple(int(d) for d in arrays[1])
-        if int(np.prod(wanted, dtype=np.int64)) != arrays[0].size:
-            raise DeduceError(f"reshape_to: wanted {arrays[0].size} elements, found dims {wanted}")
-        return arrays[0].reshape(wanted)
+        dims = tuple(int(d) for d in arrays[1])
+        if math.prod(dims) != arrays[0].size:
+            raise DeduceError(f"reshape_to: expected {arrays[0].size} elements, got dims {dims}")
+        return arrays[0].reshape(dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +85,14 @@ class TensorToShape(ShapeOperator):
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
         if x.dtype not in (None, i64) or x.ndim not in (None, 1):
-            raise DeduceError(f"tensor_to_shape: wanted int64 in one dim, found {x!r}; cast or reshape it first")
+            raise DeduceError(f"tensor_to_shape: expected int64 in one dim, got {x!r}; cast or reshape it first")
         return ShapeInfo(None, None if x.shape is None else as_int(x.shape[0]))
 
     def evaluate(self, arrays: Sequence[Array]) -> Any:
-        found = tuple(int(d) for d in arrays[0])
-        if any(d < 0 for d in found):
-            raise DeduceError(f"tensor_to_shape: wanted dims >= 0, found {found}")
-        return found
+        dims = tuple(int(d) for d in arrays[0])
+        if any(d < 0 for d in dims):
+            raise DeduceError(f"tensor_to_shape: expected dims >= 0, got {dims}")
+        return dims
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +109,6 @@ class Unique(ShapeOperator):
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         (x,) = arrays
-        return np.unique(wide(x), equal_nan=False).astype(x.dtype)  # NumPy orders NaN of its own types alone
+        return np.unique(wide(x), equal_nan=False).astype(
+            x.dtype
+        )  # NumPy sorts NaN last only for its built-in float types

@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""Passes from module to module, and their standard order (`pipeline`). Import the modules; `pipeline.lower` runs them all."""

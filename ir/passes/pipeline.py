@@ -37,7 +37,7 @@ from relax_tune.ir.passes.graph.quantize_activations import QuantizeActivations
 from relax_tune.ir.passes.graph.round_weights import RoundWeights
 from relax_tune.ir.passes.graph.split_outputs import SeparateOutputs
 from relax_tune.ir.passes.memory.append import Appended, store_outermost
-from relax_tune.ir.passes.placement.wishes import DropDevices
+from relax_tune.ir.passes.placement.device_requests import DropDevices
 from relax_tune.ir.rewrite.fixpoint import RewriteToFixpoint
 from relax_tune.ir.rewrite.movement_rules import PAD_OF_CONCAT
 from relax_tune.ir.rewrite.rules import LevelName, RewriteByPattern, Rule
@@ -47,7 +47,11 @@ Pass = Callable[[IRModule], IRModule]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The point of a list of passes where users' rules of level `name` apply. `then` lowers the values that they put."""
+    """A point in a list of passes at which users' rules of level `name` apply.
+
+    Attributes:
+        then: Passes that lower the operators that the rules may introduce.
+    """
 
     name: LevelName
     then: tuple[Pass, ...] = ()
@@ -57,7 +61,7 @@ class Level:
 
 
 WEIGHT_BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
-"""The types of whole numbers with scales, and their bits."""
+"""Bits of the integer types that weights are quantised to."""
 
 
 def passes_for(
@@ -70,15 +74,17 @@ def passes_for(
 ) -> tuple[Pass, ...]:
     """Return the standard passes.
 
-    qkv: matmuls of one value with several weights. Merged, there are fewer calls and wider tasks; the device decides whether
-        that is faster.
-    precision: type in which float32 models store weights and the arguments of matmuls.
-    attention: one tensor function, or two matmuls and a softmax, each tuned or left to a library by itself.
-    rounded: 16-bit float of each weight that is stored as one, by name (`RoundWeights`).
-    activations: what products of float32 weights multiply. `int8` quantises it in the call (`QuantizeActivations`), and stores the
-        weights in 8 bits where `weights` does not say otherwise.
-    weights: numbers as which weights of products are stored (`QuantizeWeights`, `RoundWeights`)."""
-    whole = "int8" if activations == "int8" and weights == "stored" else weights
+    Args:
+        qkv: Whether matmuls of one value by several weights are merged. Merged, there are fewer calls and wider tasks; whether that is
+            faster depends on the device.
+        precision: Type in which float32 models store weights and the arguments of matmuls.
+        attention: Whether attention is one tensor function, or two matmuls and a softmax that are tuned or left to a library separately.
+        rounded: 16-bit float type of each weight that is stored in 16 bits, by name (`RoundWeights`).
+        activations: Type of the values that float32 weights are multiplied by. `int8` quantises them at run time
+            (`QuantizeActivations`), and implies 8-bit weights unless `weights` gives another type.
+        weights: Type in which weights of matmuls are stored (`QuantizeWeights`, `RoundWeights`).
+    """
+    quantized = "int8" if activations == "int8" and weights == "stored" else weights
     half = dtype(weights) if weights in ("bf16", "f16") else None
     merged, fused = qkv == "merged", attention == "fused"
     decompose = Decompose(("attention",) if fused else ())
@@ -93,7 +99,7 @@ def passes_for(
         RewriteToFixpoint((PAD_OF_CONCAT,)),
         DeadCode(),
         *((CommonSubexpressions(repeat_spatial=True), CombineParallelMatmuls()) if merged else ()),
-        *((QuantizeWeights(WEIGHT_BITS[whole]),) if whole in WEIGHT_BITS else ()),
+        *((QuantizeWeights(WEIGHT_BITS[quantized]),) if quantized in WEIGHT_BITS else ()),
         *((QuantizeActivations(),) if activations == "int8" else ()),
         MixedPrecision(precision),
         *((RoundWeights(rounded, half),) if rounded or half else ()),
@@ -115,21 +121,23 @@ def passes_for(
 
 STANDARD = passes_for()
 FIRST_LEVELS: tuple[LevelName, ...] = ("import", "operators")
-"""The levels before calls are inlined: `lower` applies their rules itself."""
+"""Levels before calls are inlined, whose rules `lower` applies itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoweredModule:
-    """A module whose straight-line graph functions hold only `call_tir`, `call_dps_library`, views, tuples and match_cast.
+    """A module whose straight-line graph functions contain only `call_tir`, `call_dps_library`, views, tuples and match_cast.
 
-    checks: conditions that deduction left to run time, by straight-line function.
-    stages: every pass that changed something, with the module it made.
-    host_functions: the functions with control flow, which call the outlined subgraphs.
-    entries: the functions that a built model offers by name.
-    seconds: the time of each pass.
-    ranges: of each straight-line function, what parameters used as indices may hold.
-    index_checks: of each straight-line function those of the indices that it makes, its last results.
-    appended: of each straight-line function the parameters that results extend, which are stored with another dim outermost.
+    Attributes:
+        module: The module.
+        checks: Conditions that deduction leaves to run time, by straight-line function.
+        stages: Every pass that changed something, with the module after it.
+        host_functions: Functions with control flow, which call the outlined subgraphs.
+        entries: Functions that a built model offers by name.
+        seconds: Time of each pass.
+        ranges: For each straight-line function, the valid values of parameters used as indices.
+        index_checks: For each straight-line function, the checks of computed indices, which are its last results.
+        appended: For each straight-line function, the parameters that results extend in place, stored with the growing dim outermost.
     """
 
     module: IRModule
@@ -145,8 +153,7 @@ class LoweredModule:
     @property
     def functions(self) -> Mapping[str, Function]:
         """The straight-line graph functions by name: each becomes a program."""
-        found = self.module.graphs
-        return {n: f for n, f in found.items() if n not in self.host_functions}
+        return {n: f for n, f in self.module.graphs.items() if n not in self.host_functions}
 
     @property
     def outlined(self) -> OutlinedModule:
@@ -161,38 +168,43 @@ class LoweredModule:
 
     def calls(self, caller: str | None = None) -> tuple[CallTIR, ...]:
         """Return every call of a tensor function, function by function, in order; `caller` selects one function."""
-        found = (b.value for n, f in self.functions.items() if caller in (None, n) for b in f.bindings)
-        return tuple(v for v in found if isinstance(v, CallTIR))
+        values = (b.value for n, f in self.functions.items() if caller in (None, n) for b in f.bindings)
+        return tuple(v for v in values if isinstance(v, CallTIR))
 
 
 @dataclass(slots=True)
 class PassManager:
     """A runner of passes in order, which records their results.
 
-    verify: whether the module is verified before the first pass and after every pass that changes it.
-    after: the last pass to run, as `pass_names` calls it; None runs all.
-    stages: every pass that changed something, as text, with the module it made.
-    seconds: the time of every pass, in the order in which they ran.
+    Attributes:
+        verify: Whether the module is verified before the first pass and after every pass that changes it.
+        after: Name of the last pass to run (`pass_names`); None to run all.
+        stages: Every pass that changed something, as text, with the module after it.
+        seconds: Time of every pass, in the order in which they ran.
     """
 
     always_verify: ClassVar[bool] = False
-    """Set by tests: every manager verifies after each pass, unless the program was wrong before the first."""
+    """Set by tests: every manager verifies after each pass, unless the module was invalid before the first."""
 
     verify: bool = False
     after: str | None = None
     stages: list[tuple[str, IRModule]] = field(default_factory=list)
     seconds: list[tuple[str, float]] = field(default_factory=list)
-    _wrong_before: bool = False
+    _invalid_input: bool = False
 
     def run(self, module: IRModule, passes: Sequence[Pass]) -> IRModule:
-        """Return the module after the passes. Raises VerifyError naming the pass that breaks it."""
+        """Return the module after the passes.
+
+        Raises:
+            VerifyError: The module is invalid after a pass; the error names the pass.
+        """
         if self.verify:
             self._verified(module, "before the passes")
         elif self.always_verify:
             try:
                 verify_module(module)
             except VerifyError:
-                self._wrong_before = True
+                self._invalid_input = True
         for step, name in zip(passes, pass_names(passes), strict=True):
             start = time.perf_counter()
             new = step(module)
@@ -204,10 +216,10 @@ class PassManager:
         return module
 
     def add(self, step: str, before: IRModule, after: IRModule) -> None:
-        """Record the module that `step` made."""
+        """Record the module after a pass."""
         if after is before:
             return
-        if self.verify or (self.always_verify and not self._wrong_before):
+        if self.verify or (self.always_verify and not self._invalid_input):
             self._verified(after, f"after {step}")
         self.stages.append((step, after))
 
@@ -220,47 +232,46 @@ class PassManager:
 
 
 def pass_names(passes: Sequence[Pass]) -> tuple[str, ...]:
-    """Return the names of the passes in order. A repeated pass has a number: `DeadCode`, `DeadCode.2`. Marks of levels
-    have no name.
-    """
-    seen: Counter[str] = Counter()
+    """Return the names of the passes in order, without levels. A repeated pass has a number: `DeadCode`, `DeadCode.2`."""
+    counts: Counter[str] = Counter()
     names = []
     for step in passes:
         if not isinstance(step, Level):
             name = type(step).__name__
-            seen[name] += 1
-            names.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
+            counts[name] += 1
+            names.append(name if counts[name] == 1 else f"{name}.{counts[name]}")
     return tuple(names)
 
 
 def run_passes(module: IRModule, passes: Sequence[Pass], verify: bool = False) -> tuple[tuple[str, IRModule], ...]:
-    """Return each pass that changed something, and the module after it."""
+    """Run passes; return each pass that changed something, and the module after it."""
     manager = PassManager(verify)
     manager.run(module, with_rules(passes, ()))
     return tuple(manager.stages)
 
 
 def with_rules(passes: Sequence[Pass], rules: Sequence[Rule]) -> tuple[Pass, ...]:
-    """Return `passes` with users' rules in place of the marks of their levels.
+    """Return `passes` with users' rules in place of their levels.
 
-    Raises UserError for a rule of a level that these passes do not have.
+    Raises:
+        UserError: A rule has a level that is not among the passes.
     """
-    found: list[Pass] = []
-    left = [r for r in rules if r.level not in FIRST_LEVELS]
+    result: list[Pass] = []
+    remaining = [r for r in rules if r.level not in FIRST_LEVELS]
     for step in passes:
         if not isinstance(step, Level):
-            found.append(step)
+            result.append(step)
             continue
-        own = tuple(r for r in left if r.level == step.name)
-        if own:
-            left = [r for r in left if r.level != step.name]
-            found += [RewriteByPattern(own), *step.then]
-    if left:
+        applied = tuple(r for r in remaining if r.level == step.name)
+        if applied:
+            remaining = [r for r in remaining if r.level != step.name]
+            result += [RewriteByPattern(applied), *step.then]
+    if remaining:
+        level = remaining[0].level
         raise UserError(
-            f"rule {left[0].title}: wanted passes with level {left[0].level!r}, found {found!r:.200}; add "
-            f"Level({left[0].level!r}) to them"
+            f"rule {remaining[0].title}: expected passes with level {level!r}, got {result!r:.200}; add Level({level!r}) to them"
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def lower(
@@ -274,52 +285,59 @@ def lower(
 ) -> LoweredModule:
     """Lower a module from operators to fused tensor functions.
 
-    Calls are inlined first. A function that still branches, calls or has side effects is outlined into subgraphs. The `passes`
-    then run over everything. rules: a user's own, each applied at its level. manager: runs the passes.
-    checks: computed indices become further results, which the call looks at.
-    append: parameters that results extend are stored with that dim outermost, and so are the results (`appended`). The passes
-        must keep attention whole.
-    devices: keep what the module says about devices, for a build for several; a build for one drops it.
+    Calls are inlined first. A function that still branches, calls or has side effects is outlined into subgraphs. Then the `passes` run.
 
-    Raises: DeduceError for a graph that cannot fit together, BuildError for one whose dims are not known enough."""
+    Args:
+        rules: Users' rewrite rules, each applied at its level.
+        manager: Runs the passes and records their results.
+        checks: Whether computed indices become further results, which are checked after each call.
+        append: Whether parameters that results extend are stored with the growing dim outermost (`LoweredModule.appended`). The passes
+            must then not decompose attention.
+        devices: Whether annotations of devices remain, as a build for several devices needs them.
+
+    Raises:
+        DeduceError: The shapes or dtypes of the graph contradict each other.
+        BuildError: Too few dims are known to lower the graph.
+    """
     manager = manager or PassManager()
     first = [RewriteByPattern(tuple(r for r in rules if r.level == level), level == "import") for level in FIRST_LEVELS]
     if not devices:
-        bare = DropDevices()(module)
-        manager.add("DropDevices()", module, bare)
-        module = bare
+        without_devices = DropDevices()(module)
+        manager.add("DropDevices()", module, without_devices)
+        module = without_devices
     module = manager.run(module, [step for step in first if step.rules])
     inlined, conditions = Inline().run(module)
-    offered = tuple(entries(module.functions))
+    entry_names = tuple(entries(module.functions))
     hosts: tuple[str, ...] = ()
-    roots = tuple(n for n in offered if not is_straight_line(_graph(inlined, n)))
+    roots = tuple(n for n in entry_names if not is_straight_line(_graph(inlined, n)))
     if roots:
-        inlined, conditions, hosts = _outlined(module, tuple(n for n in offered if n not in roots), roots)
+        inlined, conditions, hosts = _outlined(module, tuple(n for n in entry_names if n not in roots), roots)
     inlined = _bounded(inlined)
     manager.add(repr(OutlineSubgraphs(roots) if hosts else Inline()), module, inlined)
-    outside = outside_params(inlined, hosts, offered)
-    ranges = {n: index_ranges(inlined.graphs[n], inlined, given) for n, given in outside.items()}
-    found = add_indices(inlined, hosts, outside, checks)
-    manager.add("CheckIndices()", inlined, found.module)
-    module, appended = store_outermost(found.module, [n for n in offered if n not in hosts] if append else ())
-    manager.add("StoreOutermost()", found.module, module)
-    done = manager.run(module, with_rules(passes, rules))
+    outside = outside_params(inlined, hosts, entry_names)
+    ranges = {n: index_ranges(inlined.graphs[n], inlined, positions) for n, positions in outside.items()}
+    checked = add_indices(inlined, hosts, outside, checks)
+    manager.add("CheckIndices()", inlined, checked.module)
+    module, appended = store_outermost(checked.module, [n for n in entry_names if n not in hosts] if append else ())
+    manager.add("StoreOutermost()", checked.module, module)
+    lowered = manager.run(module, with_rules(passes, rules))
     stages, seconds = tuple(manager.stages), tuple(manager.seconds)
-    return LoweredModule(done, conditions, stages, hosts, offered, seconds, ranges, found.checks, appended)
+    return LoweredModule(lowered, conditions, stages, hosts, entry_names, seconds, ranges, checked.checks, appended)
 
 
 def _graph(module: IRModule, name: str) -> Function:
-    found = module.functions[name]
-    assert isinstance(found, Function)
-    return found
+    f = module.functions[name]
+    assert isinstance(f, Function)
+    return f
 
 
 def _outlined(
     module: IRModule, entries: tuple[str, ...], roots: tuple[str, ...]
 ) -> tuple[IRModule, Mapping[str, tuple[RuntimeCheck, ...]], tuple[str, ...]]:
-    """Return the straight-line `entries` and subgraphs of `roots`, their checks, and the names of the host functions.
+    """Outline `roots`, and inline calls in the subgraphs and in the straight-line `entries`.
 
-    Calls are inlined.
+    Returns:
+        The module, the run-time checks by function, and the names of the host functions.
     """
     outlined = OutlineSubgraphs(roots).run(module)
     functions = {n: outlined.module.functions[n] for n in outlined.subgraphs}
@@ -336,7 +354,7 @@ def _outlined(
 
 
 def _bounded(module: IRModule) -> IRModule:
-    """Declare a bound of at least 0 for every unbounded symbol of a parameter, and drop bounds of unused symbols."""
+    """Declare a lower bound of 0 for every unbounded symbol of a parameter, and drop bounds of unused symbols."""
     functions = list(module.graphs.values())
     params = dict.fromkeys(v for f in functions for p in f.params for v in info_symbols(p.info))
     used = {

@@ -1,4 +1,7 @@
-"""Liveness of bindings, walked from the last to the first, and dead-code elimination over it."""
+"""Liveness of bindings, walked from the last to the first, and dead-code elimination over it.
+
+Tests: `tests/ir/passes/test_graph_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +39,22 @@ def without_dead_code(blocks: tuple[AnyBlock, ...], ret: Value) -> tuple[AnyBloc
     """
     live = Liveness()
     live.reads(ret)
-    found: list[AnyBlock] = []
+    live_blocks: list[AnyBlock] = []
     for block in reversed(blocks):
-        kept: list[AnyBinding] = []
+        live_bindings: list[AnyBinding] = []
         for b in reversed(block.bindings):
             if live.needs(b):
                 if isinstance(b.value, If):
                     value = b.value.with_bodies([_side(side) for side in b.value.bodies])
                     b = b if value is b.value else replace(b, value=value)
-                kept.append(b)
+                live_bindings.append(b)
                 live.reads(b.value)
-        kept.reverse()
-        found.append(block if same_objects(kept, block.bindings) else replace(block, bindings=tuple(kept)))
-    found.reverse()
-    return blocks if same_objects(found, blocks) else tuple(found)
+        live_bindings.reverse()
+        live_blocks.append(
+            block if same_objects(live_bindings, block.bindings) else replace(block, bindings=tuple(live_bindings))
+        )
+    live_blocks.reverse()
+    return blocks if same_objects(live_blocks, blocks) else tuple(live_blocks)
 
 
 def _side(side: Body) -> Body:

@@ -1,4 +1,7 @@
-"""Rewriting graph functions binding by binding, and keeping equal tensor functions once."""
+"""Rewriting graph functions binding by binding, and keeping equal tensor functions once.
+
+Tests: `tests/ir/passes/graph/test_combine_matmuls.py`.
+"""
 
 from __future__ import annotations
 
@@ -28,30 +31,32 @@ def tensor_info(value: g.Value) -> TensorInfo:
 def returned(func: g.Function) -> set[g.GVar]:
     """Return the variables whose memory the function returns: its results, and all that these view, rename or unpack.
 
-    A built program computes each result into memory of its own, so no existing value may replace one of these.
+    A built program computes each result into separate memory, so no existing value may replace one of these.
     """
-    made = {b.var: b.value for b in func.bindings}
-    found: set[g.GVar] = set()
+    definitions = {b.var: b.value for b in func.bindings}
+    variables: set[g.GVar] = set()
     stack = list(used_vars(func.ret))
     while stack:
         v = stack.pop()
-        value = made.get(v)
-        if v not in found and value is not None:
-            found.add(v)
+        value = definitions.get(v)
+        if v not in variables and value is not None:
+            variables.add(v)
             if isinstance(value, (g.GVar, g.TupleValue, g.TupleItem)) or is_view(value):
                 stack.extend(used_vars(value))
-    return found
+    return variables
 
 
 @dataclass(slots=True)
 class Emitter:
     """The bindings of one function that is being rewritten.
 
-    mapping: old variables and weights to new values.
-    names: variable names that are taken, with the number of their next copy.
-    known: facts about values of this scope; a side of an `if` loses its own at its end.
-    env: facts about the symbols here.
-    depth: number of enclosing branches."""
+    Attributes:
+        mapping: old variables and weights to new values.
+        names: variable names that are taken, with the number of their next copy.
+        known: facts about values of this scope; facts from a side of an `if` end with it.
+        env: facts about the symbols here.
+        depth: number of enclosing branches.
+    """
 
     mapping: dict[g.Value, g.Value] = field(default_factory=dict)
     bindings: list[g.AnyBinding] = field(default_factory=list)
@@ -89,9 +94,11 @@ class Emitter:
 
 @dataclass(slots=True)
 class FunctionTable:
-    """Named functions of a module in the making, structurally equal tensor functions once.
+    """Named functions of a module under construction; structurally equal tensor functions are stored once.
 
-    keys: name of a tensor function by workload key; None until one is added, as many passes add none."""
+    Attributes:
+        keys: name of a tensor function by workload key; None until one is added, as many passes add none.
+    """
 
     functions: dict[str, AnyFunction]
     keys: dict[str, str] | None = None
@@ -102,13 +109,13 @@ class FunctionTable:
 
     def prim(self, name: str) -> PrimFunc:
         """Return the tensor function `name`. Raises KeyError."""
-        found = self.functions[name]
-        if not isinstance(found, PrimFunc):
-            raise KeyError(f"wanted a tensor function called {name!r}, found a {type(found).__name__}")
-        return found
+        function = self.functions[name]
+        if not isinstance(function, PrimFunc):
+            raise KeyError(f"expected a tensor function called {name!r}, got a {type(function).__name__}")
+        return function
 
     def add(self, func: PrimFunc) -> str:
-        """Add `func`, unless an equal function is there; return its name."""
+        """Add `func` unless the table has an equal function; return its name."""
         if self.keys is None:
             self.keys = {}
             for name, f in self.functions.items():
@@ -134,8 +141,10 @@ def rewrite_function(
     changes.
 
     The sides of an `if` are visited before the `if` itself. On each side `Emitter.env` has the condition as a fact.
-    env: facts about the symbols.
-    mapping: replacements from the start.
+
+    Args:
+        env: facts about the symbols.
+        mapping: replacements from the start.
     """
     names = dict.fromkeys((v.name for v in (*func.params, *_variables(func))), 1)
     out = Emitter(dict(mapping or {}), names=names, env=env or Env())
@@ -165,7 +174,7 @@ def _rewrite_blocks(
 
 
 def _rewrite_sides(value: g.If, out: Emitter, visit: Callable[[Emitter, g.AnyBinding], None]) -> g.If:
-    """Rewrite each side in a scope of its own."""
+    """Rewrite each side in a separate scope."""
     cond = out.value(value.cond)
     outer = (out.mapping, out.bindings, out.known, out.env)
     sides: list[g.Body] = []
@@ -182,7 +191,7 @@ def _rewrite_sides(value: g.If, out: Emitter, visit: Callable[[Emitter, g.AnyBin
 
 
 def map_graphs(module: IRModule, fn: Callable[[g.Function, FunctionTable], g.Function]) -> IRModule:
-    """Apply `fn` to every graph function; tensor functions it makes go into the table. Returns the same object when
+    """Apply `fn` to every graph function; new tensor functions go into the table. Returns the same object when
     nothing changes.
     """
     table = FunctionTable.of(module.functions)

@@ -1,12 +1,13 @@
-"""Rewriting to a fixpoint: a value is rewritten as it is written, until no rule of a table matches it.
+"""Rewriting to a fixpoint: each value is rewritten as it is emitted, until no rule of a table matches it.
 
-Operands are written before the value that reads them, so a function is at its fixpoint once its last value is written. Importers
-rewrite this way while they write operators, and passes while they rebuild a function. An importer does not know the readers
+Operands are emitted before the value that reads them, so a function is at its fixpoint once its last value is emitted. Importers
+rewrite this way while they emit operators, and passes while they rebuild a function. An importer does not know the readers
 of a value yet, so there `Pattern.once` never matches.
 
-Names, branches and equal computations are not rewritten here. A pattern sees through a second name. It sees no branch, which is
-a region of its own. Two equal computations are two roots, and a rule has one: `CommonSubexpressions` and `CancelViews` number
-values instead.
+Aliases, branches and common subexpressions are out of scope: a pattern looks through aliases and stops at branches, and two equal
+computations are two roots.
+
+Tests: `tests/ir/rewrite/test_rule_tables.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from relax_tune.ir.rewrite.rules import MAX_ROUNDS, Parts, Rule, Site, Unfit
 class RuleTable:
     """Rules in the order in which they are tried, indexed by the operator or tuple at their roots.
 
-    readers: the number of values that read each variable, for patterns that need it.
+    Attributes:
+        readers: the number of values that read each variable, for patterns that need it.
     """
 
     rules: tuple[Rule, ...]
@@ -70,7 +72,9 @@ class RuleTable:
     ) -> g.Value | None:
         """Return the replacement of `value` by the first matching rule, None when no rule matches. It may be nested.
 
-        definitions: the value of each variable so far. var: the variable that `value` is bound to, if any.
+        Args:
+            definitions: the value of each variable so far.
+            var: the variable that `value` is bound to, if any.
         """
         rules = self.at(value)
         if not rules:
@@ -85,11 +89,11 @@ class RuleTable:
                     if match.unknown:
                         continue
                     try:
-                        found = rule.put(Site(match, root.info, rule.level, Parts.none()))
+                        replacement = rule.put(Site(match, root.info, rule.level, Parts.none()))
                     except Unfit:
                         continue
-                    if found is not None:
-                        return found
+                    if replacement is not None:
+                        return replacement
         finally:
             del definitions[root]
             if before is not None:
@@ -107,13 +111,14 @@ class RuleTable:
     ) -> g.Value:
         """Rewrite `value` until no rule matches; bind new parts in `out`.
 
-        keep: whether an existing value must not replace `var`, which then stays computed
+        Args:
+            keep: whether an existing value must not replace `var`, which then stays computed.
         """
         for _ in range(MAX_ROUNDS):
-            found = self.put(value, definitions, module, out.env, var)
-            if found is None:
+            replacement = self.put(value, definitions, module, out.env, var)
+            if replacement is None:
                 return value
-            new = self._over_atoms(found, definitions, module, out)
+            new = self._over_atoms(replacement, definitions, module, out)
             if new.is_atom:
                 return value if keep(new) else new
             value = new
@@ -184,7 +189,7 @@ class RewriteToFixpoint:
         def function(f: g.Function, _: FunctionTable) -> g.Function:
             definitions: dict[g.GVar, g.Value] = {}
             fixed = ordering_constrained(f)
-            kept = returned(f) | fixed
+            protected = returned(f) | fixed
             table = RuleTable(self.rules, Counter(v for value in all_uses(f) for v in used_vars(value)))
 
             def visit(out: Emitter, binding: g.AnyBinding) -> None:
@@ -192,7 +197,7 @@ class RewriteToFixpoint:
                 if isinstance(binding, g.MatchCast):
                     out.keep(binding)
                     return
-                value = table.rewritten(old, binding.var, definitions, module, out, lambda _: binding.var in kept)
+                value = table.rewritten(old, binding.var, definitions, module, out, lambda _: binding.var in protected)
                 if value.is_atom and not old.is_atom:
                     out.mapping[binding.var] = value
                     return

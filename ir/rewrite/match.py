@@ -1,4 +1,7 @@
-"""Matching of patterns against the dataflow of graph functions: every match, with its captures."""
+"""Matching of patterns against the dataflow of graph functions: every match, with its captures.
+
+Tests: `tests/ir/rewrite/test_pattern.py`.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +63,10 @@ Op = TypeVar("Op", bound=Operator)
 class Scope:
     """The region in which patterns are matched.
 
-    definitions: the value of each variable of the region.
-    readers: number of values that read each variable."""
+    Attributes:
+        definitions: the value of each variable of the region.
+        readers: number of values that read each variable.
+    """
 
     module: IRModule
     env: Env
@@ -73,27 +78,27 @@ class Scope:
     def over(cls, bindings: Sequence[AnyBinding], ret: Value, module: IRModule, env: Env) -> Scope:
         readers: dict[GVar, int] = {}
         for v in used_vars(ret):
-            readers[v] = readers.get(v, 0) + 2  # a returned value may have any number of readers
+            readers[v] = readers.get(v, 0) + 2  # a returned value may have further readers outside
         for b in bindings:
             for v in used_vars(b.value):
                 readers[v] = readers.get(v, 0) + 1
-        made = {b.var: b.value for b in bindings if isinstance(b, Binding) and not isinstance(b.value, If)}
-        return cls(module, env, made, readers)
+        definitions = {b.var: b.value for b in bindings if isinstance(b, Binding) and not isinstance(b.value, If)}
+        return cls(module, env, definitions, readers)
 
     def source(self, v: Value) -> Value:
-        """Return the value behind renamings."""
+        """Return the value that aliases stand for."""
         while isinstance(v, GVar) and isinstance(self.definitions.get(v), (GVar, Constant)):
             v = self.definitions[v]
         return v
 
-    def made(self, v: Value) -> Value | None:
+    def definition(self, v: Value) -> Value | None:
         """Return the definition of a variable of this region, None for one from outside."""
         return self.definitions.get(v) if isinstance(v, GVar) else None
 
     def call(self, v: Value) -> Call | None:
         """Return the operator call that defines a variable of this region, else None."""
-        found = self.made(v)
-        return found if isinstance(found, Call) else None
+        value = self.definition(v)
+        return value if isinstance(value, Call) else None
 
     def kind(self, callee: str) -> PatternKind:
         f = self.module.functions.get(callee)
@@ -106,10 +111,12 @@ class Scope:
 class Match:
     """A match of a pattern at the value `root`.
 
-    values: captures.
-    dims: dims that `of` names.
-    inside: variables whose computation the pattern describes, `root` first.
-    unknown: conditions that the match needs and that are not proved."""
+    Attributes:
+        values: captures.
+        dims: dims that `of` names.
+        inside: variables whose computation the pattern describes, `root` first.
+        unknown: conditions that the match needs and that are not proved.
+    """
 
     scope: Scope = field(repr=False)
     root: Value
@@ -119,19 +126,19 @@ class Match:
     unknown: tuple[Expr, ...] = ()
 
     def __getitem__(self, name: str) -> Value:
-        found = self.values.get(name)
-        if found is None:
+        value = self.values.get(name)
+        if value is None:
             known = ", ".join(self.values) or "none"
-            raise UserError(f"match: wanted a capture called {name!r}, which did not match here; there are: {known}")
-        return found
+            raise UserError(f"match: expected a capture called {name!r}, which did not match here; there are: {known}")
+        return value
 
     def __contains__(self, name: object) -> bool:
         return name in self.values
 
-    def made(self, name: str) -> Value:
+    def definition(self, name: str) -> Value:
         """Return the definition of a capture, such as an operator's call; the capture itself if it comes from outside."""
-        found = self[name]
-        return self.scope.made(found) or found
+        value = self[name]
+        return self.scope.definition(value) or value
 
     def info(self, name: str) -> StructInfo:
         """Return the annotation of a capture."""
@@ -144,34 +151,34 @@ class Match:
 
     def operator(self, name: str, kind: type[Op]) -> Op:
         """Return the operator that computes a capture; the pattern guarantees that it is a `kind`."""
-        made = self.made(name)
-        assert isinstance(made, Call) and isinstance(made.op, kind), f"the pattern does not make {name!r} a {kind}"
-        return made.op
+        call = self.definition(name)
+        assert isinstance(call, Call) and isinstance(call.op, kind), f"the pattern does not make {name!r} a {kind}"
+        return call.op
 
     @property
     def root_call(self) -> Call:
         """The operator's call at the root."""
-        made = self.scope.made(self.root)
-        assert isinstance(made, Call), "the pattern has no operator at its root"
-        return made
+        call = self.scope.definition(self.root)
+        assert isinstance(call, Call), "the pattern has no operator at its root"
+        return call
 
     def dim(self, name: str) -> Expr:
         """Return the dim that `of` calls `name`."""
-        found = self.dims.get(name)
-        if found is None:
-            raise UserError(f"match: wanted a dim called {name!r}; there are: {', '.join(self.dims) or 'none'}")
-        return found
+        dim = self.dims.get(name)
+        if dim is None:
+            raise UserError(f"match: expected a dim called {name!r}; there are: {', '.join(self.dims) or 'none'}")
+        return dim
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """Return the elements of a captured constant."""
-        found = self[name]
-        if not isinstance(found, Constant):
-            raise UserError(f"match: wanted a constant as {name!r}, found {found!r}; capture it with weight({name!r})")
-        return self.scope.module.constants[found.name]
+        value = self[name]
+        if not isinstance(value, Constant):
+            raise UserError(f"match: expected a constant as {name!r}, got {value!r}; capture it with weight({name!r})")
+        return self.scope.module.constants[value.name]
 
 
 def find_matches(p: Operand, root: GVar, scope: Scope) -> Iterator[Match]:
-    """Return every way in which the pattern matches `root`, in a fixed order."""
+    """Yield every match of the pattern at `root`, in a fixed order."""
     return _match(pattern(p), root, Match(scope, root))
 
 
@@ -180,12 +187,12 @@ def _match(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
     if isinstance(p, Anything):
         yield m
     elif isinstance(p, Named):
-        for found in _match(p.inner, v, m):
-            known = found.values.get(p.name)
+        for match in _match(p.inner, v, m):
+            known = match.values.get(p.name)
             if known is None:
-                yield replace(found, values={**found.values, p.name: v})
+                yield replace(match, values={**match.values, p.name: v})
             elif same_value(known, v):
-                yield found
+                yield match
     elif isinstance(p, Either):
         for choice in p.choices:
             yield from _match(choice, v, m)
@@ -193,11 +200,11 @@ def _match(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
         if isinstance(v, GVar) and m.scope.readers.get(v, 0) == 1:
             yield from _match(p.inner, v, m)
     elif isinstance(p, Annotated):
-        for found in _match(p.inner, v, m):
-            yield from _annotated(p, v.info, found)
+        for match in _match(p.inner, v, m):
+            yield from _annotated(p, v.info, match)
     elif isinstance(p, Conditional):
-        for found in _match(p.inner, v, m):
-            yield from _condition(p.condition(found), found)
+        for match in _match(p.inner, v, m):
+            yield from _condition(p.condition(match), match)
     elif isinstance(p, Weight):
         if isinstance(v, Constant) and (p.number is None or _holds(m.scope.module.constants.get(v.name), p.number)):
             yield m
@@ -207,25 +214,25 @@ def _match(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
 
 def _computed(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
     """Yield the matches of a pattern with the definition of a variable."""
-    made = m.scope.made(v)
-    if made is None or not isinstance(v, GVar):
+    call = m.scope.definition(v)
+    if call is None or not isinstance(v, GVar):
         return
     inner = m if v in m.inside else replace(m, inside=(*m.inside, v))
-    if isinstance(p, TupleField) and isinstance(made, TupleItem) and p.index in (None, made.index):
-        yield from _match(p.inner, made.value, inner)
-    elif isinstance(p, Packed) and isinstance(made, TupleValue):
+    if isinstance(p, TupleField) and isinstance(call, TupleItem) and p.index in (None, call.index):
+        yield from _match(p.inner, call.value, inner)
+    elif isinstance(p, Packed) and isinstance(call, TupleValue):
         yield inner
-    elif isinstance(p, Operation) and isinstance(made, Call) and isinstance(made.op, p.operator):
-        if all(_has(getattr(made.op, name), wanted) for name, wanted in p.attributes):
-            turned = made.op.commutative and p.args is not None and p.args[0] != p.args[-1]
-            for args in permutations(made.args) if turned else (made.args,):
+    elif isinstance(p, Operation) and isinstance(call, Call) and isinstance(call.op, p.operator):
+        if all(_has(getattr(call.op, name), expected) for name, expected in p.attributes):
+            turned = call.op.commutative and p.args is not None and p.args[0] != p.args[-1]
+            for args in permutations(call.args) if turned else (call.args,):
                 yield from _all(p.args, args, inner)
-    elif isinstance(p, TensorCall) and isinstance(made, CallTIR):
-        named = p.callee in (None, made.callee)
-        if named and (p.kind is None or m.scope.kind(made.callee) is p.kind):
-            yield from _all(p.args, made.args, inner)
-    elif isinstance(p, LibraryOperation) and isinstance(made, CallDPSLibrary) and made.routine == p.routine:
-        yield from _all(p.args, made.args, inner)
+    elif isinstance(p, TensorCall) and isinstance(call, CallTIR):
+        named = p.callee in (None, call.callee)
+        if named and (p.kind is None or m.scope.kind(call.callee) is p.kind):
+            yield from _all(p.args, call.args, inner)
+    elif isinstance(p, LibraryOperation) and isinstance(call, CallDPSLibrary) and call.routine == p.routine:
+        yield from _all(p.args, call.args, inner)
 
 
 def _all(patterns: Sequence[Pattern] | None, values: Sequence[Value], m: Match) -> Iterator[Match]:
@@ -233,29 +240,29 @@ def _all(patterns: Sequence[Pattern] | None, values: Sequence[Value], m: Match) 
     if patterns is None or (not patterns and not values):
         yield m
     elif len(patterns) == len(values):
-        for found in _match(patterns[0], values[0], m):
-            yield from _all(patterns[1:], values[1:], found)
+        for first in _match(patterns[0], values[0], m):
+            yield from _all(patterns[1:], values[1:], first)
 
 
 def _annotated(p: Annotated, info: StructInfo, m: Match) -> Iterator[Match]:
     if not isinstance(info, TensorInfo) or p.dtype not in (None, info.dtype) or p.ndim not in (None, info.ndim):
         return
-    wanted = p.dims
-    if wanted is not None:
+    dims = p.dims
+    if dims is not None:
         if info.shape is None:
             return
-        have = info.shape
-        if wanted[0] is ...:
-            wanted = wanted[1:]
-            have = have[len(have) - len(wanted) :] if len(have) >= len(wanted) else have
-        if len(have) != len(wanted):
+        sizes = info.shape
+        if dims[0] is ...:
+            dims = dims[1:]
+            sizes = sizes[len(sizes) - len(dims) :] if len(sizes) >= len(dims) else sizes
+        if len(sizes) != len(dims):
             return
-        for want, size in zip(wanted, have, strict=True):
-            if isinstance(want, str) and want not in m.dims:
-                m = replace(m, dims={**m.dims, want: size})
-            elif want is not None and want is not ...:
-                meant = m.dims[want] if isinstance(want, str) else expr(want)
-                known = next(_condition(eq(meant, size), m), None)
+        for dim, size in zip(dims, sizes, strict=True):
+            if isinstance(dim, str) and dim not in m.dims:
+                m = replace(m, dims={**m.dims, dim: size})
+            elif dim is not None and dim is not ...:
+                value = m.dims[dim] if isinstance(dim, str) else expr(dim)
+                known = next(_condition(eq(value, size), m), None)
                 if known is None:
                     return
                 m = known
@@ -263,10 +270,10 @@ def _annotated(p: Annotated, info: StructInfo, m: Match) -> Iterator[Match]:
 
 
 def _condition(answer: bool | Expr | Proof, m: Match) -> Iterator[Match]:
-    """Yield the match unless the answer is no; an unknown condition is recorded in it."""
+    """Yield the match unless the condition is disproved; an unknown condition is recorded in it."""
     if isinstance(answer, Expr):
         if answer.dtype is not bool_:
-            raise UserError(f"pattern: wanted a condition, such as eq(m.dim('n') % 8, 0), found {answer!r}")
+            raise UserError(f"pattern: expected a condition, such as eq(m.dim('n') % 8, 0), got {answer!r}")
         proof = prove(answer, m.scope.env)
         if proof is Proof.UNKNOWN:
             yield m if answer in m.unknown else replace(m, unknown=(*m.unknown, answer))
@@ -275,16 +282,16 @@ def _condition(answer: bool | Expr | Proof, m: Match) -> Iterator[Match]:
     elif isinstance(answer, Proof):
         proof = answer
     else:
-        raise UserError(f"pattern: wanted a bool, an expression or a Proof of a condition, found {answer!r:.80}")
+        raise UserError(f"pattern: expected a bool, an expression or a Proof of a condition, got {answer!r:.80}")
     if proof is Proof.YES:
         yield m
 
 
-def _has(found: object, wanted: Any) -> bool:
-    """Return whether an attribute equals `wanted`, or satisfies it if it is a predicate."""
-    if isinstance(wanted, (DType, Expr)) or not callable(wanted):
-        return isinstance(found, bool) == isinstance(wanted, bool) and bool(found == wanted)
-    return bool(wanted(found))
+def _has(attribute: object, expected: Any) -> bool:
+    """Return whether an attribute equals `expected`, or satisfies it if it is a predicate."""
+    if isinstance(expected, (DType, Expr)) or not callable(expected):
+        return isinstance(attribute, bool) == isinstance(expected, bool) and bool(attribute == expected)
+    return bool(expected(attribute))
 
 
 def _holds(array: np.ndarray[Any, Any] | None, number: float) -> bool:

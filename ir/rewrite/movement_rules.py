@@ -1,4 +1,7 @@
-"""Equations of operators that move elements without changing them, which importers and passes share."""
+"""Equations of operators that move elements without changing them, which importers and passes share.
+
+Tests: `tests/ir/rewrite/test_rule_tables.py`.
+"""
 
 from __future__ import annotations
 
@@ -41,19 +44,19 @@ def _argument(site: Site) -> Value:
 
 
 def _same_dtype(site: Site) -> Value | None:
-    found = site.match.info("x")
-    return site["x"] if isinstance(found, TensorInfo) and site.operator("cast", Cast).dtype is found.dtype else None
+    info = site.match.info("x")
+    return site["x"] if isinstance(info, TensorInfo) and site.operator("cast", Cast).dtype is info.dtype else None
 
 
 def _same_dims(site: Site) -> Value | None:
     value, ctx = site.root, site.deduction
-    found = value.args[0].info
+    info = value.args[0].info
     if isinstance(value.op, Slice) and value.op.step < 0:
         return None
     new = infer_value(value, ctx)
-    if not isinstance(found, TensorInfo) or not isinstance(new, TensorInfo) or None in (found.shape, new.shape):
+    if not isinstance(info, TensorInfo) or not isinstance(new, TensorInfo) or None in (info.shape, new.shape):
         return None
-    old, dims = found.shape or (), new.shape or ()
+    old, dims = info.shape or (), new.shape or ()
     return value.args[0] if len(dims) == len(old) and all(map(ctx.same, dims, old)) else None
 
 
@@ -62,7 +65,7 @@ def _by_flag(site: Site) -> Value:
 
 
 def _padded_parts(site: Site) -> Value | None:
-    pad, joined = site.operator("padded", Pad), site.made("joined")
+    pad, joined = site.operator("padded", Pad), site.definition("joined")
     assert isinstance(joined, Call) and isinstance(joined.op, Concat)
     axis = joined.op.axis % len(pad.before)
     if as_int(pad.before[axis]) != 0 or as_int(pad.after[axis]) != 0:

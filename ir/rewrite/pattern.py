@@ -32,7 +32,7 @@ from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.core.graph_base import Operator
 from relax_tune.ir.deduce.pattern_kinds import PatternKind
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Div, Mul, MulScalar, Sub
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Div, DivScalar, Mul, MulScalar, Sub
 from relax_tune.ir.op.reduction.linalg import Matmul
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Pattern:
     def __getitem__(self, index: int) -> Pattern:
         """Match one field of a tuple."""
         if type(index) is not int or index < 0:
-            raise UserError(f"pattern: wanted the number of a tuple's field, found {index!r}; such as split[0]")
+            raise UserError(f"pattern: expected the number of a tuple's field, got {index!r}; such as split[0]")
         return TupleField(self, index)
 
     def __add__(self, other: Operand) -> Pattern:
@@ -92,7 +92,7 @@ class Pattern:
         return self * other
 
     def __truediv__(self, other: Operand) -> Pattern:
-        return op(Div, self, other)
+        return _with_number(DivScalar, self, other) | op(Div, self, other)
 
     def __matmul__(self, other: Operand) -> Pattern:
         return op(Matmul, self, other, transpose_b=False)
@@ -110,7 +110,7 @@ class Named(Pattern):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
-            raise UserError(f"pattern: wanted a name for a capture, such as 'x', found {self.name!r:.80}")
+            raise UserError(f"pattern: expected a name for a capture, such as 'x', got {self.name!r:.80}")
 
 
 @dataclass(frozen=True)
@@ -177,9 +177,9 @@ class Annotated(Pattern):
     def __post_init__(self) -> None:
         for position, d in enumerate(self.dims or ()):
             if d is ... and position > 0:
-                raise UserError("pattern: wanted `...` as the first of the dims, found it later; move it")
+                raise UserError("pattern: expected `...` as the first of the dims, got it later; move it")
             if not (d is None or d is ... or isinstance(d, (str, Expr)) or type(d) is int):
-                raise UserError(f"pattern: wanted a dim as a number, a name, an expression or None, found {d!r:.80}")
+                raise UserError(f"pattern: expected a dim as a number, a name, an expression or None, got {d!r:.80}")
 
 
 @dataclass(frozen=True)
@@ -189,14 +189,18 @@ class Conditional(Pattern):
 
 
 def pattern(x: Operand) -> Pattern:
-    """Convert `x` to a pattern. Raises UserError for a value that is no pattern."""
+    """Convert `x` to a pattern.
+
+    Raises:
+        UserError: a value that is no pattern.
+    """
     if isinstance(x, Pattern):
         return x
     if isinstance(x, str):
         return Named(x)
     if isinstance(x, (int, float)) and not isinstance(x, bool):
         return Weight(x)
-    raise UserError(f"pattern: wanted a pattern, the name of a capture or a number, found {x!r:.80}")
+    raise UserError(f"pattern: expected a pattern, the name of a capture or a number, got {x!r:.80}")
 
 
 def value(name: str) -> Pattern:
@@ -207,18 +211,19 @@ def value(name: str) -> Pattern:
 def op(operator: type[Operator], *args: Operand, **attributes: Any) -> Pattern:
     """Match an operator of this class or a subclass.
 
-    args: patterns of its arguments; any arguments when none are given
-    attributes: values of its attributes, or predicates of them
-
     Arguments of a commutative operator match in either order, first as written.
+
+    Args:
+        args: patterns of its arguments; any arguments when none are given.
+        attributes: values of its attributes, or predicates of them.
     """
     if not (isinstance(operator, type) and issubclass(operator, Operator)):
-        raise UserError(f"pattern: wanted the class of an operator, such as Matmul, found {operator!r:.80}")
+        raise UserError(f"pattern: expected the class of an operator, such as Matmul, got {operator!r:.80}")
     known = [f.name for f in fields(operator)]
     for name in attributes:
         if name not in known:
             has = f"its attributes are {', '.join(known)}" if known else "it has none"
-            raise UserError(f"pattern: wanted an attribute of {operator.__name__}, found {name!r}; {has}")
+            raise UserError(f"pattern: expected an attribute of {operator.__name__}, got {name!r}; {has}")
     return Operation(operator, _args(args), tuple(attributes.items()))
 
 
@@ -235,7 +240,8 @@ def packed() -> Pattern:
 def tir(*args: Operand, callee: str | None = None, kind: PatternKind | None = None) -> Pattern:
     """Match a `call_tir` of the tensor function `callee`, of any function of this kind, or of any function.
 
-    args: patterns of its arguments; any arguments when none are given
+    Args:
+        args: patterns of its arguments; any arguments when none are given.
     """
     return TensorCall(callee, kind, _args(args))
 
@@ -262,9 +268,9 @@ def _args(args: Sequence[Operand]) -> tuple[Pattern, ...] | None:
 def _with_number(operator: type[Operator], p: Pattern, other: Operand, sign: int = 1) -> Pattern:
     """Match an operator that holds the number as an attribute, as importers write it.
 
-    It matches nothing if the operand is no number.
+    It matches nothing unless the operand is a number.
     """
     if not isinstance(other, (int, float)) or isinstance(other, bool):
         return Either(())
-    wanted = np.float32(sign * other)
-    return op(operator, p, value=lambda held: np.float32(held) == wanted)
+    number = np.float32(sign * other)
+    return op(operator, p, value=lambda value: np.float32(value) == number)

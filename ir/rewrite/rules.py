@@ -46,14 +46,15 @@ class Unfit(Exception):
 
 @dataclass(frozen=True)
 class Rule:
-    """Put another computation in place of every value that `pattern` matches.
+    """Replacement of every value that `pattern` matches by another computation.
 
-    put: builds the new value with the methods of `Site`; None leaves the place as it is.
-    guarded: if a condition is unknown until run time, put an `if` on it, with the old computation on its other side.
-        Otherwise such a place is not changed. A place whose own run-time checks would be lost is never changed.
-    level: the point of the pipeline where `tune` and `build` apply the rule: "import" (the imported program, to a fixpoint),
-        "operators", "functions" (the tensor functions that operators become) or "fused".
-    equation: the old side and the new one, as a text for people.
+    Attributes:
+        put: builds the new value with the methods of `Site`; returns None to change nothing.
+        guarded: if a condition is unknown until run time, emit an `if` on it, with the old computation on the other side. Otherwise such
+            a place is not changed. A place whose own run-time checks would be lost is never changed.
+        level: the point of the pipeline where `tune` and `build` apply the rule: "import" (the imported program, to a fixpoint),
+            "operators", "functions" (the tensor functions that operators become) or "fused".
+        equation: old and new side as text, for readers.
     """
 
     pattern: Pattern
@@ -65,9 +66,9 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, Pattern) or not callable(self.put):
-            raise UserError(f"rule: wanted a pattern and a function of what it matched, found {self.pattern!r:.80}")
+            raise UserError(f"rule: expected a pattern and a function of what it matched, got {self.pattern!r:.80}")
         if self.level not in LEVELS:
-            raise UserError(f"rule {self.title}: wanted a level among {', '.join(LEVELS)}, found {self.level!r}")
+            raise UserError(f"rule {self.title}: expected a level among {', '.join(LEVELS)}, got {self.level!r}")
         if self.guarded and self.level != "operators":
             raise UserError(
                 f"rule {self.title}: a guard is an `if`, which no level below operators has; drop one of the two"
@@ -82,7 +83,7 @@ class Rule:
 class Site:
     """A match with methods that build the new value from its captures.
 
-    Values may be nested; each part gets a binding of its own. `call_tir` and `call_dps_library` write results annotated
+    Values may be nested; each part gets a binding. `call_tir` and `call_dps_library` write results annotated
     like the matched value, unless `out` is given.
     """
 
@@ -97,9 +98,9 @@ class Site:
     def __contains__(self, name: object) -> bool:
         return name in self.match
 
-    def made(self, name: str) -> g.Value:
-        """Return the definition of a capture; see `Match.made`."""
-        return self.match.made(name)
+    def definition(self, name: str) -> g.Value:
+        """Return the definition of a capture; see `Match.definition`."""
+        return self.match.definition(name)
 
     def dim(self, name: str) -> Expr:
         """Return a dim of a capture; see `Match.dim`."""
@@ -148,7 +149,8 @@ class Site:
     ) -> g.CallTIR:
         """Make a `call_tir` of a tensor function.
 
-        func: a function, which joins the module, or the name of one in the module
+        Args:
+            func: a function, which joins the module, or the name of one in the module.
         """
         callee = self.module.table.add(func) if isinstance(func, PrimFunc) else func
         return g.CallTIR(callee, self._args(args), self._out(out), tuple(expr(s) for s in scalars))
@@ -171,7 +173,7 @@ class Site:
         """
         if self.level != "operators":
             raise UserError(
-                f"wanted a graph function at level 'operators', found level {self.level!r}; put a tensor function"
+                f"expected a graph function at level 'operators', got level {self.level!r}; put a tensor function"
             )
         return g.CallFunction(self.module.include(module), self._args(args))
 
@@ -186,13 +188,13 @@ class Parts:
 
     @classmethod
     def none(cls) -> Parts:
-        """Return an empty set of parts, for rules that make operators only."""
+        """Return an empty set of parts, for rules that emit operators only."""
         return cls(FunctionTable({}), {}, ())
 
     def include(self, other: IRModule) -> g.FunctionRef:
         graphs = list(other.graphs.values())
         if len(graphs) != 1:
-            raise UserError(f"wanted a module with one graph function, found {len(graphs)}")
+            raise UserError(f"expected a module with one graph function, got {len(graphs)}")
         (f,) = graphs
         _join(self.table.functions, other.functions, "function")
         _join(self.constants, other.constants, "weight")
@@ -201,15 +203,19 @@ class Parts:
         return g.FunctionRef(f.name, signature(f))
 
 
-def _join(mine: dict[str, T], theirs: Mapping[str, T], what: str) -> None:
-    for name, new in theirs.items():
-        if mine.setdefault(name, new) is not new:
-            raise UserError(f"wanted the name of the {what} {name!r} to be free, found it taken; rename it")
+def _join(table: dict[str, T], added: Mapping[str, T], what: str) -> None:
+    for name, new in added.items():
+        if table.setdefault(name, new) is not new:
+            raise UserError(f"the module already has a {what} called {name!r}; rename the new one")
 
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The replacement of one value: bindings and the value they lead to. unknown: conditions that it needs."""
+    """The replacement of one value: bindings, and the value over them.
+
+    Attributes:
+        unknown: conditions that it needs.
+    """
 
     match: Match
     bindings: tuple[g.Binding, ...]
@@ -221,12 +227,13 @@ class _Chosen:
 class RewriteByPattern:
     """Replace every value that a rule's pattern matches by the rule's value.
 
-    Deterministic: values are visited from the last to the first, so the outermost match wins, and of several rules the
-    first. A value that only replaced values read is dropped and matches nothing. One that others read too stays, and
+    Deterministic: values are visited from the last to the first, so the outermost match wins, and among several rules the
+    first. A value read only by replaced values is dropped and matches nothing. A value with other readers stays, and
     may match itself. A match stays within one region (a function, or a side of an `if`) and does not pass a match_cast.
     New values are not matched again, unless `to_fixpoint` repeats until nothing matches.
 
-    Raises: VerifyError when a rule's value does not fit, showing the place.
+    Raises:
+        VerifyError: a rule's value does not fit; shows the place.
     """
 
     rules: tuple[Rule, ...]
@@ -241,7 +248,7 @@ class RewriteByPattern:
             if new is module or not self.to_fixpoint:
                 return new
             module = new
-        raise UserError(f"{self!r}: wanted rules that come to an end, found changes in {MAX_ROUNDS} rounds")
+        raise UserError(f"{self!r}: expected rules that come to an end, got changes in {MAX_ROUNDS} rounds")
 
     def _once(self, module: IRModule) -> IRModule:
         parts = Parts(FunctionTable.of(module.functions), dict(module.constants), module.bounds)
@@ -272,7 +279,7 @@ def rewrite(module: IRModule, rules: Rule | Iterable[Rule]) -> IRModule:
     return RewriteByPattern((rules,) if isinstance(rules, Rule) else tuple(rules))(module)
 
 
-def matches(module: IRModule, wanted: Operand) -> Iterator[Match]:
+def matches(module: IRModule, operand: Operand) -> Iterator[Match]:
     """Yield every match in the module's graph functions outside branches, from the last value to the first.
 
     It serves to try a pattern.
@@ -281,7 +288,7 @@ def matches(module: IRModule, wanted: Operand) -> Iterator[Match]:
         if isinstance(f, g.Function):
             scope = Scope.over(f.bindings, f.ret, module, env_of(module.bounds))
             for b in reversed(f.bindings):
-                yield from find_matches(pattern(wanted), b.var, scope)
+                yield from find_matches(pattern(operand), b.var, scope)
 
 
 class _Rewriter:
@@ -314,28 +321,28 @@ class _Rewriter:
             if isinstance(b, g.Binding) and not live.is_read(b) and b.var in claimed:
                 dropped[b.var] = b
                 continue
-            found = self.choose(b, scope) if isinstance(b, g.Binding) and live.is_read(b) else None
-            if found is None:
+            choice = self.choose(b, scope) if isinstance(b, g.Binding) and live.is_read(b) else None
+            if choice is None:
                 live.reads(b.value)
                 continue
-            chosen[b.var] = found
-            claimed.update(found.match.inside)
-            live.reads(*(x.value for x in found.bindings), found.value)
-            if found.unknown:  # the other side of the `if` computes the matched values
-                inside = set(found.match.inside)
+            chosen[b.var] = choice
+            claimed.update(choice.match.inside)
+            live.reads(*(x.value for x in choice.bindings), choice.value)
+            if choice.unknown:  # the other side of the `if` computes the matched values
+                inside = set(choice.match.inside)
                 live.read.update(v for i in inside for v in used_vars(scope.definitions[i]) if v not in inside)
         mark, changed = len(self.out.bindings), bool(chosen)
         for b in bindings:
             if b.var in dropped:
                 continue
-            found = chosen.get(b.var)
-            if found is not None:
-                self.emit(b, found, [dropped[v] for v in dropped if v in found.match.inside])
+            choice = chosen.get(b.var)
+            if choice is not None:
+                self.emit(b, choice, [dropped[v] for v in dropped if v in choice.match.inside])
             else:
                 changed = self.keep(b) or changed
-        made = self.out.bindings[mark:]
+        rewritten = self.out.bindings[mark:]
         del self.out.bindings[mark:]
-        return made if changed else None
+        return rewritten if changed else None
 
     def keep(self, b: g.AnyBinding) -> bool:
         """Emit the binding over the new values of its operands. Returns whether anything inside it was rewritten."""
@@ -344,9 +351,9 @@ class _Rewriter:
             return False
         sides: list[g.Body] = []
         env = self.env
-        for taken, side in ((True, b.value.then), (False, b.value.orelse)):
+        for holds, side in ((True, b.value.then), (False, b.value.orelse)):
             before = dict(self.out.mapping)
-            self.env = side_env(env, b.value.cond, taken)
+            self.env = side_env(env, b.value.cond, holds)
             inner = self.region(side.bindings, side.ret)
             sides.append(side if inner is None else g.Body(graph_walk.into_blocks(inner), self.out.value(side.ret)))
             self.out.mapping, self.env = before, env
@@ -359,14 +366,14 @@ class _Rewriter:
     def choose(self, b: g.Binding, scope: Scope) -> _Chosen | None:
         """Return the replacement by the first rule that fits."""
         if b.value.is_atom:
-            return None  # another name for a value
+            return None  # an alias
         for rule in self.rules:
             for match in find_matches(rule.pattern, b.var, scope):
                 if match.unknown and not rule.guarded:
                     continue
-                found = self.fill(rule, match, b)
-                if found is not None and (rule.guarded or not found.unknown):
-                    return found
+                choice = self.fill(rule, match, b)
+                if choice is not None and (rule.guarded or not choice.unknown):
+                    return choice
         return None
 
     def fill(self, rule: Rule, match: Match, b: g.Binding) -> _Chosen | None:
@@ -392,16 +399,16 @@ class _Rewriter:
             raise VerifyError(
                 f"{self.f.name}: what rule {rule.title} puts for {b.var.name} does not fit: {error}\n{excerpt(self.f, b)}"
             ) from None
-        asked, before = (dict.fromkeys(c.cond for c in checks) for checks in (ctx.checks, old.checks))
-        if not asked.keys() >= before.keys():
+        required, before = (dict.fromkeys(c.cond for c in checks) for checks in (ctx.checks, old.checks))
+        if not required.keys() >= before.keys():
             return None  # a run-time check of the replaced value would be lost
-        more = [c for c in asked if c not in before]
+        more = [c for c in required if c not in before]
         return _Chosen(match, tuple(bindings), value, tuple(dict.fromkeys((*match.unknown, *more))))
 
     def flat(self, value: g.Value, bindings: list[g.Binding], ctx: Deduction, rule: Rule) -> g.Value:
         """Return `value` over atoms, with a binding for each part that is no atom."""
         if not isinstance(value, (*g.ATOMS, g.Call, g.CallTIR, g.CallDPSLibrary, g.CallFunction, g.TupleValue)):
-            raise DeduceError(f"wanted a value that the site's methods make, found a {type(value).__name__}")
+            raise DeduceError(f"expected a value that the site's methods make, got a {type(value).__name__}")
         args: list[g.Value] = []
         for a in value.operands:
             inner = self.flat(a, bindings, ctx, rule)
@@ -417,10 +424,10 @@ class _Rewriter:
         if isinstance(value, g.CallTIR):
             callee = self.parts.table.functions.get(value.callee)
             if not isinstance(callee, PrimFunc):
-                raise DeduceError(f"wanted a tensor function called {value.callee!r}, found none in the module")
+                raise DeduceError(f"the module has no tensor function called {value.callee!r}")
             infos = [*(a.info for a in value.args), *value.out]
-            for buffer, found in call_differences(callee, infos, value.scalars, self.env):
-                for d in found:
+            for buffer, differences in call_differences(callee, infos, value.scalars, self.env):
+                for d in differences:
                     if d.proof is Proof.NO or d.dims is None:
                         raise DeduceError(f"{value.callee}: parameter {buffer.name}: {d}")
                     ctx.require(eq(d.dims[1], d.dims[2]), f"parameter {buffer.name}", *d.dims[1:])
@@ -428,30 +435,30 @@ class _Rewriter:
 
     # emitting
 
-    def emit(self, b: g.AnyBinding, found: _Chosen, inside: Sequence[g.Binding]) -> None:
+    def emit(self, b: g.AnyBinding, choice: _Chosen, inside: Sequence[g.Binding]) -> None:
         out = self.out
-        if not found.unknown:
-            for new in found.bindings:
+        if not choice.unknown:
+            for new in choice.bindings:
                 out.keep(new)
-            if found.value.is_atom:
-                out.mapping[b.var] = out.value(found.value)
+            if choice.value.is_atom:
+                out.mapping[b.var] = out.value(choice.value)
             else:
-                out.bindings.append(g.Binding(b.var, out.value(found.value)))
+                out.bindings.append(g.Binding(b.var, out.value(choice.value)))
             return
-        cond = found.unknown[0]
-        for other in found.unknown[1:]:
+        cond = choice.unknown[0]
+        for other in choice.unknown[1:]:
             cond = and_(cond, other)
-        then = self.side([*found.bindings], found.value, b)
+        then = self.side([*choice.bindings], choice.value, b)
         old = [*(g.Binding(x.var, x.value) for x in reversed(inside))]
         orelse = self.side(old, b.value, b)
         out.bindings.append(g.Binding(b.var, g.If(g.PrimValue(cond), then, orelse)))
 
     def side(self, bindings: Sequence[g.Binding], value: g.Value, b: g.AnyBinding) -> g.Body:
-        """Emit one side of a guard: `bindings` under variables of its own, then `value` annotated as before."""
+        """Emit one side of a guard: `bindings` under new variables, then `value` annotated as before."""
         out, mark, before = self.out, len(self.out.bindings), dict(self.out.mapping)
         for x in bindings:
-            made = out.bind(out.value(x.value), x.var.info, x.var.name)
-            out.mapping[x.var] = made
+            var = out.bind(out.value(x.value), x.var.info, x.var.name)
+            out.mapping[x.var] = var
         result = out.value(value)
         if not result.is_atom:
             result = out.bind(result, self.infer(result, Deduction(self.env)), b.var.name)
@@ -459,10 +466,10 @@ class _Rewriter:
             cast = g.GVar(out.fresh(b.var.name), b.var.info)
             out.bindings.append(g.MatchCast(cast, result, b.var.info))
             result = cast
-        made_here = out.bindings[mark:]
+        emitted = out.bindings[mark:]
         del out.bindings[mark:]
         out.mapping = before
-        return g.Body(graph_walk.into_blocks(made_here), result)
+        return g.Body(graph_walk.into_blocks(emitted), result)
 
 
 def _hint(value: g.Value) -> str:

@@ -1,1 +1,1 @@
-"""The text form: printers and parsers of both levels."""
+"""The text form of programs. From outside import `printer` and `parser`."""

@@ -1,4 +1,7 @@
-"""Parse graph functions: annotations, values and dataflow blocks."""
+"""Parse graph functions: annotations, values and dataflow blocks.
+
+Tests: `tests/ir/text/test_text_graph.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import get_type_hints
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.expr import Expr, expr
 from relax_tune.ir.core.graph_base import Operator
+from relax_tune.ir.core.names import LONGEST_NAME, can_be_shown
 from relax_tune.ir.core.struct_info import (
     CallableInfo,
     ObjectInfo,
@@ -31,6 +35,7 @@ class GraphReader(TensorReader):
         super().__init__(text)
         self.operators = operators
         self.signatures: dict[str, CallableInfo] = {}
+        self.outside: dict[str, str] = {}  # names of parameters and results that are no identifiers
         self.hints: dict[str, Mapping[str, object]] = {}  # the types of an operator's attributes
 
     # annotations
@@ -46,7 +51,7 @@ class GraphReader(TensorReader):
         self.only(options, allowed.get(kind, ()))
         ndim = self.integer(options["ndim"], "a number of dims") if "ndim" in options else None
         if ndim is not None and ndim < 0:
-            raise self.error(options["ndim"], f"wanted a number of dims >= 0, found {ndim}")
+            raise self.error(options["ndim"], f"expected a number of dims >= 0, got {ndim}")
         if kind == "Object" and not args:
             return ObjectInfo()
         if kind == "Tuple":
@@ -74,7 +79,7 @@ class GraphReader(TensorReader):
     def tensor(self, node: ast.expr) -> TensorInfo:
         info = self.annotation(node)
         if not isinstance(info, TensorInfo):
-            raise self.error(node, "wanted Tensor(...)")
+            raise self.error(node, "expected Tensor(...)")
         return info
 
     # values
@@ -82,10 +87,10 @@ class GraphReader(TensorReader):
     def value(self, node: ast.expr) -> g.Value:
         match node:
             case ast.Name(id=name):
-                found = self.names.get(name)
-                if not isinstance(found, g.GVar):
-                    raise self.error(node, f"nothing is called {name!r} here, wanted a value defined before")
-                return found
+                value = self.names.get(name)
+                if not isinstance(value, g.GVar):
+                    raise self.error(node, f"nothing is called {name!r} here, expected a value defined before")
+                return value
             case ast.Tuple(elts=parts):
                 return g.TupleValue(tuple(self.value(e) for e in parts))
             case ast.Subscript(value=whole, slice=field):
@@ -120,7 +125,7 @@ class GraphReader(TensorReader):
             return self.host(node, args, options)
         if kind == "const":
             if len(args) != 2 or options:
-                raise self.error(node, 'wanted const("name", Tensor(dims, dtype))')
+                raise self.error(node, 'expected const("name", Tensor(dims, dtype))')
             return g.Constant(self.constant(args[0], str, "the weight's name in quotes"), self.tensor(args[1]))
         if kind == "shape":
             return g.ShapeValue(tuple(self.expr(a) for a in args))
@@ -133,7 +138,7 @@ class GraphReader(TensorReader):
         inplace = kind == "call_tir_inplace"
         self.only(options, ("out", "scalars", "inplace") if inplace else ("out", "scalars"))
         if len(args) != 2 or "out" not in options:
-            raise self.error(node, f'wanted {kind}("callee", (arguments,), out=Tensor(dims, dtype))')
+            raise self.error(node, f'expected {kind}("callee", (arguments,), out=Tensor(dims, dtype))')
         callee = name_of(args[0]) or self.constant(args[0], str, "the callee's name")
         values = tuple(self.value(a) for a in self.items(args[1], "a tuple of arguments"))
         outs = options["out"].elts if isinstance(options["out"], ast.Tuple) else [options["out"]]
@@ -142,10 +147,10 @@ class GraphReader(TensorReader):
         if not inplace:
             make = g.CallTIR if kind == "call_tir" else g.CallDPSLibrary
             return make(callee, values, infos, tuple(scalars))
-        wanted = "inplace=[...]: for each output the position of an argument, or None"
+        expected = "inplace=[...]: for each output the position of an argument, or None"
         if "inplace" not in options:
-            raise self.error(node, f"wanted {wanted}")
-        places = self.items(options["inplace"], f"{wanted}, in a list")
+            raise self.error(node, f"expected {expected}")
+        places = self.items(options["inplace"], f"{expected}, in a list")
         numbers = tuple(
             None if _is_none(p) else self.integer(p, "the position of an argument, or None") for p in places
         )
@@ -154,16 +159,16 @@ class GraphReader(TensorReader):
     def reference(self, node: ast.expr) -> g.FunctionRef:
         """Parse a reference to a graph function of the module, which may come later in the text."""
         name = self.constant(node, str, "a graph function's name in quotes")
-        found = self.signatures.get(name)
-        if found is None:
+        signature = self.signatures.get(name)
+        if signature is None:
             known = ", ".join(self.signatures) or "none"
-            raise self.error(node, f"wanted a graph function of the module, found {name!r}; the text has {known}")
-        return g.FunctionRef(name, found)
+            raise self.error(node, f"expected a graph function of the module, got {name!r}; the text has {known}")
+        return g.FunctionRef(name, signature)
 
     def host(self, node: ast.expr, args: list[ast.expr], options: dict[str, ast.expr]) -> g.CallHost:
         self.only(options, ("out", "pure"))
         if len(args) != 2 or "out" not in options:
-            raise self.error(node, 'wanted call_host("routine", (arguments,), out=annotation)')
+            raise self.error(node, 'expected call_host("routine", (arguments,), out=annotation)')
         values = tuple(self.value(a) for a in self.items(args[1], "a tuple of arguments"))
         routine = self.constant(args[0], str, "the routine's name in quotes")
         return g.CallHost(routine, values, self.annotation(options["out"]), self.flag(options, "pure", False))
@@ -171,7 +176,7 @@ class GraphReader(TensorReader):
     def _operator(self, node: ast.Call, func: ast.Attribute) -> g.Value:
         name = ast.unparse(func)
         if not name.startswith("op."):
-            raise self.error(node, f"wanted an operator such as op.add(x, y), found {name}")
+            raise self.error(node, f"expected an operator such as op.add(x, y), got {name}")
         operator = self.operators.get(name[3:])
         if operator is None:
             known = ", ".join(sorted(self.operators)) or "none, since no operators were passed to the parser"
@@ -180,9 +185,9 @@ class GraphReader(TensorReader):
         attributes = {k: self.attribute(v) for k, v in self.keywords(node).items()}
         if name not in self.hints:
             self.hints[name] = get_type_hints(operator)
-        wanted = self.hints[name]
+        hints = self.hints[name]
         try:
-            return g.Call(operator(**{k: _dims(wanted.get(k), v) for k, v in attributes.items()}), args)
+            return g.Call(operator(**{k: _dims(hints.get(k), v) for k, v in attributes.items()}), args)
         except TypeError as e:
             raise self.error(node, f"operator {name[3:]} refuses its attributes: {e}") from None
 
@@ -215,14 +220,14 @@ class GraphReader(TensorReader):
         params: list[g.GVar] = []
         for arg in node.args.args:
             if arg.annotation is None:
-                raise self.error(arg, f"parameter {arg.arg}: wanted an annotation such as Tensor((n, 4), f32)")
-            params.append(g.GVar(arg.arg, self.annotation(arg.annotation)))
+                raise self.error(arg, f"parameter {arg.arg}: expected an annotation such as Tensor((n, 4), f32)")
+            params.append(g.GVar(self.outside.get(arg.arg, arg.arg), self.annotation(arg.annotation)))
             self.names[arg.arg] = params[-1]
         return tuple(params)
 
     def result(self, node: ast.FunctionDef) -> StructInfo:
         if node.returns is None:
-            raise self.error(node, "wanted the result's annotation, `-> Tensor(...)`")
+            raise self.error(node, "expected the result's annotation, `-> Tensor(...)`")
         return self.annotation(node.returns)
 
     def learn_signature(self, node: ast.FunctionDef, name: str, pure: bool) -> None:
@@ -232,15 +237,39 @@ class GraphReader(TensorReader):
             whole = g.Function(name, params, (), g.TupleValue(()), self.result(node), pure)
         self.signatures[name] = signature(whole)
 
-    def function(self, node: ast.FunctionDef, name: str, pure: bool = True) -> g.Function:
+    def function(
+        self, node: ast.FunctionDef, name: str, pure: bool = True, names: ast.expr | None = None
+    ) -> g.Function:
+        """Parse a graph function.
+
+        Args:
+            names: original names of parameters and results that are no identifiers, by their names in the text.
+        """
         with self.scope():
+            self.outside = {} if names is None else self._names_outside(names)
             params = self.params(node)
             *body, last = node.body
             blocks = self.blocks(body)
             if not isinstance(last, ast.Return) or last.value is None:
-                raise self.error(last, "wanted a graph function to end in `return value`")
+                raise self.error(last, "expected a graph function to end in `return value`")
             ret = self.value(last.value)
+            unused = sorted(set(self.outside) - set(self.names))
+            if unused and names is not None:
+                raise self.error(names, f"expected names of parameters and results, got {unused[0]!r}")
+            self.outside = {}
             return g.Function(name, params, blocks, ret, self.result(node), pure)
+
+    def _names_outside(self, node: ast.expr) -> dict[str, str]:
+        if not isinstance(node, ast.Dict) or None in node.keys:
+            raise self.error(node, 'expected names in quotes, {"input_0": "input:0"}')
+        names: dict[str, str] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            assert key is not None
+            real = self.constant(value, str, "a name in quotes")
+            if not can_be_shown(real) or real in names.values():
+                raise self.error(value, f"expected distinct names of 1 to {LONGEST_NAME} printable characters")
+            names[self.constant(key, str, "a name in quotes")] = real
+        return names
 
     def blocks(self, body: Sequence[ast.stmt]) -> tuple[g.AnyBlock, ...]:
         """Parse dataflow blocks, and the plain bindings and branches between them."""
@@ -263,7 +292,7 @@ class GraphReader(TensorReader):
                     bindings = [self.binding(b) for b in inner if not isinstance(b, ast.Pass)]
                     blocks.append(g.DataflowBlock(tuple(bindings)))
                 case _:
-                    raise self.error(part, "wanted `with dataflow():`, a binding, or the final return")
+                    raise self.error(part, "expected `with dataflow():`, a binding, or the final return")
         if plain:
             blocks.append(g.BindingBlock(tuple(plain)))
         return tuple(blocks)
@@ -271,7 +300,7 @@ class GraphReader(TensorReader):
     def branch(self, declared: ast.AnnAssign, node: ast.If) -> g.Binding:
         """Parse `y: annotation` and an `if` whose sides both end in `y = value`."""
         name = self.one_name(declared.target, "the result of an `if`")
-        var = g.GVar(name, self.annotation(declared.annotation))
+        var = g.GVar(self.outside.get(name, name), self.annotation(declared.annotation))
         cond = self.value(node.test)
         sides: list[g.Body] = []
         for side in (node.body, node.orelse):
@@ -282,22 +311,22 @@ class GraphReader(TensorReader):
                         sides.append(g.Body(blocks, self.value(value)))
                 case _:
                     raise self.error(
-                        side[-1] if side else node, f"wanted both sides of the `if` to end in `{name} = value`"
+                        side[-1] if side else node, f"expected both sides of the `if` to end in `{name} = value`"
                     )
         self.names[name] = var
         return g.Binding(var, g.If(cond, sides[0], sides[1]))
 
     def binding(self, node: ast.stmt) -> g.AnyBinding:
         if not isinstance(node, ast.AnnAssign) or node.value is None:
-            raise self.error(node, "wanted a binding such as y: Tensor((n,), f32) = op.exp(x)")
+            raise self.error(node, "expected a binding such as y: Tensor((n,), f32) = op.exp(x)")
         name = self.one_name(node.target, "a binding")
-        var = g.GVar(name, self.annotation(node.annotation))
+        var = g.GVar(self.outside.get(name, name), self.annotation(node.annotation))
         result: g.AnyBinding
         match node.value:
-            case ast.Call(func=ast.Name(id="match_cast"), args=[value, wanted], keywords=[]):
-                result = g.MatchCast(var, self.value(value), self.annotation(wanted))
+            case ast.Call(func=ast.Name(id="match_cast"), args=[value, info], keywords=[]):
+                result = g.MatchCast(var, self.value(value), self.annotation(info))
             case ast.Call(func=ast.Name(id="match_cast")):
-                raise self.error(node.value, "wanted match_cast(value, annotation)")
+                raise self.error(node.value, "expected match_cast(value, annotation)")
             case value:
                 result = g.Binding(var, self.value(value))
         self.names[name] = var
@@ -308,8 +337,8 @@ def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _dims(wanted: object, value: object) -> object:
+def _dims(hint: object, value: object) -> object:
     """Convert the numbers of an attribute to expressions if the operator holds expressions there: `(n, 6)`, `(3, 2)`."""
-    if wanted != tuple[Expr, ...] or not isinstance(value, tuple):
+    if hint != tuple[Expr, ...] or not isinstance(value, tuple):
         return value
     return tuple(expr(v) if isinstance(v, int) and not isinstance(v, bool) else v for v in value)

@@ -2,6 +2,8 @@
 
 Nothing is executed or folded: parsing gives back the printed tree. A plain number takes the dtype of the other operand, as in
 `x * 2` for a float `x`.
+
+Tests: `tests/ir/text/test_text.py`.
 """
 
 from __future__ import annotations
@@ -79,31 +81,31 @@ class TensorReader:
 
     # small parts
 
-    def call(self, node: ast.AST, wanted: Sequence[str]) -> tuple[str, list[ast.expr], dict[str, ast.expr]]:
-        """Parse `name(args, key=value)` with a name from `wanted`."""
+    def call(self, node: ast.AST, names: Sequence[str]) -> tuple[str, list[ast.expr], dict[str, ast.expr]]:
+        """Parse `name(args, key=value)` with a name from `names`."""
         match node:
-            case ast.Call(func=ast.Name(id=name)) if name in wanted:
+            case ast.Call(func=ast.Name(id=name)) if name in names:
                 return name, list(node.args), self.keywords(node)
-        raise self.error(node, f"wanted {' or '.join(f'{w}(...)' for w in wanted)}")
+        raise self.error(node, f"expected {' or '.join(f'{w}(...)' for w in names)}")
 
     def keywords(self, node: ast.Call) -> dict[str, ast.expr]:
-        found: dict[str, ast.expr] = {}
+        values: dict[str, ast.expr] = {}
         for k in node.keywords:
-            if k.arg is None or k.arg in found:
-                raise self.error(k.value, "wanted each option once, as name=value")
-            found[k.arg] = k.value
-        return found
+            if k.arg is None or k.arg in values:
+                raise self.error(k.value, "expected each option once, as name=value")
+            values[k.arg] = k.value
+        return values
 
-    def only(self, given: dict[str, ast.expr], known: Sequence[str]) -> None:
-        for name in given:
+    def only(self, options: dict[str, ast.expr], known: Sequence[str]) -> None:
+        for name in options:
             if name not in known:
-                raise self.error(given[name], f"unknown option {name!r}; known: {', '.join(known) or 'none'}")
+                raise self.error(options[name], f"unknown option {name!r}; known: {', '.join(known) or 'none'}")
 
     def constant(self, node: ast.AST, kind: type[T], what: str) -> T:
         """Parse a plain literal of one Python type (a bool is not an int)."""
         value = node.value if isinstance(node, ast.Constant) else None
         if type(value) is not kind:
-            raise self.error(node, f"wanted {what}")
+            raise self.error(node, f"expected {what}")
         return value
 
     def integer(self, node: ast.AST, what: str) -> int:
@@ -115,28 +117,28 @@ class TensorReader:
     def choice(self, node: ast.AST, options: Sequence[str], what: str) -> str:
         value = self.constant(node, str, f"{what}, one of {', '.join(options)}")
         if value not in options:
-            raise self.error(node, f"wanted {what}, one of {', '.join(options)}; found {value!r}")
+            raise self.error(node, f"expected {what}, one of {', '.join(options)}; got {value!r}")
         return value
 
     def dtype(self, node: ast.AST) -> DType:
-        found = _DTYPES.get(name_of(node) or "")
-        if found is None:
-            raise self.error(node, f"wanted an element type, one of {', '.join(_DTYPES)}")
-        return found
+        dtype = _DTYPES.get(name_of(node) or "")
+        if dtype is None:
+            raise self.error(node, f"expected an element type, one of {', '.join(_DTYPES)}")
+        return dtype
 
     def items(self, node: ast.AST, what: str) -> list[ast.expr]:
         if isinstance(node, (ast.Tuple, ast.List)):
             return node.elts
-        raise self.error(node, f"wanted {what}")
+        raise self.error(node, f"expected {what}")
 
     def one_name(self, node: ast.AST, what: str) -> str:
         name = name_of(node)
         if name is None:
-            raise self.error(node, f"wanted a plain name for {what}")
+            raise self.error(node, f"expected a plain name for {what}")
         return name
 
     def assignments(self, body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
-        """Take the leading lines `name = value` off a body."""
+        """Remove the leading lines `name = value` from a body."""
         while body:
             match body[0]:
                 case ast.Assign(targets=[ast.Name(id=name), *_], value=value):
@@ -158,7 +160,7 @@ class TensorReader:
         for binary in reversed(spine):
             name = PYTHON_ARITHMETIC.get(type(binary.op))
             if name is None:
-                raise self.error(binary.right, "wanted one of + - * / // % between scalars")
+                raise self.error(binary.right, "expected one of + - * / // % between scalars")
             a, b = self._alike((result, plain), self._operand(binary.right))
             result, plain = op(name, (a, b), a.dtype), False
         return result
@@ -172,12 +174,12 @@ class TensorReader:
         dtype = next((e.dtype for e, plain in operands if not plain), None)
         if dtype is None:
             dtype = next((e.dtype for e, _ in operands if e.dtype.is_float), None)
-        found: list[Expr] = []
+        exprs: list[Expr] = []
         for e, plain in operands:
             fits = dtype is not None and (dtype.is_float or (dtype.is_int and e.dtype.is_int))
             value = e.value if plain and fits and e.dtype is not bool_ else None
-            found.append(e if value is None else const(value, dtype))
-        return found
+            exprs.append(e if value is None else const(value, dtype))
+        return exprs
 
     def _term(self, node: ast.expr) -> Expr:
         number = plain_number(node)
@@ -204,7 +206,7 @@ class TensorReader:
                 return load(self.buffer(read), self.indices(where, self.buffer(read)))
             case ast.Call(func=ast.Name(id=name)):
                 return self._function(node, name)
-        raise self.error(node, "wanted a scalar expression")
+        raise self.error(node, "expected a scalar expression")
 
     def _number(self, node: ast.AST, value: object) -> Expr:
         match value:
@@ -213,26 +215,26 @@ class TensorReader:
             case float() if math.isfinite(value):
                 return const(value)
         raise self.error(
-            node, "wanted a 64-bit integer, a finite float, True or False; infinities are const('inf', f32)"
+            node, "expected a 64-bit integer, a finite float, True or False; infinities are const('inf', f32)"
         )
 
     def variable(self, node: ast.Name) -> Expr:
-        found = self.names.get(node.id)
-        if isinstance(found, Var):
-            return found
-        if found is None and self.implicit and node.id not in _DTYPES:
+        value = self.names.get(node.id)
+        if isinstance(value, Var):
+            return value
+        if value is None and self.implicit and node.id not in _DTYPES:
             symbol = self.names[node.id] = Var(node.id)
             return symbol
-        if found is None:
+        if value is None:
             raise self.error(
                 node, f"nothing is called {node.id!r} here; symbols come from parameter shapes or symbol(...)"
             )
-        raise self.error(node, f"wanted a scalar, found the {type(found).__name__.lower()} {node.id}")
+        raise self.error(node, f"expected a scalar, got the {type(value).__name__.lower()} {node.id}")
 
     def _comparison(self, node: ast.Compare) -> Expr:
         if len(node.ops) != 1 or type(node.ops[0]) not in _COMPARE:
             raise self.error(
-                node, "wanted one comparison of two scalars (<, <=, >, >=, ==, !=); join several with `and`"
+                node, "expected one comparison of two scalars (<, <=, >, >=, ==, !=); join several with `and`"
             )
         name, swapped = _COMPARE[type(node.ops[0])]
         a, b = self._alike(self._operand(node.left), self._operand(node.comparators[0]))
@@ -249,7 +251,7 @@ class TensorReader:
             known = ", ".join(sorted([*_ARITY, "cast", "bitcast", "const"]))
             raise self.error(node, f"unknown function {name!r} with {len(args)} arguments; known: {known}")
         if len(args) != _ARITY[name]:
-            raise self.error(node, f"{name} takes {_ARITY[name]} arguments, found {len(args)}")
+            raise self.error(node, f"{name} takes {_ARITY[name]} arguments, got {len(args)}")
         pairs = [self._operand(a) for a in args]
         if name == "select":
             a, b = self._alike(*pairs[1:])
@@ -267,21 +269,21 @@ class TensorReader:
         plain = number is not None or isinstance(node, ast.Constant)
         value = self._term(node).value if plain else None
         if value is None or (isinstance(value, float) and not dtype.is_float):
-            raise self.error(node, f"wanted a literal of type {dtype}")
+            raise self.error(node, f"expected a literal of type {dtype}")
         return const(value, dtype)
 
     # buffers
 
     def buffer(self, node: ast.expr) -> Buffer:
-        found = self.names.get(self.one_name(node, "a buffer"))
-        if isinstance(found, Buffer):
-            return found
-        raise self.error(node, f"nothing is called {ast.unparse(node)!r} here, wanted a buffer")
+        value = self.names.get(self.one_name(node, "a buffer"))
+        if isinstance(value, Buffer):
+            return value
+        raise self.error(node, f"nothing is called {ast.unparse(node)!r} here, expected a buffer")
 
     def indices(self, node: ast.expr, buffer: Buffer) -> tuple[Expr, ...]:
         parts = node.elts if isinstance(node, ast.Tuple) else [node]
         if len(parts) != len(buffer.shape):
-            raise self.error(node, f"buffer {buffer.name} has {len(buffer.shape)} dims, found {len(parts)} indices")
+            raise self.error(node, f"buffer {buffer.name} has {len(buffer.shape)} dims, got {len(parts)} indices")
         return tuple(self.expr(p) for p in parts)
 
     def dims(self, node: ast.expr) -> tuple[Expr, ...]:
@@ -291,7 +293,7 @@ class TensorReader:
         """Parse `Buffer((n, 4), f32, scope="global")` or another kind; return the kind and the buffer."""
         kind, args, options = self.call(node, kinds)
         if len(args) != 2:
-            raise self.error(node, f"wanted {kind}(dims, dtype), found {len(args)} arguments")
+            raise self.error(node, f"expected {kind}(dims, dtype), got {len(args)} arguments")
         self.only(options, ("scope", "row_alignment", "swizzle"))
         scope = self.choice(options["scope"], get_args(Scope), "a scope") if "scope" in options else "global"
         row = self.row(options["row_alignment"]) if "row_alignment" in options else None
@@ -303,7 +305,7 @@ class TensorReader:
         parts = self.dims(node)
         offset = as_int(parts[1]) if len(parts) == 2 else None
         if offset is None:
-            raise self.error(node, "wanted a row as (factor, offset) with a number as offset, such as (32, 1)")
+            raise self.error(node, "expected a row as (factor, offset) with a number as offset, such as (32, 1)")
         return parts[0], offset
 
     # functions and statements
@@ -321,7 +323,7 @@ class TensorReader:
             for arg, annotation in annotated:
                 if annotation is None:
                     raise self.error(
-                        arg, f"parameter {arg.arg}: wanted an annotation such as Buffer((n, 4), f32) or i64"
+                        arg, f"parameter {arg.arg}: expected an annotation such as Buffer((n, 4), f32) or i64"
                     )
                 if name_of(annotation):
                     params.append(cast(Var, self.names[arg.arg]))
@@ -354,7 +356,7 @@ class TensorReader:
                 return self._block(node, header)
             case ast.Assign():
                 return self.store(node)
-        raise self.error(node, "wanted a loop, a block, an if or a store")
+        raise self.error(node, "expected a loop, a block, an if or a store")
 
     def store(self, node: ast.stmt) -> BufferStore:
         match node:
@@ -364,7 +366,7 @@ class TensorReader:
                 if plain:
                     value = self._alike((op("cast", (value,), buffer.dtype), False), (value, True))[1]
                 return BufferStore(buffer, self.indices(where, buffer), value)
-        raise self.error(node, "wanted a store such as C[i, j] = value; alloc(...) goes to the top of the function")
+        raise self.error(node, "expected a store such as C[i, j] = value; alloc(...) goes to the top of the function")
 
     def _for(self, node: ast.For) -> Stmt:
         name = self.one_name(node.target, "a loop variable")
@@ -372,16 +374,16 @@ class TensorReader:
         marks = [f for f in fields(LoopMarks) if f.name in options]
         self.only(options, ("axis", "tail", "dtype", *(f.name for f in fields(LoopMarks))))
         if len(args) != 1:
-            raise self.error(node.iter, f"wanted {kind}(extent), found {len(args)} arguments")
+            raise self.error(node.iter, f"expected {kind}(extent), got {len(args)} arguments")
         extent = self.expr(args[0])
         axis = self.integer(options["axis"], "an axis number") if "axis" in options else 0
         tail = self.choice(options["tail"], get_args(Tail), "a tail mode") if "tail" in options else "predicate"
-        given = {f.name: self.mark(options[f.name], f.default) for f in marks}
+        marks_given = {f.name: self.mark(options[f.name], f.default) for f in marks}
         var = Var(name, self.dtype(options["dtype"]) if "dtype" in options else i64)
         with self.scope():
             self.names[name] = var
             body = self.body(node.body)
-            return For(var, extent, body, cast(LoopKind, kind), axis, cast(Tail, tail), LoopMarks(**given))
+            return For(var, extent, body, cast(LoopKind, kind), axis, cast(Tail, tail), LoopMarks(**marks_given))
 
     def mark(self, node: ast.expr, default: object) -> Any:
         """Parse a loop mark of the type of its default."""
@@ -395,19 +397,19 @@ class TensorReader:
         _, args, options = self.call(header, ("block",))
         self.only(options, ("where", "role"))
         if len(args) != 1:
-            raise self.error(header, 'wanted block("name")')
+            raise self.error(header, 'expected block("name")')
         name = self.constant(args[0], str, "the block's name in quotes")
         predicate = self.expr(options["where"]) if "where" in options else TRUE
         prepack = "role" in options and self.choice(options["role"], ("compute", "prepack"), "a role") == "prepack"
         body = list(node.body)
         iters: list[IterVar] = []
         bindings: list[Expr] = []
-        for own, value in self.assignments(body):
+        for iterator, value in self.assignments(body):
             kind, parts, more = self.call(value, get_args(IterKind))
             self.only(more, ("dtype",))
             if len(parts) != 2:
-                raise self.error(value, f"wanted {kind}(extent, value)")
-            var = Var(own, self.dtype(more["dtype"]) if "dtype" in more else i64)
+                raise self.error(value, f"expected {kind}(extent, value)")
+            var = Var(iterator, self.dtype(more["dtype"]) if "dtype" in more else i64)
             iters.append(IterVar(var, self.expr(parts[0]), cast(IterKind, kind)))
             bindings.append(self.expr(parts[1]))
         with self.scope():
@@ -417,10 +419,10 @@ class TensorReader:
                 case [ast.With(items=[ast.withitem(context_expr=start), *_], body=stores) as first, *body]:
                     self.call(start, ("init",))
                     if len(stores) != 1:
-                        raise self.error(first, "wanted one store inside init()")
+                        raise self.error(first, "expected one store inside init()")
                     init = self.store(stores[0])
             if len(body) != 1:
-                raise self.error(node, f"wanted one store in block {name!r}, found {len(body)} statements")
+                raise self.error(node, f"expected one store in block {name!r}, got {len(body)} statements")
             update = self.store(body[0])
         return Block(name, tuple(iters), tuple(bindings), update, init, predicate, "prepack" if prepack else "compute")
 
@@ -434,7 +436,7 @@ class TensorReader:
             self.names[name] = self.new_buffer(name, node.value, ("alloc",))[1]
             return None
         if len(args) != 1:
-            raise self.error(node.value, f"wanted one argument for {kind}")
+            raise self.error(node.value, f"expected one argument for {kind}")
         if kind == "tunable":
             domain = [self.integer(i, "a positive integer") for i in self.items(args[0], "a list of positive integers")]
             self.names[name] = Tunable(name, domain)

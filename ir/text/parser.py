@@ -2,6 +2,8 @@
 
 The text is untrusted. It is parsed with the `ast` module and never executed. A refusal is a ParseError with line, column and the
 text of the line.
+
+Tests: `tests/ir/text/test_text.py`.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from relax_tune.ir.text.parse_graph import GraphReader
 from relax_tune.ir.text.parse_tensor import name_of
 from relax_tune.ir.text.printer import FORMAT_VERSION
 
-# Longer text is refused first, since the parser of Python is not made for hostile input.
+# Longer text is refused first, since the parser of Python is not robust against hostile input.
 MAX_CHARACTERS = 64 << 20
-# Of a text that a record holds: those of our own functions are far shorter.
+# Limit for the texts in records; texts of generated functions are far shorter.
 RECORD_CHARACTERS = 1 << 20
 
 
@@ -35,35 +37,36 @@ def parse_text(
 ) -> PrimFunc | Function | ExternFunc | IRModule:
     """Parse a module, when `text` begins with `module(...)`, or the one function in it.
 
-    operators: graph operators by printed name
-    constants: weights of a module, which text does not hold
+    Args:
+        operators: graph operators by printed name.
+        constants: weights of the module, which text does not contain.
 
     Raises:
-        ParseError: naming line and column, with a caret.
+        ParseError: names line and column, with a caret.
     """
     reader = GraphReader(text, operators or {})
     if len(text) > MAX_CHARACTERS:
-        raise ParseError(f"wanted at most {MAX_CHARACTERS} characters of program text, found {len(text)}")
+        raise ParseError(f"expected at most {MAX_CHARACTERS} characters of program text, got {len(text)}")
     try:
         tree = ast.parse(text)
     except SyntaxError as e:
         raise reader.error_at(e.lineno or 1, max(0, (e.offset or 1) - 1), f"not Python syntax: {e.msg}") from None
     except (RecursionError, MemoryError, ValueError) as e:
-        raise reader.error_at(1, 0, f"Python's parser gives up: {e}") from None
+        raise reader.error_at(1, 0, f"Python's parser cannot read the text: {e}") from None
     try:
         return _module(reader, tree, constants or {})
     except RecursionError:
-        raise reader.error_at(1, 0, "wanted fewer levels of nesting") from None
+        raise reader.error_at(1, 0, "expected fewer levels of nesting") from None
 
 
 def parse_prim_func(text: str, most: int = MAX_CHARACTERS) -> PrimFunc:
     """Parse the one tensor function in `text`, of `most` characters. Raises ParseError."""
     if len(text) > most:
-        raise ParseError(f"wanted at most {most} characters of a tensor function, found {len(text)}")
-    found = parse_text(text)
-    if not isinstance(found, PrimFunc):
-        raise ParseError(f"wanted the text of one tensor function, found a {type(found).__name__}")
-    return found
+        raise ParseError(f"expected at most {most} characters of a tensor function, got {len(text)}")
+    function = parse_text(text)
+    if not isinstance(function, PrimFunc):
+        raise ParseError(f"expected the text of one tensor function, got a {type(function).__name__}")
+    return function
 
 
 def parse_module(
@@ -72,8 +75,8 @@ def parse_module(
     constants: Mapping[str, NDArray[Any]] | None = None,
 ) -> IRModule:
     """Parse the module in `text`; a single function becomes a module that holds it. Raises ParseError."""
-    found = parse_text(text, operators, constants)
-    return found if isinstance(found, IRModule) else IRModule({found.name: found}, constants or {})
+    parsed = parse_text(text, operators, constants)
+    return parsed if isinstance(parsed, IRModule) else IRModule({parsed.name: parsed}, constants or {})
 
 
 def _module(
@@ -85,7 +88,7 @@ def _module(
     pending = any(isinstance(n, ast.FunctionDef) for n in tree.body)
     for node in tree.body:
         called = node.value if isinstance(node, ast.Expr) else None
-        found: AnyFunction
+        function: AnyFunction
         try:
             if isinstance(node, ast.Assign):
                 limits = reader.declaration(node)
@@ -97,25 +100,25 @@ def _module(
                 if pending:  # the symbols in the header are known now
                     _learn_signatures(reader, tree)
                     pending = False
-                key, found = _function(reader, node)
+                key, function = _function(reader, node)
             elif called is not None:
                 kind, args, options = reader.call(called, ("module", "extern"))
                 if kind == "module":
                     _check_version(reader, called, args, options)
                     is_module = True
                     continue
-                key, found = _extern(reader, called, args, options)
+                key, function = _extern(reader, called, args, options)
             else:
-                raise reader.error(node, "wanted a function, symbol(...), tunable(...), extern(...) or module(...)")
+                raise reader.error(node, "expected a function, symbol(...), tunable(...), extern(...) or module(...)")
         except ValueError as e:
             raise reader.error(node, str(e)) from None
         if key in functions:
-            raise reader.error(node, f"wanted one function called {key!r}, found a second")
-        functions[key] = found
+            raise reader.error(node, f"two functions are called {key!r}")
+        functions[key] = function
     if is_module or bounds:
         return IRModule(functions, constants, tuple(bounds))
     if len(functions) != 1:
-        raise reader.error_at(1, 0, f"wanted one function, or module(...) before several; found {len(functions)}")
+        raise reader.error_at(1, 0, f"expected one function, or module(...) before several; got {len(functions)}")
     return next(iter(functions.values()))
 
 
@@ -124,7 +127,7 @@ def _check_version(reader: GraphReader, node: ast.expr, args: list[ast.expr], op
     version = reader.integer(options["version"], "a version number") if "version" in options else FORMAT_VERSION
     if version != FORMAT_VERSION or args:
         raise reader.error(
-            node, f"wanted text of version {FORMAT_VERSION}, found {version}; use the release that wrote it"
+            node, f"expected text of version {FORMAT_VERSION}, got {version}; use the release that wrote it"
         )
 
 
@@ -133,12 +136,12 @@ def _extern(
 ) -> tuple[str, ExternFunc]:
     reader.only(options, ("key",))
     if len(args) not in (1, 2):
-        raise reader.error(node, 'wanted extern("routine", Callable(...))')
+        raise reader.error(node, 'expected extern("routine", Callable(...))')
     name = reader.constant(args[0], str, "the routine's name in quotes")
     with reader.scope():
         signature = reader.annotation(args[1]) if len(args) == 2 else None
     if signature is not None and not isinstance(signature, CallableInfo):
-        raise reader.error(args[1], "wanted Callable(...)")
+        raise reader.error(args[1], "expected Callable(...)")
     key = reader.constant(options["key"], str, "a name in quotes") if "key" in options else name
     return key, ExternFunc(name, signature)
 
@@ -156,17 +159,17 @@ def _heading(reader: GraphReader, node: ast.FunctionDef) -> tuple[str, str, dict
     """Return the kind of a function, its name, and the options of its decorator."""
     a = node.args
     if a.posonlyargs or a.kwonlyargs or a.vararg or a.kwarg or a.defaults:
-        raise reader.error(node, "wanted plain annotated parameters")
+        raise reader.error(node, "expected plain annotated parameters")
     twice = [x.arg for i, x in enumerate(a.args) if x.arg in {y.arg for y in a.args[:i]}]
     if twice or len(node.decorator_list) != 1:
         raise reader.error(
-            node, "wanted @prim_func(outputs=...) or @function on the line before, and no other decorator"
+            node, "expected @prim_func(outputs=...) or @function on the line before, and no other decorator"
         )
     decorator = node.decorator_list[0]
     if name_of(decorator) == "function":
         return "function", node.name, {}
     kind, args, options = reader.call(decorator, ("prim_func", "function"))
-    reader.only(options, ("outputs", "name") if kind == "prim_func" else ("pure", "name"))
+    reader.only(options, ("outputs", "name") if kind == "prim_func" else ("pure", "name", "names"))
     if args:
         raise reader.error(decorator, f"{kind} takes options only")
     name = reader.constant(options["name"], str, "a name in quotes") if "name" in options else node.name
@@ -176,6 +179,6 @@ def _heading(reader: GraphReader, node: ast.FunctionDef) -> tuple[str, str, dict
 def _function(reader: GraphReader, node: ast.FunctionDef) -> tuple[str, PrimFunc | Function]:
     kind, name, options = _heading(reader, node)
     if kind == "function":
-        return name, reader.function(node, name, reader.flag(options, "pure", True))
+        return name, reader.function(node, name, reader.flag(options, "pure", True), options.get("names"))
     outputs = reader.integer(options["outputs"], "how many of the buffers are outputs") if "outputs" in options else 1
     return name, reader.prim_func(node, name, outputs)

@@ -1,4 +1,7 @@
-"""Print graph functions: annotations, values, blocks and branches."""
+"""Print graph functions: annotations, values, blocks and branches.
+
+Tests: `tests/ir/text/test_text_graph.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from relax_tune.ir.core.struct_info import (
     TensorInfo,
     TupleInfo,
 )
-from relax_tune.ir.text.print_tensor import TensorPrinter, quote
+from relax_tune.ir.text.print_tensor import TensorPrinter, is_identifier, quote
 
 
 class GraphPrinter(TensorPrinter):
@@ -39,10 +42,20 @@ class GraphPrinter(TensorPrinter):
             self.emit(f"return {self.value(f.ret)}", f.ret)
             self.depth -= 1
             body, self.lines = self.lines[at:], self.lines[:at]
-            self._def("function", [] if f.pure else ["pure=False"], key, params, f" -> {self.annotation(f.ret_info)}")
+            options = [*([] if f.pure else ["pure=False"]), *self._names_outside(f)]
+            self._def("function", options, key, params, f" -> {self.annotation(f.ret_info)}")
             shift = len(self.lines) - at
             self.line_of = {k: v + shift if at <= v and self._in_body(f, k) else v for k, v in self.line_of.items()}
             self.lines += body
+
+    def _names_outside(self, f: g.Function) -> list[str]:
+        """Return the option for names of parameters and results that are no identifiers, such as `input:0`."""
+        results = f.ret.fields if isinstance(f.ret, g.TupleValue) else (f.ret,)
+        crossing = [v for v in (*f.params, *results) if isinstance(v, g.GVar) and v in self.names]
+        if self.normalise or all(is_identifier(v.name) for v in crossing):
+            return []
+        outside = {self.names[v]: v.name for v in crossing if self.names[v] != v.name}
+        return [f"names={{{', '.join(f'{quote(name)}: {quote(real)}' for name, real in outside.items())}}}"]
 
     @staticmethod
     def _in_body(f: g.Function, key: int) -> bool:
@@ -158,7 +171,7 @@ class GraphPrinter(TensorPrinter):
                 return quote(x)
             case None | bool() | int() | float():  # infinities print as `inf`
                 return repr(x)
-        raise TypeError(f"wanted an operator attribute of plain values, expressions or tuples of them; found {x!r}")
+        raise TypeError(f"expected an operator attribute of plain values, expressions or tuples of them; got {x!r}")
 
     def annotation(self, info: StructInfo) -> str:
         """Return the text of an annotation that declares its unknown symbols by naming them."""
@@ -183,8 +196,8 @@ class GraphPrinter(TensorPrinter):
                 return f"Tuple({', '.join(map(self.info, parts))})"
             case CallableInfo(params, ret, pure):
                 with self.scope():
-                    given = "None" if params is None else self.tuple([self.info(p) for p in params])
-                    return f"Callable({given}, {self.info(ret)}{'' if pure else ', pure=False'})"
+                    parts_of_params = "None" if params is None else self.tuple([self.info(p) for p in params])
+                    return f"Callable({parts_of_params}, {self.info(ret)}{'' if pure else ', pure=False'})"
             case ObjectInfo():
                 return "Object()"
 

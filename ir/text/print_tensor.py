@@ -1,4 +1,7 @@
-"""Print tensor functions, statements and scalar expressions, and choose unique names."""
+"""Print tensor functions, statements and scalar expressions, and choose unique names.
+
+Tests: `tests/ir/text/test_text.py`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ RESERVED = frozenset(
 class TensorPrinter:
     """Printer of the tensor level, for one text.
 
-    line_of: `id(node)` -> first line of the node (from 0, after the header)
+    Attributes:
+        line_of: `id(node)` -> first line of the node (from 0, after the header).
     """
 
     def __init__(self, normalise: bool) -> None:
@@ -44,7 +48,7 @@ class TensorPrinter:
         self.line_of: dict[int, int] = {}
         self.depth = 0
         self.names: dict[_Identity, str] = {}
-        self.taken: set[str] = set(RESERVED)
+        self.used_names: set[str] = set(RESERVED)
         self.counts: dict[str, int] = {}
         self.implicit = False
         self.in_module = False
@@ -61,22 +65,22 @@ class TensorPrinter:
             self.counts[prefix] = self.counts.get(prefix, -1) + 1
             return f"{prefix}{self.counts[prefix]}"
         base = re.sub(r"\W", "_", hint, flags=re.ASCII) or prefix
-        return fresh(f"_{base}" if base[0].isdigit() else base, self.taken)
+        return fresh(f"_{base}" if base[0].isdigit() else base, self.used_names)
 
     def declare(self, x: _Identity, prefix: str) -> str:
         name = self.unique(x.name, prefix)
-        self.taken.add(name)
+        self.used_names.add(name)
         self.names[x] = name
         return name
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Free the names declared inside, on leaving, except names in the header."""
-        names, taken, headers = dict(self.names), set(self.taken), len(self.header)
+        """On exit free the names declared inside, except names in the header."""
+        names, used_names, headers = dict(self.names), set(self.used_names), len(self.header)
         yield
         new = {x: n for x, n in self.names.items() if x not in names and n in self._header_names(headers)}
         self.names = {**names, **new}
-        self.taken = taken | set(new.values())
+        self.used_names = used_names | set(new.values())
 
     def _header_names(self, since: int) -> set[str]:
         return {line.split(" = ", 1)[0] for line in self.header[since:]}
@@ -161,7 +165,7 @@ class TensorPrinter:
                 axis = f", axis={s.axis}" if s.axis or s.kind in ("group", "item") else ""
                 tail = f", tail={quote(s.tail)}" if s.tail != "predicate" else ""
                 kind = "" if s.var.dtype is i64 else f", dtype={s.var.dtype}"
-                marks = "".join(f", {key}={option(value)}" for key, value in s.marks.given())
+                marks = "".join(f", {key}={option(value)}" for key, value in s.marks.settings())
                 self.emit(f"for {name} in {s.kind}({extent}{axis}{tail}{kind}{marks}):", s)
                 self.nested(s.body)
         elif isinstance(s, Seq):
@@ -230,6 +234,11 @@ def flattened(s: Seq) -> tuple[Stmt, ...]:
         else:
             parts.append(top)
     return tuple(parts)
+
+
+def is_identifier(name: str) -> bool:
+    """Return whether the text form can print a name as it is."""
+    return re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is not None
 
 
 def quote(text: str) -> str:

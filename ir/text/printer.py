@@ -3,6 +3,8 @@
 Names are hints: the printer makes them identifiers that are unique in their scope (`i`, `i_1`, ...). `normalise` renames every
 identity by order of appearance and drops the names of blocks and of the function; the key of a workload hashes this text. A change
 of the form must raise `FORMAT_VERSION`.
+
+Tests: `tests/ir/text/test_text.py`.
 """
 
 from __future__ import annotations
@@ -24,14 +26,20 @@ Printable = Union[IRModule, PrimFunc, Function, ExternFunc, Stmt, Expr, StructIn
 
 
 def print_text(x: Printable, *, normalise: bool = False) -> str:
-    """Print `x`, without a final newline. normalise: rename every identity by order of appearance."""
+    """Print `x`, without a final newline.
+
+    Args:
+        normalise: rename every identity by order of appearance.
+    """
     return Printer(normalise).run(x)
 
 
 def excerpt(x: Printable, node: object, context: int = 1) -> str:
     """Return the printed lines around `node`, with a caret under its line.
 
-    node: statement, binding, buffer or parameter of `x`; for any other, the first line is shown"""
+    Args:
+        node: statement, binding, buffer or parameter of `x`; for any other, the first line is shown.
+    """
     return Excerpts(x).around(node, context)
 
 
@@ -51,7 +59,9 @@ class Excerpts:
 def show_lines(lines: Sequence[str], at: int, column: int | None = None, context: int = 1) -> str:
     """Return lines `at - context ..= at` (from 0), numbered from 1, with a caret.
 
-    column: column of the caret in line `at`; None: under its whole text"""
+    Args:
+        column: column of the caret in line `at`; None: under its whole text.
+    """
     shown = [f"{i + 1:5} | {lines[i]}" for i in range(max(0, at - context), min(at + 1, len(lines)))]
     text = lines[at] if at < len(lines) else ""
     start = len(text) - len(text.lstrip()) if column is None else column

@@ -1,1 +1,4 @@
-"""Calls of a model beside `run`: bound to arrays, with state, in streams."""
+"""Further calls of a model than `run`: over fixed arrays, with state on the device, in streams.
+
+Import `stream.Stream`; a `Model` opens the others.
+"""

@@ -1,9 +1,11 @@
-"""A call of a function over the same arrays each time (input/output binding, as of ONNX Runtime)."""
+"""A call of a function over the same arrays each time (input/output binding, as of ONNX Runtime).
+
+Tests: `tests/runtime/test_bound_call.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,8 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.arguments import check_values, in_order
-from relax_tune.runtime.device.base import DeviceBuffer, Launch
+from relax_tune.runtime.bound_program import Launches
+from relax_tune.runtime.device.base import DeviceBuffer
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.memory.resident import on_host
 from relax_tune.runtime.program.host_program import (
@@ -26,24 +29,27 @@ from relax_tune.runtime.program.host_program import (
     Pack,
     Require,
 )
-from relax_tune.runtime.program.sharing import stored_dims
-from relax_tune.runtime.vm import CallFrame, VirtualMachine
+from relax_tune.runtime.vm.instructions import CallFrame
+from relax_tune.runtime.vm.machine import VirtualMachine
 
 Array = NDArray[Any]
 
 
 class BoundCall:
-    """A call whose arguments and results are the same arrays each time: `run` reads what they hold then, and writes the results.
+    """A call whose arguments and results are the same arrays each time: `run` reads what they contain then, and writes the results.
 
-    Shapes, variants and launches are settled once. Where launches reach the host's memory, nothing is copied.
+    Shapes, variants and launches are settled once. Where launches reach the host's memory, nothing is copied. Other calls of the
+    model may run in between; runs of one `BoundCall` must not overlap.
 
-    inputs: arrays by name or in order. results: arrays to write, in order; without them the call makes its own. fixed: names of
-    arguments whose elements never change. Elements that are used as indices are checked in every run, those of fixed ones once.
-    symbols: the value of each, where the inputs do not determine all.
+    Args:
+        executor: Executor of the function.
+        inputs: Arrays by name or in order.
+        results: Arrays to write, in order; by default fresh ones.
+        fixed: Names of arguments whose elements never change. Indices among them are checked once, other indices in every run.
+        symbols: The value of each symbol, where the inputs do not determine all.
 
-    Other calls of the model may run in between; runs of one `BoundCall` must not overlap.
-
-    Raises: as `Executor.run`, and UserError for results that do not fit, are no plain memory or overlap another array.
+    Raises:
+        UserError: As `Executor.run`; or results do not fit, are no plain memory or overlap another array.
     """
 
     def __init__(
@@ -55,37 +61,40 @@ class BoundCall:
         symbols: Sequence[int] | None = None,
     ) -> None:
         program, self._executor = executor.program, executor
-        given, self._key, self._values = executor.matched(inputs, symbols)
-        check_values(program, given, self._values)
-        self._inputs: list[Array] = [on_host(a) for a in given]
-        names = {program.buffers[i].name: i for i in program.inputs}
-        _check_fixed(program.name, names, fixed)
-        self._fixed = {names[name] for name in fixed}
+        arrays, key, values = executor.match(inputs, symbols)
+        check_values(program, arrays, values)
+        self._inputs: list[Array] = [on_host(a) for a in arrays]
+        numbers = {program.buffers[i].name: i for i in program.inputs}
+        _check_fixed(program.name, numbers, fixed)
+        self._fixed = {numbers[name] for name in fixed}
         with executor.device.turn:
-            self._bound = executor.open_binding(self._key, self._values)
+            self._bound = executor.bind(key, values, cached=False)
             self.results = self._checked(results)
             self._buffers = self._wrapped()
-            self._generation, self._launches, self._runs = -1, list[Launch](), 0
+            self._arguments = [(i, a) for i, a in zip(program.inputs, self._inputs) if i not in self._buffers]
+            self._copied = [(i, a) for i, a in zip(program.outputs, self.results) if i not in self._buffers]
+            self._launches = Launches(executor.device)
+            executor.prepare(self._bound, self._buffers, self._launches)
 
     def _checked(self, results: Sequence[Array] | None) -> list[Array]:
-        """Return the arrays of the results, made here unless they are given."""
-        program, made = self._executor.program, results is None
+        """Return the arrays of the results: checked ones, or fresh ones without any."""
+        program = self._executor.program
         specs = [program.buffers[i] for i in program.outputs]
-        wanted = [(np.dtype(s.dtype), self._bound.shapes[s.name]) for s in specs]
-        found = [np.empty(shape, dtype) for dtype, shape in wanted] if results is None else list(results)
-        if len(found) != len(wanted):
-            raise UserError(f"{program.name}: wanted arrays for {len(wanted)} results, found {len(found)}")
-        for number, (array, (dtype, shape)) in enumerate(zip(found, wanted)):
+        expected = [(np.dtype(s.dtype), self._bound.shapes[s.name]) for s in specs]
+        if results is None:
+            return [np.empty(shape, dtype) for dtype, shape in expected]
+        if len(results) != len(expected):
+            raise UserError(f"{program.name}: expected arrays for {len(expected)} results, got {len(results)}")
+        for number, (array, (dtype, shape)) in enumerate(zip(results, expected)):
             where = f"{program.name}: array of result {number}"
             if not isinstance(array, np.ndarray) or (array.dtype, array.shape) != (dtype, shape):
-                what = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
-                raise UserError(f"{where}: wanted an array of {dtype} {shape}, found {what}")
+                got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
+                raise UserError(f"{where}: expected an array of {dtype} {shape}, got {got}")
             if not (array.flags.c_contiguous and array.flags.aligned and array.flags.writeable):
-                raise UserError(f"{where}: wanted writable memory in C order, found other; use numpy.empty")
-            others = [*self._inputs, *found[:number]]
-            if not made and any(np.may_share_memory(array, other) for other in others):
-                raise UserError(f"{where}: wanted memory of its own, found some of another array of the call")
-        return found
+                raise UserError(f"{where}: expected writable memory in C order, got other; use numpy.empty")
+            if any(np.may_share_memory(array, other) for other in (*self._inputs, *results[:number])):
+                raise UserError(f"{where}: expected separate memory, got some of another array of the call")
+        return list(results)
 
     def _wrapped(self) -> dict[int, DeviceBuffer]:
         """Return buffers over the memory of the arrays that launches can use where they are."""
@@ -94,7 +103,7 @@ class BoundCall:
         program = executor.program
         for index, array in (*zip(program.inputs, self._inputs), *zip(program.outputs, self.results)):
             plain = array.flags.c_contiguous and array.flags.aligned and not program.buffers[index].outer
-            if index in executor.placeable and plain and array.nbytes:
+            if index in executor.memory.placeable and plain and array.nbytes:
                 buffer = executor.device.wrap(array)
                 if buffer is not None:
                     buffers[index] = buffer
@@ -103,52 +112,32 @@ class BoundCall:
     def run(self) -> list[Array]:
         """Call the function; return the arrays of its results, which the next run overwrites.
 
-        Raises: UserError for elements that are no indices where they must be; ModelStateError once the model is closed.
+        Raises:
+            UserError: An element that is used as an index is out of range.
+            ModelStateError: The model is closed.
         """
         executor = self._executor
-        check_values(executor.program, self._inputs, self._values, self._fixed)
+        check_values(executor.program, self._inputs, self._bound.values, self._fixed)
         with executor.call():
             executor.check_open()
-            if self._generation != executor.generation:
-                self._launches = executor.launches_over(self._bound, self._buffers)
-                self._generation, self._runs = executor.generation, 0
-            if executor.record is not None:
-                executor.record(self._key)
-            self._transfer_and_launch()
+            placed = executor.launch(self._bound, self._buffers, self._arguments, launches=self._launches)
+            executor.device.synchronize()
+            for index, array in self._copied:
+                array[...] = executor.memory.read(self._bound, index, self._buffers, placed)
         return self.results
-
-    def _transfer_and_launch(self) -> None:
-        executor, program = self._executor, self._executor.program
-        for index, array in zip(program.inputs, self._inputs):
-            if index not in self._buffers:
-                spec = program.buffers[index]
-                stored = np.moveaxis(array, spec.outer, 0) if spec.outer else array
-                executor.device.upload(executor.device_buffer(index), np.ascontiguousarray(stored))
-        for launch in self._launches:
-            launch()
-        self._runs += 1
-        if self._runs == 2 and (recorded := executor.device.record(self._launches)) is not None:
-            self._launches = [recorded]
-        executor.device.synchronize()
-        executor.check_computed(self._bound)
-        for index, array in zip(program.outputs, self.results):
-            if index not in self._buffers:
-                spec = program.buffers[index]
-                dims = stored_dims(spec, array.shape)
-                stored = executor.device.download(executor.device_buffer(index), array.dtype, dims)
-                array[...] = np.moveaxis(stored, 0, spec.outer) if spec.outer else stored
 
 
 ALLOWED = (CheckValue, Compute, Require, GetItem, Pack, Move, Number, LoadWeight, CallSubgraph)
-"""Instructions whose effects shapes and numbers alone decide."""
+"""Instructions whose effects depend only on shapes and numbers."""
 
 
 class BoundSteps:
     """A call of a host program over the same arrays each time, as `BoundCall`: the calls of its subgraphs, in order.
 
-    Shapes and numbers among the arguments stay the same too.
+    Shapes and numbers among the arguments stay the same too. Arguments as of `BoundCall`.
 
-    Raises: as `BoundCall`, and UserError for a program whose steps depend on more than shapes and numbers.
+    Raises:
+        UserError: As `BoundCall`; or the steps of the program depend on more than shapes and numbers.
     """
 
     def __init__(
@@ -162,30 +151,29 @@ class BoundSteps:
         other = next((type(i).__name__ for i in program.instructions() if not isinstance(i, ALLOWED)), None)
         if other is not None:
             raise UserError(
-                f"{program.name}: wanted a function whose steps follow from shapes alone, found a step {other}; use run"
+                f"{program.name}: expected a function whose steps depend only on shapes, got a step {other}; use run"
             )
         names = [p.name for p in program.params]
-        given = in_order(program.name, names, inputs)
+        arguments = in_order(program.name, names, inputs)
         _check_fixed(program.name, names, fixed)
-        self._fixed = [a for name, a in zip(names, given) if name in fixed and isinstance(a, np.ndarray)]
+        self._fixed = [a for name, a in zip(names, arguments) if name in fixed and isinstance(a, np.ndarray)]
         self._calls: list[BoundCall] = []
-        traced = copy(machine)
-        traced.execute = {**machine.execute, CallSubgraph: self._bind}
-        self._made = traced.results_of(program.name, given)
-        wanted = [(a.dtype, a.shape) if isinstance(a, np.ndarray) else None for a in self._made]
-        if None in wanted:
-            raise UserError(f"{program.name}: wanted a function whose results are arrays, found another; use run")
-        own = [a for call in self._calls for a in call.results]
-        fresh = [a if any(a is o for o in own) else a.copy() for a in self._made]
+        self._computed = machine.results_of(program.name, arguments, call_subgraph=self._bind)
+        expected = [_type_of(a) for a in self._computed]
+        if None in expected:
+            raise UserError(f"{program.name}: expected a function whose results are arrays, got another; use run")
+        # A result that is no result of a bound call is an argument or a weight, which its caller may not get.
+        written = {id(a) for call in self._calls for a in call.results}
+        fresh = [a if id(a) in written else a.copy() for a in self._computed]
         self.results = fresh if results is None else list(results)
-        found = [(a.dtype, a.shape) if isinstance(a, np.ndarray) else None for a in self.results]
-        if found != wanted:
-            raise UserError(f"{program.name}: results: wanted arrays of {wanted}, found {found}")
-        arrays = [a for a in given if isinstance(a, np.ndarray)]
+        if [_type_of(a) for a in self.results] != expected:
+            got = [_type_of(a) for a in self.results]
+            raise UserError(f"{program.name}: results: expected arrays of {expected}, got {got}")
+        arrays = [a for a in arguments if isinstance(a, np.ndarray)]
         for number, array in enumerate(() if results is None else self.results):
             if any(np.may_share_memory(array, other) for other in (*arrays, *self.results[:number])):
                 raise UserError(
-                    f"{program.name}: array of result {number}: wanted memory of its own, found some of another array of the call"
+                    f"{program.name}: array of result {number}: expected separate memory, got some of another array of the call"
                 )
 
     def _bind(self, machine: VirtualMachine, i: CallSubgraph, frame: CallFrame) -> None:
@@ -201,10 +189,15 @@ class BoundSteps:
         """Call the function; see `BoundCall.run`."""
         for call in self._calls:
             call.run()
-        for array, made in zip(self.results, self._made):
-            if array is not made:
-                np.copyto(array, made)
+        for array, computed in zip(self.results, self._computed):
+            if array is not computed:
+                np.copyto(array, computed)
         return self.results
+
+
+def _type_of(value: object) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    """Return dtype and shape of an array; None for other values."""
+    return (value.dtype, value.shape) if isinstance(value, np.ndarray) else None
 
 
 def _check_fixed(function: str, names: Collection[str], fixed: Collection[str]) -> None:
@@ -212,5 +205,5 @@ def _check_fixed(function: str, names: Collection[str], fixed: Collection[str]) 
     if not set(fixed) <= set(names):
         unknown = ", ".join(sorted(set(fixed) - set(names)))
         raise UserError(
-            f"{function}: fixed: wanted names of parameters, {', '.join(names) or 'and it has none'}; found {unknown}"
+            f"{function}: fixed: expected names of parameters, {', '.join(names) or 'and it has none'}; got {unknown}"
         )

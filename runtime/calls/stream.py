@@ -1,7 +1,9 @@
 """Streams: items through stages that work side by side, with bounded queues between them.
 
-Each stage has a thread of its own and handles one item after the other, so order is kept. A full queue stops the stage before it
+Each stage has a thread and handles one item after the other, in order. A full queue stops the stage before it
 (back-pressure), so a fast source runs no further ahead than the queues are deep.
+
+Tests: `tests/runtime/test_stream.py`.
 """
 
 from __future__ import annotations
@@ -94,14 +96,14 @@ def _work(stage: Stage, taken: _Queue, into: _Queue) -> None:
             into.put(item)
             return
         try:
-            made = stage(item)
+            result = stage(item)
         except BaseException as error:
             into.put(_End(error))
             break
-        del item  # its memory is not held while the next one is waited for
-        if not into.put(made):
+        del item  # frees its memory before waiting for the next one
+        if not into.put(result):
             break
-        del made
+        del result
     taken.cancel()
 
 
@@ -119,7 +121,7 @@ class Stream(Generic[T]):
 
     def __init__(self, source: Iterable[Any], stages: Sequence[Stage], depth: int = 4) -> None:
         if type(depth) is not int or depth < 1:
-            raise UserError(f"depth: wanted a whole number of items, at least 1, found {depth!r:.80}")
+            raise UserError(f"depth: expected a whole number of items, at least 1, got {depth!r:.80}")
         self._source, self._stages, self._depth = source, tuple(stages), depth
         self._queues: tuple[_Queue, ...] = ()
         self._threads: tuple[threading.Thread, ...] = ()
@@ -132,7 +134,7 @@ class Stream(Generic[T]):
 
         Raises: UserError once this stream has begun."""
         if self._state != "new":
-            raise UserError(f"stream: wanted one that has not begun, found one that is {self._state}; add stages first")
+            raise UserError(f"stream: expected one that has not begun, got one that is {self._state}; add stages first")
         self._state = "part of another stream"
         return Stream(self._source, (*self._stages, stage), self._depth)
 
@@ -144,7 +146,7 @@ class Stream(Generic[T]):
         except TypeError:
             self._state = "closed"
             raise UserError(
-                f"stream: wanted items to iterate over, found a {type(self._source).__name__}; give a list or a generator"
+                f"stream: expected items to iterate over, got a {type(self._source).__name__}; give a list or a generator"
             ) from None
         name, context = f"relax-tune-stream-{next(_NUMBERS)}", contextvars.copy_context
         calls: list[tuple[Any, ...]] = [(_read, source, queues[0])]
@@ -170,11 +172,11 @@ class Stream(Generic[T]):
             self._begin()
         if self._state == "forked":
             raise ModelStateError(
-                "stream: wanted one of this process, found one of the process that forked it, which lacks its threads; make another"
+                "stream: expected one of this process, got one of the process that forked it, which lacks its threads; make another"
             )
         if self._state == "part of another stream":
             raise UserError(
-                "stream: wanted the stream that `then` returned, found the one before it; iterate over that one"
+                "stream: expected the stream that `then` returned, got the one before it; iterate over that one"
             )
         if self._state == "closed":
             raise StopIteration

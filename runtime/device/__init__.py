@@ -1,1 +1,4 @@
-"""Re-exports nothing; import the modules."""
+"""Devices: the `Device` contract, its implementations and their quirks.
+
+Import `registry` to open devices by name, and `base` for the contract.
+"""

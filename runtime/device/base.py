@@ -1,4 +1,7 @@
-"""The `Device` contract of machines that run kernels. One contract suite tests every implementation."""
+"""The `Device` contract of machines that run kernels. One contract suite tests every implementation.
+
+Tests: `tests/runtime/device/test_device_contract.py`.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class DeviceInfo:
 class Device(Protocol):
     """Owns its memory and compiled kernels until `close`. One thread at a time uses a device: the one that holds `turn`.
 
-    Executors take the turn for a whole call, from the first upload to the last download. `compile` alone needs no turn.
+    Executors take the turn for a whole call, from the first upload to the last download. Only `compile` needs no turn.
 
     Errors: `compile` raises `BuildError` with the compiler's log; every other method raises `MeasureError` when the
     device is lost or a request exceeds its limits (the message has request and limit).
@@ -122,7 +125,7 @@ class Device(Protocol):
     def wrap(self, array: NDArray[Any]) -> OwnBuffer | None:
         """Return a buffer over the memory of a host array, for launches to read and write; None if the device cannot do this.
 
-        array: C-contiguous and aligned for its type; it lives as long as the buffer. `free` leaves its memory alone.
+        array: C-contiguous and aligned for its type; it lives as long as the buffer. `free` does not free its memory.
         """
         ...
 
@@ -166,7 +169,7 @@ class JoinsLaunches(Protocol):
 
 @runtime_checkable
 class DeviceClock(Protocol):
-    """A device that may have a clock of its own: by that launches are timed without the host's waiting."""
+    """A device that may have an event timer, by which launches are timed on the device."""
 
     def elapsed(self, work: Callable[[], object]) -> float | None:
         """Do the launches of `work` and wait for them. Return seconds from the first to the end of the last.

@@ -1,6 +1,6 @@
-"""Compiled kernels kept between processes, in a folder that only this user may write.
+"""Compiled kernels cached between processes, in a folder that only this user may write.
 
-Whoever can write there runs code in every process that loads it.
+Anyone who can write there runs code in every process that loads it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,16 +22,24 @@ _BY_DESCRIPTOR = Path("/proc/self/fd")
 
 
 def cache_folder() -> Path:
-    """Return `$RELAX_TUNE_CACHE`, else `$XDG_CACHE_HOME/relax-tune`, else `~/.cache/relax-tune`."""
+    """Return `$RELAX_TUNE_CACHE`, else `$XDG_CACHE_HOME/relax-tune`, else `~/.cache/relax-tune`.
+
+    Raises BuildError for a relative path and for a user without a home.
+    """
     explicit = os.environ.get("RELAX_TUNE_CACHE")
+    if explicit and not os.path.isabs(explicit):
+        raise BuildError(
+            f"device: Expected an absolute path in RELAX_TUNE_CACHE, got {explicit!r}. Compiled kernels are programs, and a relative path "
+            "would load modules of the current folder."
+        )
     if explicit:
         return Path(explicit)
-    base = os.environ.get("XDG_CACHE_HOME")
+    base = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        return (Path(base) if base else Path.home() / ".cache") / "relax-tune"
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "relax-tune"
     except RuntimeError as error:  # a user without a home
         raise BuildError(
-            f"device: wanted a folder for compiled kernels, found: {error}; point RELAX_TUNE_CACHE at a writable folder"
+            f"device: expected a folder for compiled kernels, got: {error}; point RELAX_TUNE_CACHE at a writable folder"
         ) from None
 
 
@@ -44,25 +53,25 @@ def hashed(parts: Sequence[str]) -> str:
 
 @contextmanager
 def private_folder(folder: Path) -> Iterator[Path]:
-    """Open a folder that only this user may write, made if it is missing. Yields a path to it while it is open.
+    """Open a folder that only this user may write; it is created if it is missing. Yields a path to it while it is open.
 
     The path goes by the open folder where the system can, so nobody can put another in its place. A folder of ours that
     others could read or write gets mode 0700.
 
-    Raises BuildError for a link and for another user's folder; OSError where none can be made or opened.
+    Raises BuildError for a link and for another user's folder; OSError if it cannot be created or opened.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink():
         raise _refusal(folder, f"a link to {os.readlink(folder)}")
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        found = os.fstat(descriptor)
-        if not _trusted(found.st_uid):
-            raise _refusal(folder, f"one of user {found.st_uid}")
-        if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+        status = os.fstat(descriptor)
+        if not _trusted(status.st_uid):
+            raise _refusal(folder, f"one of user {status.st_uid}")
+        if status.st_uid == os.geteuid() and status.st_mode & 0o077:
             os.fchmod(descriptor, 0o700)
-        elif found.st_mode & 0o022:
-            raise _refusal(folder, f"that others may write it (mode {stat.S_IMODE(found.st_mode):o})")
+        elif status.st_mode & 0o022:
+            raise _refusal(folder, f"that others may write it (mode {stat.S_IMODE(status.st_mode):o})")
         yield _BY_DESCRIPTOR / str(descriptor) if _BY_DESCRIPTOR.is_dir() else folder
     finally:
         os.close(descriptor)
@@ -71,19 +80,51 @@ def private_folder(folder: Path) -> Iterator[Path]:
 def is_own_file(path: Path) -> bool:
     """Return True for a regular file, no link, that only this user or the administrator may write."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and _trusted(found.st_uid) and not found.st_mode & 0o022
+    return stat.S_ISREG(status.st_mode) and _trusted(status.st_uid) and not status.st_mode & 0o022
+
+
+_SEAL = b"\nrelax-tune blake2b "
+_SEAL_BYTES = len(_SEAL) + 32
+
+
+def seal(path: Path) -> None:
+    """Append a hash of its content to a file; loaders of libraries read no bytes after theirs.
+
+    A library that a crash cut short is mapped all the same, and ends the process that touches its missing pages. The hash also
+    finds pages that were never written, so nothing is flushed to the disk before a file gets its name.
+    """
+    digest = hashlib.blake2b(path.read_bytes(), digest_size=32).digest()
+    with path.open("ab") as file:
+        file.write(_SEAL + digest)
+
+
+def sealed_content(path: Path) -> bytes | None:
+    """Return the content that `seal` hashed. None for a file that is missing, damaged, or not this user's own."""
+    try:
+        data = path.read_bytes() if is_own_file(path) else b""
+    except OSError:
+        return None
+    content, end = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
+    return content if end == _SEAL + hashlib.blake2b(content, digest_size=32).digest() else None
+
+
+def warn_of_damage(path: Path) -> None:
+    """Warn of a compiled file that is there and is not used."""
+    if is_own_file(path):
+        text = f"{path.name}: Expected a whole file in the cache of compiled kernels, got a damaged one. It is compiled again."
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _trusted(user: int) -> bool:
     return user in (os.geteuid(), 0)
 
 
-def _refusal(folder: Path, found: str) -> BuildError:
+def _refusal(folder: Path, got: str) -> BuildError:
     return BuildError(
-        f"device: wanted a folder for compiled kernels that only you may write at {folder}, found {found}; its owner could run "
+        f"device: expected a folder for compiled kernels that only you may write at {folder}, got {got}; its owner could run "
         "code here: remove it, or point RELAX_TUNE_CACHE at a folder of your own"
     )
 
@@ -104,26 +145,26 @@ class Binaries:
         Raises BuildError where the folder is another user's."""
         try:
             with private_folder(self.folder) as folder:
-                kept = (folder / name).read_bytes() if is_own_file(folder / name) else b""
-            head, _, code = kept.partition(b"\n")
-            said = json.loads(head)
-            facts = said["facts"]
-            right = said["hash"] == _hash(code, facts)
+                content = (folder / name).read_bytes() if is_own_file(folder / name) else b""
+            head, _, code = content.partition(b"\n")
+            header = json.loads(head)
+            facts = header["facts"]
+            right = header["hash"] == _hash(code, facts)
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return (code, facts) if right else None
 
-    def keep(self, name: str, code: bytes, facts: Mapping[str, Any]) -> None:
+    def store(self, name: str, code: bytes, facts: Mapping[str, Any]) -> None:
         """Store code and facts of JSON under a name. An error of the file system is ignored."""
         head = {"facts": facts, "hash": _hash(code, facts)}
         with suppress(OSError), private_folder(self.folder) as folder:
-            number, made = tempfile.mkstemp(prefix=".build-", dir=folder)
+            number, temporary = tempfile.mkstemp(prefix=".build-", dir=folder)
             try:
                 with os.fdopen(number, "wb") as file:
                     file.write(json.dumps(head).encode() + b"\n" + code)
-                os.replace(made, folder / name)  # atomic: another process sees all of it or nothing
+                os.replace(temporary, folder / name)  # atomic: another process sees all of it or nothing
             except OSError:
-                os.unlink(made)
+                os.unlink(temporary)
                 raise
 
 

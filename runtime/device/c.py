@@ -1,7 +1,9 @@
 """The C device: kernels compiled by the system's gcc, loaded with ctypes, run in this process.
 
-Threads are libgomp's, with its default settings: kernels are parallel inside. Compiled libraries are kept in a folder
-(`binaries.cache_folder`) under a hash of everything that went in: text, flags, compiler, and what `-march=native` means here.
+Kernels are parallel inside: their loops run on one team of threads of this process (`team.c`). Compiled libraries are cached in a
+folder (`binaries.cache_folder`) under a hash of everything that went in: text, flags, compiler, and what `-march=native` means here.
+
+Tests: `tests/runtime/device/test_device_contract.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import shutil
 import subprocess
 import tempfile
 import threading
@@ -19,42 +20,63 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import BuildError, MeasureError
+from relax_tune.runtime.child_process import find_program
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
-from relax_tune.runtime.device.binaries import cache_folder, hashed, is_own_file, private_folder
+from relax_tune.runtime.device.binaries import (
+    cache_folder,
+    hashed,
+    private_folder,
+    seal,
+    sealed_content,
+    warn_of_damage,
+)
 from relax_tune.runtime.device.confinement import COMPILER_VARIABLES, limited, no_new_privileges, only
+from relax_tune.runtime.device.device_class import DeviceClass
 from relax_tune.runtime.device.memory import Slabs, aligned_bytes, check_transfer, even_runs
 from relax_tune.runtime.device.quirks import refusal, refused_option, with_quirks
+from relax_tune.runtime.device.service_kernels import C_KERNELS
 from relax_tune.runtime.device.source import group_by_flags, join_sources
 from relax_tune.runtime.program.program import KernelSource
 
 KERNEL_FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 """Flags that results depend on, wherever kernels are compiled."""
-BASE_FLAGS = (*KERNEL_FLAGS, "-march=native", "-std=gnu11", "-fopenmp", "-shared", "-fPIC")
+BASE_FLAGS = (*KERNEL_FLAGS, "-march=native", "-std=gnu11", "-shared", "-fPIC")
+PARALLEL_FOR = """void relax_tune_team_run(void (*)(const void *, __INT64_TYPE__, __INT64_TYPE__), const void *, __INT64_TYPE__, int);
+#define RT_PARALLEL_FOR(part, data, count, uneven, pays) \\
+  ((pays) ? relax_tune_team_run(part, data, count, uneven) : part(data, 0, count))
+"""
+"""The head of each translation unit: how kernels run loops on the threads of the team."""
+TEAM = Path(__file__).with_name("team.c")
 UNIT_KERNELS = 12  # kernels per translation unit: a few units let the compiler use every processor
+# Characters of a translation unit from which it is compiled by -O1: -O3 takes minutes for megabytes of straight-line code.
+LARGE_UNIT = 1 << 20
 _COMPILE_SECONDS = 300
+_ANOTHER = "set CC to a working gcc, or unset it"
 # What gcc, its assembler and its linker say of a full disk; on some file systems the linker dies of it.
 _NO_SPACE = ("No space left", "Disk quota exceeded", "File too large", "ld terminated with signal 7")
-_ANOTHER = "set CC to a working gcc, or unset it"
 _SHARED_BYTES = 1 << 20
 """Bytes of a copy that all threads take part in."""
 _COPY = """#include <stdint.h>
 #include <string.h>
+struct runs { char* to; const char* from; int64_t n0, s0, n1, s1, run, parts; };
+static void copy_parts(const void* data, int64_t first, int64_t end) {
+  const struct runs r = *(const struct runs*)data;
+  for (int64_t at = first; at < end; ++at) {
+    const int64_t p = at % r.parts, j = at / r.parts % r.n1, i = at / r.parts / r.n1;
+    const int64_t low = r.run * p / r.parts, high = r.run * (p + 1) / r.parts;
+    memcpy(r.to + (i * r.n1 + j) * r.run + low, r.from + i * r.s0 + j * r.s1 + low, high - low);
+  }
+}
 void relax_tune_copy(char* to, const char* from, int64_t n0, int64_t s0, int64_t n1, int64_t s1, int64_t run) {
-  const int64_t parts = n0 * n1 < 64 ? 16 : 1;
-  #pragma omp parallel for collapse(3)
-  for (int64_t i = 0; i < n0; ++i)
-    for (int64_t j = 0; j < n1; ++j)
-      for (int64_t p = 0; p < parts; ++p) {
-        const int64_t low = run * p / parts, high = run * (p + 1) / parts;
-        memcpy(to + (i * n1 + j) * run + low, from + i * s0 + j * s1 + low, high - low);
-      }
+  const struct runs r = {to, from, n0, s0, n1, s1, run, n0 * n1 < 64 ? 16 : 1};
+  RT_PARALLEL_FOR(copy_parts, &r, n0 * n1 * r.parts, 0, 1);
 }
 """
 _MOST_ARGUMENTS = 48
@@ -75,13 +97,7 @@ void relax_tune_launches(const int64_t* rows, int64_t count) {{
   }}
 }}
 """
-_PROBE = """#include <math.h>
-#include <stdint.h>
-void relax_tune_probe(float* x, int64_t n) {
-  #pragma omp parallel for
-  for (int64_t i = 0; i < n; ++i) x[i] = expf(x[i]);
-}
-"""
+_PROBE = "#include <math.h>\nvoid relax_tune_probe(float* x) { *x = expf(*x); }\n"
 
 
 class CBuffer:
@@ -104,7 +120,7 @@ class CBuffer:
 
     def live(self) -> NDArray[np.uint8]:
         if self.array is None:
-            raise MeasureError("C device: wanted a live buffer, found one that was freed")
+            raise MeasureError("C device: expected a live buffer, got one that was freed")
         return self.array
 
 
@@ -129,20 +145,34 @@ class KernelLaunch(partial[None]):
         return address, len(self.args), ctypes.addressof(self._cells)
 
 
-class CDevice:
-    """The `Device` contract on the processor itself. `launch` runs the kernel at once, so order is kept trivially.
+class CDevice(DeviceClass):
+    """The `Device` contract on the processor itself. `launch` runs the kernel at once, so launches are in order.
 
-    Every thread that launches has a team of libgomp's threads of its own, which sleep while others work."""
+    All devices of a process share its team of threads; a loop that begins while the team runs another one stays on its caller's thread."""
+
+    kind = "c"
+    forms = ("c", "c:PART")
+    service = C_KERNELS
+    compiles_in_threads = True
+    _team_size: ClassVar[int] = 0  # threads of the process's team, once it is started
+
+    @classmethod
+    def open_part(cls, part: str | None) -> CDevice | None:
+        return cls() if part is None or part.lower() in host.cpu_model().lower() else None
+
+    @classmethod
+    def choices(cls) -> str:
+        return f"c ({host.cpu_model()})"
 
     def __init__(self) -> None:
         emulated = host.emulator()
         if emulated is not None:
             raise BuildError(
-                f"C device: wanted a real processor, whose times count, found {emulated}; compile a C export for it instead"
+                f"C device: expected a real processor, whose times count, got {emulated}; compile a C export for it instead"
             )
         self._compiler = find_compiler()
         self._version, self._isa = _identity(self._compiler)
-        workers = _openmp_threads()
+        workers = self._start_team()
         fingerprint = {
             "compiler": self._version,
             "cpu": host.cpu_model(),
@@ -172,20 +202,44 @@ class CDevice:
         self._slabs = Slabs()
         self._try_compiler()
 
-    def _try_compiler(self) -> None:
-        """Try the compiler, once per cache, so that a missing part is reported before any kernel is compiled."""
+    def _start_team(self) -> int:
+        """Start the team of threads, once in a process, and return how many threads it has."""
+        if not CDevice._team_size:
+            with self._opened_cache() as folder, self._explained():
+                path = self._build(TEAM.read_text(encoding="utf-8"), ("-pthread",), folder)
+                try:
+                    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # kernels call it by name
+                except OSError as error:
+                    path.unlink(missing_ok=True)
+                    raise self._not_loaded(error) from None
+            CDevice._team_size = int(library.relax_tune_team_start(host.worker_threads()))
+        return CDevice._team_size
+
+    def _not_loaded(self, error: OSError) -> BuildError:
+        return BuildError(
+            f"C device: expected a library that can be loaded from {self._compiler}, got: {error}; {_ANOTHER}"
+        )
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say of a compiler's refusal what may be missing, since the sources of this module are right."""
         try:
-            sources = {"relax_tune_probe": _PROBE, "relax_tune_copy": _COPY, "relax_tune_launches": _LAUNCHES}
-            own = self.compile([KernelSource(name, "c", text) for name, text in sources.items()])
-            self._copy, self._launch = own["relax_tune_copy"], own["relax_tune_launches"]
+            yield
         except BuildError as error:
             reason, _, log = str(error).partition("\n")
             if not log:
                 raise
             raise BuildError(
-                f"C device: wanted a gcc that compiles C with OpenMP, found: {reason} {' '.join(log.split())[:600]}; "
+                f"C device: expected a gcc that compiles C with threads, got: {reason} {' '.join(log.split())[:600]}; "
                 f"install what it misses (Debian, Ubuntu: apt-get install gcc libc6-dev) or {_ANOTHER}"
             ) from None
+
+    def _try_compiler(self) -> None:
+        """Try the compiler, once per cache, so that a missing part is reported before any kernel is compiled."""
+        sources = {"relax_tune_probe": _PROBE, "relax_tune_copy": _COPY, "relax_tune_launches": _LAUNCHES}
+        with self._explained():
+            own = self.compile([KernelSource(name, "c", text) for name, text in sources.items()])
+        self._copy, self._launch = own["relax_tune_copy"], own["relax_tune_launches"]
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
         """Compile all kernels.
@@ -195,11 +249,11 @@ class CDevice:
         """
         for kernel in kernels:
             if kernel.language != "c":
-                raise BuildError(f"C device: wanted kernels in c, found {kernel.name} in {kernel.language}")
+                raise BuildError(f"C device: expected kernels in c, got {kernel.name} in {kernel.language}")
             refused = refused_option("c", dict(self.info.fingerprint), kernel.flags)
             if refused is not None:
                 raise BuildError(
-                    f"C device: wanted other options for kernel {kernel.name} than {refused[0]}: {refused[1].seen}"
+                    f"C device: expected other options for kernel {kernel.name} than {refused[0]}: {refused[1].symptom}"
                 )
         units: list[tuple[list[KernelSource], tuple[str, ...]]] = []
         for flags, group in group_by_flags(kernels).items():
@@ -223,7 +277,7 @@ class CDevice:
 
     @contextmanager
     def _opened_cache(self) -> Iterator[Path]:
-        """Open the folder of compiled libraries. Raises MeasureError where it cannot be made."""
+        """Open the folder of compiled libraries. Raises MeasureError if it cannot be created."""
         folder = cache_folder() / "c"
         try:
             with private_folder(folder) as opened:
@@ -235,27 +289,32 @@ class CDevice:
         try:
             return ctypes.CDLL(str(path))
         except OSError:
-            pass  # a cached file that was damaged: make it anew
+            pass  # a damaged file of the cache: compile it again
         try:
             path.unlink(missing_ok=True)
             self._build(join_sources(group), group[0].flags, path.parent)
             return ctypes.CDLL(str(path))
         except OSError as error:
             path.unlink(missing_ok=True)
-            raise BuildError(
-                f"C device: wanted a library that can be loaded from {self._compiler}, found: {error}; {_ANOTHER}"
-            ) from None
+            raise self._not_loaded(error) from None
 
     def _build(self, source: str, flags: tuple[str, ...], folder: Path) -> Path:
         """Return the shared library of one translation unit, from the cache `folder` when it is there and ours."""
         command = [*BASE_FLAGS, *host.vector_flags(), *flags]
-        target = folder / f"{hashed((self._version, self._isa, chr(0).join(command), source))}.so"
-        if is_own_file(target):
+        if len(source) > LARGE_UNIT:
+            command.append("-O1")
+        if "#pragma omp" in source:  # kernels of artifacts that were built before there was a team
+            command.append("-fopenmp")
+        source = PARALLEL_FOR + source
+        target = folder / f"{hashed(('sealed', self._version, self._isa, chr(0).join(command), source))}.so"
+        if sealed_content(target) is not None:
             return target
+        warn_of_damage(target)
         try:
             with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as work:
                 Path(work, "unit.c").write_text(source, encoding="utf-8")
                 self._compile_in(work, command)
+                seal(Path(work, "unit.so"))
                 os.replace(Path(work, "unit.so"), target)  # atomic: another process sees all of it or nothing
         except OSError as error:
             raise _unwritable(cache_folder() / "c", error) from None
@@ -277,7 +336,7 @@ class CDevice:
             )
         except subprocess.TimeoutExpired:
             raise BuildError(
-                f"{self._compiler}: wanted an answer within {_COMPILE_SECONDS} s, found none; is the machine overloaded?"
+                f"{self._compiler}: expected an answer within {_COMPILE_SECONDS} s, got none; is the machine overloaded?"
             ) from None
         if done.returncode and any(part in done.stderr for part in _NO_SPACE):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -288,7 +347,7 @@ class CDevice:
             )
         if not Path(work, "unit.so").is_file():
             raise BuildError(
-                f"C device: wanted a library from {self._compiler}, found that it wrote none and gave no error; {_ANOTHER}"
+                f"C device: expected a library from {self._compiler}, but it wrote none and gave no error; {_ANOTHER}"
             )
 
     def alloc(self, nbytes: int, lasting: bool = False) -> CBuffer:
@@ -325,7 +384,7 @@ class CDevice:
         self, kernel: Any, buffers: Sequence[CBuffer], scalars: Sequence[int], grid: Sequence[int], local: Sequence[int]
     ) -> Launch:
         if grid or local:
-            raise MeasureError(f"C device: wanted no grid (kernels loop inside), found grid {grid} local {local}")
+            raise MeasureError(f"C device: expected no grid (kernels loop inside), got grid {grid} local {local}")
         return _bound(kernel, buffers, map(_number, scalars))
 
     def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[CBuffer]) -> Launch:
@@ -350,16 +409,16 @@ class CDevice:
 
     def joined(self, launches: Sequence[Launch]) -> list[Launch]:
         """Return launches that do the same, each run of several kernels as one call of a loop in C."""
-        found: list[Launch] = []
+        fewer: list[Launch] = []
         for together, run in groupby(launches, _can_join):
             own = list(run)
             if not together or len(own) == 1:
-                found += own
+                fewer += own
                 continue
             rows = np.array([launch.row for launch in own if isinstance(launch, KernelLaunch)], np.int64)
             address = ctypes.c_void_p(int(rows.__array_interface__["data"][0]))
-            found.append(partial(_call_loop, self._launch, address, ctypes.c_int64(len(own)), (rows, own)))
-        return found
+            fewer.append(partial(_call_loop, self._launch, address, ctypes.c_int64(len(own)), (rows, own)))
+        return fewer
 
     def bind_numbers(
         self, kernel: Any, buffers: Sequence[CBuffer], slots: Sequence[int], numbers: NDArray[np.int64]
@@ -404,33 +463,32 @@ def _number(value: int) -> ctypes.c_int64:
 
 def _unwritable(folder: Path, error: OSError) -> MeasureError:
     return MeasureError(
-        f"C device: wanted to write compiled kernels to {folder}, found: {error.strerror or error}; "
+        f"C device: expected to write compiled kernels to {folder}, got: {error.strerror or error}; "
         "point RELAX_TUNE_CACHE at a writable folder with space (TMPDIR while tuning)"
     )
 
 
 def find_compiler() -> str:
     """Return the C compiler: `$CC`, else gcc, else cc. Raises BuildError when there is none, or a quirk refuses `$CC`."""
-    wanted = os.environ.get("CC")
+    chosen = os.environ.get("CC")
     others: list[tuple[str, str, str]] = []
-    for name in (wanted,) if wanted else ("gcc", "cc"):
-        path = shutil.which(name)
+    for name in (chosen,) if chosen else ("gcc", "cc"):
+        path = find_program(name)
         if path is None:
             continue
         asked = {"compiler": _ask([path, "--version"])}
         refused = refusal("c", asked)
         if refused is None:
-            return os.path.abspath(path)  # it is run in other folders
-        others.append((refused.matched(asked), refused.seen, path))
-    if wanted:
-        found = others[0][0] if others else "no such program (it must be one name or path, without options)"
+            return path
+        others.append((refused.matched(asked), refused.symptom, path))
+    if chosen:
+        missing = "no such program (it must be a name on PATH or an absolute path, without options)"
+        got = others[0][0] if others else missing
         why = f" ({others[0][1]})" if others else ""
-        raise BuildError(
-            f"C device: wanted gcc with libgomp, found {found} in CC={wanted}{why}; set CC=gcc or unset it"
-        )
-    found = f"only {others[0][0]} ({others[0][2]}: {others[0][1]})" if others else "no gcc or cc"
+        raise BuildError(f"C device: expected gcc, got {got} in CC={chosen}{why}; set CC=gcc or unset it")
+    got = f"only {others[0][0]} ({others[0][2]}: {others[0][1]})" if others else "no gcc or cc"
     raise BuildError(
-        f"C device: wanted gcc, found {found} on PATH; "
+        f"C device: expected gcc, got {got} on PATH; "
         "install it (Debian, Ubuntu: apt-get install gcc; Fedora: dnf install gcc)"
     )
 
@@ -446,7 +504,7 @@ def _ask(command: list[str]) -> str:
         raise BuildError(f"C device: {' '.join(command)} gave no answer: {error}; {_ANOTHER}") from None
     if done.returncode:
         raise BuildError(
-            f"C device: wanted an answer from {' '.join(command)}, found exit code {done.returncode}; {_ANOTHER}"
+            f"C device: expected an answer from {' '.join(command)}, got exit code {done.returncode}; {_ANOTHER}"
         )
     return done.stdout
 
@@ -456,16 +514,5 @@ def _identity(compiler: str) -> tuple[str, str]:
     version = (_ask([compiler, "--version"]).splitlines() or [""])[0].strip()
     options = _ask([compiler, "-march=native", "-Q", "--help=target"])
     if not version or "-march=" not in options:
-        raise BuildError(f"C device: wanted gcc, found that {compiler} does not answer like it; {_ANOTHER}")
+        raise BuildError(f"C device: expected gcc, but {compiler} does not answer like it; {_ANOTHER}")
     return version, host.short_hash(options)
-
-
-def _openmp_threads() -> int:
-    """Return the number of threads that a parallel region of libgomp gets in this process."""
-    try:
-        library = ctypes.CDLL("libgomp.so.1")
-    except OSError:
-        raise BuildError(
-            "C device: wanted gcc's OpenMP library libgomp.so.1, found none; install it (Debian, Ubuntu: libgomp1)"
-        ) from None
-    return int(library.omp_get_max_threads())

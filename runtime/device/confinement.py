@@ -14,16 +14,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from relax_tune.runtime.child_process import clean_environment
+
 try:
     import resource
 except ImportError:  # no such limits here, and no C device either
     resource = None  # type: ignore[assignment]
 
+# linux/prctl.h
 _PR_SET_NO_NEW_PRIVS = 38
 FILE_BYTES = 4 << 30
 """Size of the largest file that a compiler or a measured kernel may write."""
 MORE_THREADS = 4096
-"""Threads that a user may have beyond those of the moment when a device process starts."""
+"""Threads that a user may start after the start of a device process."""
 COMPILER_VARIABLES = re.compile(
     r"PATH|HOME|TMPDIR|LANG|LC_\w+|LD_(?!PRELOAD)\w+|GCC_\w+|COMPILER_PATH|LIBRARY_PATH|CPATH|C_INCLUDE_PATH|CCACHE_\w+|SCCACHE_DIR"
     r"|NIX_\w+|CONDA_PREFIX|CONDA_BUILD_SYSROOT|SOURCE_DATE_EPOCH"
@@ -34,12 +37,12 @@ DEVICE_VARIABLES = re.compile(
     r"|(OMP|GOMP|KMP|OPENBLAS|DNNL|ONEDNN|CLBLAST|CUDA|CUBLAS\w*|NVIDIA|NV|OCL|OPENCL|VK|WGPU|POCL|PYOPENCL|CL|INTEL|RUSTICL|MESA|ROCR|HSA|HIP"
     r"|GPU|MALLOC|ASAN|TSAN|UBSAN|COV|COVERAGE)_\w+|GLIBC_TUNABLES|NUMEXPR_\w+|MKL_\w+"
 )
-"""Names of the variables that a device process reads: those of drivers, libraries, compilers and Python."""
+"""Names of the variables that a device process reads: variables of drivers, libraries, compilers and Python."""
 
 
 def only(names: re.Pattern[str], environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables whose names match, of this process by default."""
-    given = os.environ if environment is None else environment
+    """Return the variables whose names match, of this process by default, as `clean_environment` has them."""
+    given = clean_environment(environment)
     return {name: value for name, value in given.items() if names.fullmatch(name)}
 
 
@@ -62,7 +65,7 @@ def limit_process() -> None:
     no_new_privileges()
     lower(resource.RLIMIT_CORE, 0)
     lower(resource.RLIMIT_FSIZE, FILE_BYTES)
-    # It counts all threads of this user, so there must be room for those of other programs. The administrator has no such limit.
+    # It counts all threads of this user, so there must be room for threads of other programs. The administrator has no such limit.
     lower(resource.RLIMIT_NPROC, _threads_of_user() + MORE_THREADS)
 
 
@@ -71,8 +74,8 @@ def _threads_of_user() -> int:
     count = 0
     for entry in Path("/proc").glob("[0-9]*/task"):
         with contextlib.suppress(OSError):
-            found = entry.stat()
-            count += found.st_nlink - 2 if found.st_uid == os.getuid() else 0
+            status = entry.stat()
+            count += status.st_nlink - 2 if status.st_uid == os.getuid() else 0
     return count
 
 
@@ -97,9 +100,9 @@ def limit_memory(more: int | None) -> None:
 
 def marked_processes(mark: str) -> list[int]:
     """Return the processes of this user whose environment holds the text `mark`, as /proc shows them."""
-    found = []
+    numbers = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if os.fsencode(mark) in entry.read_bytes():
-                found.append(int(entry.parent.name))
-    return found
+                numbers.append(int(entry.parent.name))
+    return numbers

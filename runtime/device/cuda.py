@@ -6,6 +6,8 @@ through two pinned buffers.
 
 An error that leaves the context unusable (an illegal address, a trap, a watchdog's end) makes this and every later call
 fail, so that the supervisor replaces the process.
+
+Tests: `tests/cuda_emulation/test_emulation.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import atexit
 import re
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,8 +30,10 @@ from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
 from relax_tune.runtime.device.cuda_compiler import CompiledModule, CUDACompiler, KernelReport
 from relax_tune.runtime.device.cuda_graphs import GraphError, Recorder, load_recorder
+from relax_tune.runtime.device.device_class import DeviceClass, DeviceFailure
 from relax_tune.runtime.device.memory import check_transfer
 from relax_tune.runtime.device.quirks import with_quirks
+from relax_tune.runtime.device.service_kernels import CUDA_KERNELS
 from relax_tune.runtime.device.source import INT_MOST, dynamic_shared_bytes, group_by_flags, wide_form
 from relax_tune.runtime.program.program import KernelSource
 
@@ -44,7 +48,7 @@ STICKY = re.compile(
 REGISTERS = 255
 PINNED_BYTES = 4 << 20
 RECORDED = 3  # fewest launches that are recorded
-MODULES = 256  # modules that are kept for kernels compiled again
+MODULES = 256  # modules cached for kernels that are compiled again
 
 # name of a limit: the driver's attribute
 LIMITS = {
@@ -77,19 +81,27 @@ class Compiler(Protocol):
     def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> CompiledModule: ...
 
 
+def architecture(major: int, minor: int) -> str:
+    """Return the architecture to compile for.
+
+    `wgmma` is an architecture-specific feature of 9.0: NVRTC compiles it only for `sm_90a`, whose code runs on no other device.
+    """
+    return "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
+
+
 def load_pycuda() -> Any:
     """Return the module pycuda.driver, initialised. Raises BuildError that says what is missing."""
     try:
         import pycuda.driver as driver
     except (ImportError, OSError) as error:
         raise BuildError(
-            f"CUDA device: wanted the package pycuda, found {error}; pip install 'relax-tune[cuda]' where CUDA's toolkit and "
+            f"CUDA device: expected the package pycuda, got {error}; pip install 'relax-tune[cuda]' where CUDA's toolkit and "
             "NVIDIA's driver are installed"
         ) from None
     try:
         driver.init()
     except driver.Error as error:
-        raise BuildError(f"CUDA device: wanted a driver that starts, found {error}; install NVIDIA's driver") from None
+        raise BuildError(f"CUDA device: expected a driver that starts, got {error}; install NVIDIA's driver") from None
     return driver
 
 
@@ -103,7 +115,7 @@ class CUDABuffer:
 
     def live(self) -> int:
         if self.memory is None:
-            raise MeasureError("CUDA device: wanted a live buffer, found one that was freed")
+            raise MeasureError("CUDA device: expected a live buffer, got one that was freed")
         return self.address
 
 
@@ -113,7 +125,7 @@ class Handle:
 
     pointers, scalars: numbers of its parameters
     shared_bytes: dynamic shared memory that a launch requests
-    module: kept alive with it
+    module: Its module, which must not be unloaded before it.
     wide: the kernel compiled for 64-bit integers
     """
 
@@ -128,12 +140,53 @@ class Handle:
     wide: KernelSource | None
 
 
-class CUDADevice:
+class CUDADevice(DeviceClass):
     """The `Device` contract over one NVIDIA GPU and one stream.
 
     driver: a module with the names of `pycuda.driver` that are used here; compiler: makes a compiler for an architecture;
     recorder: makes a recorder of launches, or None. Tests pass others, which need no GPU.
     """
+
+    kind = "cuda"
+    forms = ("cuda", "cuda:NUMBER")
+    service = CUDA_KERNELS
+    compiles_in_threads = True
+
+    @classmethod
+    def open_part(cls, part: str | None) -> CUDADevice | None:
+        if part is not None and re.fullmatch(r"\d{1,3}", part, re.ASCII) is None:
+            return None
+        return cls(int(part or 0))
+
+    @classmethod
+    def available(cls) -> Iterator[tuple[str, DeviceInfo | DeviceFailure]]:
+        try:
+            count = int(load_pycuda().Device.count())
+        except BuildError as error:
+            yield cls.kind, DeviceFailure(cls.kind, str(error))
+            return
+        for number in range(count):
+            spec = f"{cls.kind}:{number}"
+            try:
+                device = cls(number)
+            except RelaxTuneError as error:
+                yield spec, DeviceFailure(spec, str(error))
+                continue
+            device.close()
+            yield spec, device.info
+
+    @classmethod
+    def choices(cls) -> str:
+        specs = cls.all_of()
+        return "" if specs == [cls.kind] else ", ".join(specs)
+
+    @classmethod
+    def all_of(cls) -> list[str]:
+        try:
+            count = int(load_pycuda().Device.count())
+        except BuildError:
+            return [cls.kind]
+        return [f"{cls.kind}:{number}" for number in range(count)] or [cls.kind]
 
     def __init__(
         self,
@@ -147,12 +200,12 @@ class CUDADevice:
         self._recorder, self.turn = recorder(), threading.RLock()
         count = self._driver.Device.count()
         if not 0 <= ordinal < count:
-            raise MeasureError(f"CUDA: wanted device {ordinal}, found {count} of them, numbered from 0")
+            raise MeasureError(f"CUDA: expected device {ordinal}, got {count} of them, numbered from 0")
         self._lost = ""
         try:
             self._device = self._driver.Device(ordinal)
             major, minor = self._device.compute_capability()
-            self._compiler = compiler(f"sm_{major}{minor}")
+            self._compiler = compiler(architecture(major, minor))
             self._context = self._device.retain_primary_context()
             if real:
                 # pycuda leaves a context that it releases current for the thread, where others would find a destroyed one
@@ -165,7 +218,7 @@ class CUDADevice:
         self._grid, self._block = ([self._attribute(name) for name in names] for names in (GRID, BLOCK))
         self._modules: dict[tuple[object, ...], tuple[Any, CompiledModule]] = {}
         self._loading = threading.Lock()
-        self._held: dict[object, tuple[Any, Callable[[], None]]] = {}
+        self._states: dict[object, tuple[Any, Callable[[], None]]] = {}
         self._stream, self._pinned = self._call("opening", self._open)
 
     def _open(self) -> tuple[Any, list[tuple[NDArray[np.uint8], Any]]]:
@@ -177,7 +230,7 @@ class CUDADevice:
         """Compile kernels; see `Device.compile`. Several threads may compile at once, and load in turn."""
         for kernel in kernels:
             if kernel.language != "cuda":
-                raise BuildError(f"CUDA device: wanted kernels in cuda, found {kernel.name} in {kernel.language}")
+                raise BuildError(f"CUDA device: expected kernels in cuda, got {kernel.name} in {kernel.language}")
         size = self._compiler.unit
         groups = group_by_flags(kernels).items()
         units = [(flags, group[at : at + size]) for flags, group in groups for at in range(0, len(group), size)]
@@ -193,8 +246,8 @@ class CUDADevice:
 
     def _compiled(self, unit: tuple[tuple[str, ...], Sequence[KernelSource]]) -> CompiledModule:
         flags, group = unit
-        found = self._modules.get(_key(flags, group))
-        return self._compiler.compile(group, flags) if found is None else found[1]
+        cached = self._modules.get(_key(flags, group))
+        return self._compiler.compile(group, flags) if cached is None else cached[1]
 
     def _loaded(self, key: tuple[object, ...], binary: CompiledModule) -> Any:
         def load() -> Any:
@@ -211,7 +264,7 @@ class CUDADevice:
         shared = dynamic_shared_bytes(kernel.source)
         if report.shared_bytes + shared > self._max_local:
             raise BuildError(
-                f"CUDA kernel {name}: wanted {report.shared_bytes + shared} bytes of shared memory, allowed {self._max_local}"
+                f"CUDA kernel {name}: expected {report.shared_bytes + shared} bytes of shared memory, allowed {self._max_local}"
             )
         attributes = self._driver.function_attribute
 
@@ -226,8 +279,8 @@ class CUDADevice:
 
     def alloc(self, nbytes: int, lasting: bool = False) -> CUDABuffer:
         if nbytes < 0:
-            raise MeasureError(f"memory: wanted a size of 0 or more bytes, found {nbytes}")
-        what = f"memory: wanted {nbytes} bytes"
+            raise MeasureError(f"memory: expected a size of 0 or more bytes, got {nbytes}")
+        what = f"memory: expected {nbytes} bytes"
         return self._call(what, lambda: CUDABuffer(self._driver.mem_alloc(max(nbytes, 1)), nbytes), MemoryLack)
 
     def upload(self, buffer: CUDABuffer, array: NDArray[Any]) -> None:
@@ -237,11 +290,11 @@ class CUDADevice:
 
         def transfer() -> None:
             for k, start in enumerate(range(0, data.nbytes, PINNED_BYTES)):
-                (held, copied), part = self._pinned[k % 2], data[start : start + PINNED_BYTES]
+                (pinned, copied), part = self._pinned[k % 2], data[start : start + PINNED_BYTES]
                 if k > 1:
                     copied.synchronize()
-                held[: part.nbytes] = part
-                copy(address + start, held[: part.nbytes], self._stream)
+                pinned[: part.nbytes] = part
+                copy(address + start, pinned[: part.nbytes], self._stream)
                 copied.record(self._stream)
             self._stream.synchronize()
 
@@ -256,8 +309,8 @@ class CUDADevice:
         starts = range(0, data.nbytes, PINNED_BYTES)
 
         def fetch(k: int) -> None:
-            held, copied = self._pinned[k % 2]
-            copy(held[: len(data[starts[k] : starts[k] + PINNED_BYTES])], address + starts[k], self._stream)
+            pinned, copied = self._pinned[k % 2]
+            copy(pinned[: len(data[starts[k] : starts[k] + PINNED_BYTES])], address + starts[k], self._stream)
             copied.record(self._stream)
 
         def transfer() -> None:
@@ -265,10 +318,10 @@ class CUDADevice:
             for k, start in enumerate(starts):
                 if k + 1 < len(starts):
                     fetch(k + 1)
-                held, copied = self._pinned[k % 2]
+                pinned, copied = self._pinned[k % 2]
                 copied.synchronize()
                 part = data[start : start + PINNED_BYTES]
-                part[:] = held[: part.nbytes]
+                part[:] = pinned[: part.nbytes]
 
         if data.nbytes:
             self._call("download", transfer)
@@ -326,12 +379,12 @@ class CUDADevice:
     def _check_group(self, kernel: Handle, grid: Sequence[int], local: Sequence[int]) -> None:
         what = f"CUDA kernel {kernel.name}"
         if not 1 <= len(grid) <= 3 or len(grid) != len(local):
-            raise MeasureError(f"{what}: wanted a grid of 1 to 3 axes and as many local sizes, found {grid}, {local}")
+            raise MeasureError(f"{what}: expected a grid of 1 to 3 axes and as many local sizes, got {grid}, {local}")
         threads = 1
         for axis, (extent, size) in enumerate(zip(grid, local)):
             if not 0 <= extent <= self._grid[axis]:
                 allowed = f"extents of 0 or more, at most {self._grid[axis]} on axis {axis}"
-                raise MeasureError(f"{what}: wanted grid {allowed}, found {tuple(grid)}")
+                raise MeasureError(f"{what}: expected grid {allowed}, got {tuple(grid)}")
             if not 1 <= size <= self._block[axis]:
                 raise MeasureError(f"{what}: local size {size} on axis {axis}, allowed 1..{self._block[axis]}")
             threads *= size
@@ -339,7 +392,7 @@ class CUDADevice:
             raise MeasureError(f"{what}: {threads} threads in a block, allowed {kernel.group_size}")
 
     def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[CUDABuffer]) -> Launch | None:
-        """Return None: the device has memory of its own."""
+        """Return None: the device has separate memory."""
         return None
 
     def place(self, buffer: CUDABuffer, array: NDArray[Any] | None) -> bool:
@@ -357,16 +410,16 @@ class CUDADevice:
         """Run a library's action on the stream of `native`, with the device's context current."""
         return self._call(what, action)
 
-    def held(self, owner: object, make: Callable[[], T], end: Callable[[T], None]) -> T:
-        """Return the object that `owner` has for this device, made once with the context current.
+    def state_of(self, owner: object, make: Callable[[], T], end: Callable[[T], None]) -> T:
+        """Return the object that `owner` has for this device; `make` makes it once, with the context current.
 
         Closing the device calls `end`.
         """
-        found = self._held.get(owner)
-        if found is None:
-            made = self._call("opening a library", make)
-            found = self._held[owner] = made, lambda: end(made)
-        return cast(T, found[0])
+        entry = self._states.get(owner)
+        if entry is None:
+            state = self._call("opening a library", make)
+            entry = self._states[owner] = state, lambda: end(state)
+        return cast(T, entry[0])
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
         """Return a CUDA graph of the launches. None without cuda-bindings, for few launches, or if one cannot be recorded."""
@@ -394,10 +447,10 @@ class CUDADevice:
         try:
             if not self._lost:
                 self.synchronize()
-                for _, end in self._held.values():
+                for _, end in self._states.values():
                     self._call("closing a library", end)
         finally:
-            self._held.clear()
+            self._states.clear()
             self._modules.clear()
             self._pinned.clear()
 
@@ -436,6 +489,8 @@ class CUDADevice:
         limits = {key: self._attribute(name) for key, name in LIMITS.items()}
         limits |= {"registers": REGISTERS, "vector_bits": 128, "max_vector_lanes": 4, "l1_bytes": 0, "l3_bytes": 0}
         limits |= {"compute_major": major, "compute_minor": minor}
+        if (major, minor) == (9, 0):
+            limits["wgmma"] = 1
         fingerprint = {
             "bus": f"{limits['memory_bus_bits']} bits at {limits['memory_clock_khz']} kHz",
             "compiler": self._compiler.version,
@@ -463,10 +518,10 @@ def _key(flags: tuple[str, ...], group: Sequence[KernelSource]) -> tuple[object,
 
 def _parameters(kernel: KernelSource) -> tuple[int, int]:
     """Count the pointers and the other parameters that a kernel's text declares."""
-    found = re.search(rf"__global__[^;{{]*?\b{re.escape(kernel.name)}\s*\(([^)]*)\)", kernel.source)
-    if found is None:
-        raise BuildError(f"CUDA device: wanted the text of kernel {kernel.name}, found no such kernel in its source")
-    parameters = [p for p in found[1].split(",") if p.strip() not in ("", "void")]
+    match = re.search(rf"__global__[^;{{]*?\b{re.escape(kernel.name)}\s*\(([^)]*)\)", kernel.source)
+    if match is None:
+        raise BuildError(f"CUDA device: expected the text of kernel {kernel.name}, got no such kernel in its source")
+    parameters = [p for p in match[1].split(",") if p.strip() not in ("", "void")]
     pointers = sum("*" in p for p in parameters)
     return pointers, len(parameters) - pointers
 

@@ -53,7 +53,7 @@ def load_nvrtc() -> Any:
         nvrtc.nvrtcVersion()
     except (ImportError, OSError, RuntimeError) as error:
         text = " ".join(str(error).split())[:300]
-        raise UserError(f"CUDA compiler: wanted NVRTC by the package cuda-bindings, found {text}; {INSTALL}") from None
+        raise UserError(f"CUDA compiler: expected NVRTC by the package cuda-bindings, got {text}; {INSTALL}") from None
     return nvrtc
 
 
@@ -78,14 +78,14 @@ class CUDACompiler:
         options = [f"--gpu-architecture={self.architecture}", *OPTIONS, *flags]
         source = join_sources(kernels)
         name = f"{hashed((self.version, *options, source))}.cubin"
-        kept = self._binaries.find(name)
-        if kept is not None and all(k.name in kept[1] for k in kernels):
-            return CompiledModule(kept[0], {kernel: KernelReport(*numbers) for kernel, numbers in kept[1].items()})
-        made = self._made(kernels, source, options)
-        self._binaries.keep(name, made.code, {kernel: astuple(report) for kernel, report in made.kernels.items()})
-        return made
+        cached = self._binaries.find(name)
+        if cached is not None and all(k.name in cached[1] for k in kernels):
+            return CompiledModule(cached[0], {kernel: KernelReport(*numbers) for kernel, numbers in cached[1].items()})
+        module = self._compiled(kernels, source, options)
+        self._binaries.store(name, module.code, {kernel: astuple(report) for kernel, report in module.kernels.items()})
+        return module
 
-    def _made(self, kernels: Sequence[KernelSource], source: str, options: Sequence[str]) -> CompiledModule:
+    def _compiled(self, kernels: Sequence[KernelSource], source: str, options: Sequence[str]) -> CompiledModule:
         nvrtc, names = self._nvrtc, ", ".join(k.name for k in kernels)
         with self._program(source) as program:
             (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
@@ -95,17 +95,17 @@ class CUDACompiler:
                     f"{self.version} refused kernels {names} ({' '.join(options)}): {status.name}\n{log[:8000]}"
                 )
             code = self._text(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-        found = reports(log)
-        missing = [k.name for k in kernels if k.name not in found]
+        reported = reports(log)
+        missing = [k.name for k in kernels if k.name not in reported]
         if missing:
             raise BuildError(f"{self.version}: the source of kernel {missing[0]} gives no such kernel\n{log[:2000]}")
-        return CompiledModule(code, found)
+        return CompiledModule(code, reported)
 
     @contextmanager
     def _program(self, source: str) -> Iterator[Any]:
         status, program = self._nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], [])
         if status != self._nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise BuildError(f"{self.version}: wanted to start a program, found {status.name}")
+            raise BuildError(f"{self.version}: expected to start a program, got {status.name}")
         try:
             yield program
         finally:
@@ -114,24 +114,24 @@ class CUDACompiler:
     def _text(self, program: Any, size: Any, get: Any) -> bytes:
         """Return the text that the library writes into a buffer of its caller."""
         status, length = size(program)
-        held: bytes = b" " * length
-        done = (status, *get(program, held))
+        content: bytes = b" " * length
+        done = (status, *get(program, content))
         if any(s != self._nvrtc.nvrtcResult.NVRTC_SUCCESS for s in done):
-            raise BuildError(f"{self.version}: wanted what a program was compiled to, found {done[-1].name}")
-        return held.rstrip(b"\0") if get is self._nvrtc.nvrtcGetProgramLog else held
+            raise BuildError(f"{self.version}: expected what a program was compiled to, got {done[-1].name}")
+        return content.rstrip(b"\0") if get is self._nvrtc.nvrtcGetProgramLog else content
 
 
 def _numbers(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
-    found = pattern.search(text)
-    return ("0",) * pattern.groups if found is None else found.groups()
+    match = pattern.search(text)
+    return ("0",) * pattern.groups if match is None else match.groups()
 
 
 def reports(log: str) -> dict[str, KernelReport]:
     """Return the reports of an assembler's log (`-v`), by kernel."""
-    found: dict[str, KernelReport] = {}
+    by_name: dict[str, KernelReport] = {}
     starts = [*_ENTRY.finditer(log)]
     for entry, after in zip(starts, [*(m.start() for m in starts[1:]), len(log)], strict=True):
         text = log[entry.end() : after]
         numbers = [int(x) for pattern in (_REGISTERS, _SHARED, _STACK) for x in _numbers(pattern, text)]
-        found[entry[1]] = KernelReport(*numbers)
-    return found
+        by_name[entry[1]] = KernelReport(*numbers)
+    return by_name

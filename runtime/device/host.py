@@ -1,4 +1,7 @@
-"""Facts about this machine's processor and memory, from the operating system."""
+"""Facts about this machine's processor and memory, from the operating system.
+
+Tests: `tests/runtime/device/test_processors.py`.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,13 @@ def short_hash(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def vector_bits() -> int:
-    """Return the width of the widest vector register, in bits. SVE's is the one that this process runs with."""
-    flags = cpu_flags()
+def vector_bits(flags: frozenset[str] | None = None) -> int:
+    """Return the width of the widest vector register, in bits. SVE's is the one that this process runs with.
+
+    Args:
+        flags: instruction set flags of another processor; None for this machine's
+    """
+    flags = cpu_flags() if flags is None else flags
     if "sve" in flags:
         return sve_bits()
     if "avx512f" in flags:
@@ -62,21 +69,26 @@ def vector_bits() -> int:
     return 256 if "avx2" in flags or "avx" in flags else 128
 
 
-def vector_registers() -> int:
-    """Return the number of vector registers that the instruction set names."""
-    return 32 if "avx512f" in cpu_flags() or platform.machine() in ("aarch64", "arm64", "ppc64le") else 16
+def vector_registers(flags: frozenset[str] | None = None) -> int:
+    """Return the number of vector registers that the instruction set names; `flags` as in `vector_bits`."""
+    of_machine = flags is None and platform.machine() in ("aarch64", "arm64", "ppc64le")
+    flags = cpu_flags() if flags is None else flags
+    return 32 if of_machine or flags & {"avx512f", "asimd"} else 16
 
 
-def dot_products() -> dict[str, int]:
-    """Return the products that the processor has, as limits: `byte_dots` (VNNI), `bf16_dots`, `tile_products` (AMX); none where missing."""
-    flags = cpu_flags()
-    wide = vector_bits() == 512
-    found = {
+def dot_products(flags: frozenset[str] | None = None) -> dict[str, int]:
+    """Return the products that the processor has, as limits: `byte_dots` (VNNI), `bf16_dots`, `tile_products` (AMX); none where missing.
+
+    `flags` as in `vector_bits`.
+    """
+    flags = cpu_flags() if flags is None else flags
+    wide = vector_bits(flags) == 512
+    has = {
         "byte_dots": "avx512_vnni" in flags if wide else "avx_vnni" in flags,
         "bf16_dots": wide and "avx512_bf16" in flags,
         "tile_products": wide and {"amx_tile", "amx_bf16", "amx_int8"} <= flags,
     }
-    return {name: 1 for name, has in found.items() if has}
+    return {name: 1 for name, present in has.items() if present}
 
 
 def sve_bits() -> int:
@@ -95,10 +107,10 @@ def vector_flags() -> tuple[str, ...]:
 def emulator() -> str | None:
     """Return the program that emulates this machine's processor, such as qemu's user mode; None on a real one."""
     try:
-        found = os.path.basename(os.readlink("/proc/thread-self/exe"))
+        program = os.path.basename(os.readlink("/proc/thread-self/exe"))
     except OSError:
         return None
-    return found if found.startswith("qemu-") else None
+    return program if program.startswith("qemu-") else None
 
 
 def usable_cpus() -> int:
@@ -137,5 +149,5 @@ def worker_threads() -> int:
 
     It is `$OMP_NUM_THREADS` if that is a number, else the number of processors that this process may use.
     """
-    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(wanted) if wanted.isdigit() and int(wanted) > 0 else usable_cpus()
+    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(threads) if threads.isdigit() and int(threads) > 0 else usable_cpus()

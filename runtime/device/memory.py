@@ -1,4 +1,7 @@
-"""Aligned host memory, used by every device that shares memory with the host."""
+"""Aligned host memory, used by every device that shares memory with the host.
+
+Tests: `tests/runtime/device/test_device_memory.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import MeasureError, MemoryLack
 
+# A cache line, and the widest vector (AVX-512): an aligned vector touches one line.
 ALIGNMENT = 64
 SLAB_BYTES = 32 << 20
+# the size of a transparent huge page on x86-64, and on aarch64 with pages of 4 KiB
 LARGE_PAGE = 2 << 20
 
 
@@ -23,12 +28,13 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
     Raises: MeasureError when the memory cannot be had.
     """
     if nbytes < 0:
-        raise MeasureError(f"memory: wanted a size of 0 or more bytes, found {nbytes}")
+        raise MeasureError(f"memory: expected a size of 0 or more bytes, got {nbytes}")
     rounded = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
     try:
+        # NumPy promises no cache line as the start: the spare bytes leave room for one.
         raw = np.empty(rounded + ALIGNMENT, np.uint8)
     except (MemoryError, ValueError):
-        raise MemoryLack(f"memory: wanted {nbytes} bytes, the host has not that much to give") from None
+        raise MemoryLack(f"memory: expected {nbytes} bytes, the host has not that much to give") from None
     start = -int(raw.__array_interface__["data"][0]) % ALIGNMENT
     return raw[start : start + rounded]
 
@@ -50,16 +56,16 @@ class Slabs:
             return aligned_bytes(nbytes)  # NumPy requests large pages itself
         if rounded > self._free.size:
             self._free = _slab(nbytes)
-        found, rest = self._free[:rounded], self._free[rounded:]
+        slab, rest = self._free[:rounded], self._free[rounded:]
         self._free = rest if rest.size else np.empty(0, np.uint8)  # an empty view would keep the slab
-        return found
+        return slab
 
 
 def _slab(nbytes: int) -> NDArray[np.uint8]:
     try:  # private: shared memory, which is the default, has large pages by another setting of the system
         pages = mmap.mmap(-1, SLAB_BYTES + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
-        raise MemoryLack(f"memory: wanted {nbytes} bytes, the host has not that much to give") from None
+        raise MemoryLack(f"memory: expected {nbytes} bytes, the host has not that much to give") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a system without them
             pages.madvise(mmap.MADV_HUGEPAGE)
@@ -79,6 +85,7 @@ def even_runs(array: NDArray[Any]) -> tuple[tuple[int, int], tuple[int, int], in
 
     None for an array that takes more loops.
     """
+    # Axes are read from the innermost one: adjacent ones join the run, and axes that step over whole inner loops join the loop.
     run = array.itemsize
     loops: list[tuple[int, int]] = []
     for extent, stride in zip(reversed(array.shape), reversed(array.strides)):
@@ -96,7 +103,7 @@ def even_runs(array: NDArray[Any]) -> tuple[tuple[int, int], tuple[int, int], in
     return outer, inner, run
 
 
-def check_transfer(what: str, wanted: int, size: int) -> None:
-    """Raise MeasureError when `wanted` bytes do not fit in a buffer of `size` bytes."""
-    if wanted > size:
-        raise MeasureError(f"{what}: wanted {wanted} bytes, found a buffer of {size}")
+def check_transfer(what: str, nbytes: int, size: int) -> None:
+    """Raise MeasureError when `nbytes` bytes do not fit in a buffer of `size` bytes."""
+    if nbytes > size:
+        raise MeasureError(f"{what}: expected {nbytes} bytes, got a buffer of {size}")

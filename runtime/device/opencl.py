@@ -3,23 +3,26 @@
 On a CPU device buffers live in aligned host memory that the driver uses in place, so host libraries reach them without
 copies. The queue is in order. A kernel object per binding holds that binding's arguments.
 
-Where PoCL has a serial driver beside the one with threads, a launch of one group runs there, in the calling thread, unless
+Where PoCL has a serial driver in addition to the one with threads, a launch of one group runs there, in the calling thread, unless
 launches before it are still under way.
+
+Tests: `tests/runtime/device/test_device_contract.py`.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import BuildError, MeasureError, MemoryLack
+from relax_tune.errors import BuildError, MeasureError, MemoryLack, RelaxTuneError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
+from relax_tune.runtime.device.device_class import DeviceClass, DeviceFailure
 from relax_tune.runtime.device.memory import aligned_bytes, check_transfer
 from relax_tune.runtime.device.opencl_gpus import float64_limits, gpu_limits, pci_unit
 from relax_tune.runtime.device.pocl import (
@@ -31,6 +34,7 @@ from relax_tune.runtime.device.pocl import (
     serial_twin,
 )
 from relax_tune.runtime.device.quirks import quirks_of, with_quirks
+from relax_tune.runtime.device.service_kernels import OPENCL_KERNELS
 from relax_tune.runtime.device.source import INT_MOST, group_by_flags, join_sources, wide_form
 from relax_tune.runtime.program.program import KernelSource
 
@@ -46,7 +50,7 @@ def load_pyopencl() -> Any:
         import pyopencl
     except ImportError as error:
         raise BuildError(
-            f"OpenCL device: wanted the package pyopencl, found {error}; pip install 'relax-tune[opencl]'"
+            f"OpenCL device: expected the package pyopencl, got {error}; pip install 'relax-tune[opencl]'"
         ) from None
     return pyopencl
 
@@ -58,15 +62,15 @@ def all_devices() -> list[tuple[str, Any]]:
         platforms = cl.get_platforms()
     except cl.Error:  # the loader reports "no platform" as an error
         return []
-    found: list[tuple[str, Any]] = []
+    labelled: list[tuple[str, Any]] = []
     for platform in platforms:
         try:
             devices = platform.get_devices()
         except cl.Error:
             continue
         shown = [d for d in devices if not is_serial(d)] or devices  # the serial driver is a part of the other device
-        found += [(f"{platform.name} | {platform.version} | {d.name}", d) for d in shown]
-    return sorted(found, key=lambda entry: entry[0])
+        labelled += [(f"{platform.name} | {platform.version} | {d.name}", d) for d in shown]
+    return sorted(labelled, key=lambda entry: entry[0])
 
 
 def choose_device(substring: str | None) -> tuple[str, Any]:
@@ -82,12 +86,12 @@ def choose_device(substring: str | None) -> tuple[str, Any]:
         real = [entry for entry in everything if not entry[0].lower().startswith(_SIMULATORS)]
         pocl = [entry for entry in real if entry[0].startswith(PLATFORM)]
         matching = pocl[:1] or real
-        wanted = "the default device"
+        expected = "the default device"
     else:
         # with or without the bars: `devices` and error messages show the parts joined by blanks
         part = substring.lower()
         matching = [e for e in everything if part in e[0].lower() or part in e[0].lower().replace(" | ", " ")]
-        wanted = f"one device matching {substring!r}"
+        expected = f"one device matching {substring!r}"
     if len(matching) == 1:
         return matching[0]
     names = "; ".join(label for label, _ in (matching or everything)) or "none"
@@ -97,8 +101,8 @@ def choose_device(substring: str | None) -> tuple[str, Any]:
     if not matching and _hides_pocl(everything):
         hint += f"; {PLATFORM} is installed but offers no device: it must be able to write to its cache, "
         hint += "point POCL_CACHE_DIR at a writable folder"
-    what = "found that several match" if matching else "found"
-    raise MeasureError(f"OpenCL: wanted {wanted}, {what}: {names}{hint}")
+    got = "several match" if matching else "got"
+    raise MeasureError(f"OpenCL: expected {expected}, {got}: {names}{hint}")
 
 
 def _hides_pocl(devices: Sequence[tuple[str, Any]]) -> bool:
@@ -121,7 +125,7 @@ class OpenCLBuffer:
 
     def live(self) -> Any:
         if self.memory is None:
-            raise MeasureError("OpenCL device: wanted a live buffer, found one that was freed")
+            raise MeasureError("OpenCL device: expected a live buffer, got one that was freed")
         return self.memory
 
 
@@ -142,18 +146,65 @@ class _Handle:
     """A compiled kernel: its module (for one kernel object per binding), and the resources that the compiler reports.
 
     wide: source for 64-bit integers
-    made: its compiled form
+    compiled_wide: the compiled form of `wide`
     """
 
-    __slots__ = ("group_size", "made", "module", "name", "wide")
+    __slots__ = ("compiled_wide", "group_size", "module", "name", "wide")
 
     def __init__(self, module: _Module, name: str, group_size: int, wide: KernelSource | None) -> None:
         self.module, self.name, self.group_size, self.wide = module, name, group_size, wide
-        self.made: _Handle | None = None
+        self.compiled_wide: _Handle | None = None
 
 
-class OpenCLDevice:
+class OpenCLDevice(DeviceClass):
     """The `Device` contract over one OpenCL device and one in-order queue."""
+
+    kind = "opencl"
+    forms = ("opencl", "opencl:PART")
+    service = OPENCL_KERNELS
+
+    @classmethod
+    def open_part(cls, part: str | None) -> OpenCLDevice:
+        return cls(part)
+
+    @classmethod
+    def available(cls) -> Iterator[tuple[str, DeviceInfo | DeviceFailure]]:
+        try:
+            labels = [label for label, _ in all_devices()]
+        except BuildError as error:
+            yield cls.kind, DeviceFailure(cls.kind, str(error))
+            return
+        if not labels:
+            reason = "OpenCL: expected a platform, got none; pip install 'relax-tune[opencl]'"
+            yield cls.kind, DeviceFailure(cls.kind, reason)
+        for label in labels:
+            spec = f"{cls.kind}:{label}"
+            try:
+                device = cls(label)
+            except RelaxTuneError as error:
+                yield spec, DeviceFailure(spec, str(error))
+                continue
+            device.close()
+            yield spec, device.info
+
+    @classmethod
+    def choices(cls) -> str:
+        try:
+            labels = [label for label, _ in all_devices()]
+        except BuildError:
+            labels = []
+        if not labels:
+            return "and no OpenCL device; pip install 'relax-tune[opencl]' gives one"
+        return f"and as opencl:PART, with PART any part of its text, {'; '.join(labels)}"
+
+    @classmethod
+    def spec_of(cls, fingerprint: Mapping[str, Any]) -> str:
+        name = f"{fingerprint.get('platform')} {fingerprint.get('device')}"
+        try:
+            labels = [label for label, _ in all_devices() if label.replace(" | ", " ") == name]
+        except BuildError:
+            return cls.kind
+        return f"{cls.kind}:{labels[0]}" if len(labels) == 1 else cls.kind
 
     def __init__(self, substring: str | None = None) -> None:
         self._cl, self.turn = load_pyopencl(), threading.RLock()
@@ -187,7 +238,7 @@ class OpenCLDevice:
         handles: dict[str, Any] = {}
         for kernel in kernels:
             if kernel.language != "opencl":
-                raise BuildError(f"OpenCL device: wanted kernels in opencl, found {kernel.name} in {kernel.language}")
+                raise BuildError(f"OpenCL device: expected kernels in opencl, got {kernel.name} in {kernel.language}")
         for flags, group in group_by_flags(kernels).items():
             module = self._module(group, [*BASE_FLAGS, *flags])
             for kernel in group:
@@ -218,7 +269,7 @@ class OpenCLDevice:
         if "group" in self._misreported:
             group = self._max_group
         if local > self._max_local and "local" not in self._misreported:
-            raise BuildError(f"OpenCL kernel {name}: wanted {local} bytes of local memory, allowed {self._max_local}")
+            raise BuildError(f"OpenCL kernel {name}: expected {local} bytes of local memory, allowed {self._max_local}")
         return _Handle(module, name, min(group, self._max_group), wide_form(source))
 
     def alloc(self, nbytes: int, lasting: bool = False) -> OpenCLBuffer:
@@ -229,11 +280,13 @@ class OpenCLDevice:
                 memory = self._cl.Buffer(self._context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=array)
                 return OpenCLBuffer(memory, array, nbytes)
             if nbytes < 0:
-                raise MeasureError(f"memory: wanted a size of 0 or more bytes, found {nbytes}")
+                raise MeasureError(f"memory: expected a size of 0 or more bytes, got {nbytes}")
             return OpenCLBuffer(self._cl.Buffer(self._context, flags.READ_WRITE, size=max(nbytes, 64)), None, nbytes)
         except self._cl.Error as error:
             limit = self._device.max_mem_alloc_size
-            raise self._kind(error)(f"OpenCL: wanted {nbytes} bytes in one buffer, allowed {limit}: {error}") from None
+            raise self._kind(error)(
+                f"OpenCL: expected {nbytes} bytes in one buffer, allowed {limit}: {error}"
+            ) from None
 
     def upload(self, buffer: OpenCLBuffer, array: NDArray[Any]) -> None:
         check_transfer("OpenCL upload", array.nbytes, buffer.nbytes)
@@ -280,9 +333,9 @@ class OpenCLDevice:
     ) -> Launch:
         memory = [buffer.live() for buffer in buffers]
         if kernel.wide is not None and scalars and scalars[-1] > INT_MOST:
-            if kernel.made is None:
-                kernel.made = self.compile([kernel.wide])[kernel.name]
-            kernel = kernel.made
+            if kernel.compiled_wide is None:
+                kernel.compiled_wide = self.compile([kernel.wide])[kernel.name]
+            kernel = kernel.compiled_wide
         self._check_group(kernel, grid, local)
         if 0 in grid:
             return _nothing
@@ -290,14 +343,14 @@ class OpenCLDevice:
         bound = self._with_arguments(kernel, kernel.module.program, arguments)
         enqueue, queue, error_kind = self._cl.enqueue_nd_range_kernel, self._queue, self._cl.Error
         work, group = tuple(g * size for g, size in zip(grid, local)), tuple(local)
-        serial_queue, alone = self._serial_queue, None
+        serial_queue, serial_kernel = self._serial_queue, None
         if self._serial is not None and math.prod(grid) == 1:
-            alone = self._with_arguments(kernel, kernel.module.serial(self._serial), arguments)
+            serial_kernel = self._with_arguments(kernel, kernel.module.serial(self._serial), arguments)
 
         def launch() -> None:
             try:
-                if alone is not None and serial_queue is not None and not self._busy:
-                    enqueue(serial_queue, alone, work, group)
+                if serial_kernel is not None and serial_queue is not None and not self._busy:
+                    enqueue(serial_queue, serial_kernel, work, group)
                     serial_queue.finish()
                 else:
                     self._busy = True
@@ -324,9 +377,10 @@ class OpenCLDevice:
     def _check_group(self, kernel: _Handle, grid: Sequence[int], local: Sequence[int]) -> None:
         what = f"OpenCL kernel {kernel.name}"
         if not 1 <= len(grid) <= 3 or len(grid) != len(local):
-            raise MeasureError(f"{what}: wanted a grid of 1 to 3 axes and as many local sizes, found {grid}, {local}")
+            raise MeasureError(f"{what}: expected a grid of 1 to 3 axes and as many local sizes, got {grid}, {local}")
+        # The product is the global size, which has to fit a 64-bit size_t.
         if any(extent < 0 or extent * size > 2**62 for extent, size in zip(grid, local)):
-            raise MeasureError(f"{what}: wanted grid extents of 0 or more, found {tuple(grid)}")
+            raise MeasureError(f"{what}: expected grid extents of 0 or more, got {tuple(grid)}")
         threads = 1
         for axis, size in enumerate(local):
             if not 1 <= size <= self._max_items[axis]:
@@ -388,7 +442,9 @@ class OpenCLDevice:
         return OpenCLBuffer(memory, view, array.nbytes)
 
     def native(self, buffers: Sequence[OpenCLBuffer]) -> tuple[int, tuple[int, ...]]:
-        self._busy = self._foreign = self._foreign or bool(buffers)  # work enqueued there is not seen here
+        self._busy = self._foreign = self._foreign or bool(
+            buffers
+        )  # this object does not see work that is enqueued there
         return int(self._queue.int_ptr), tuple(int(buffer.live().int_ptr) for buffer in buffers)
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:

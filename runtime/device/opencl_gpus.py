@@ -1,4 +1,4 @@
-"""Limits that not every OpenCL device reports: those of GPUs, from their vendors' extensions, and float64."""
+"""Limits that not every OpenCL device reports: limits of GPUs, from their vendors' extensions, and float64."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def gpu_limits(device: Any, refusal: type[Exception]) -> dict[str, int]:
     They are empty if the device does not tell how many work-items run in lockstep.
     refusal: exception of a query that the device does not support
     """
-    warp = max(_told(device, name, refusal) for name in WARPS) or _told(device, MULTIPLE, refusal)
+    warp = max(_reported(device, name, refusal) for name in WARPS) or _reported(device, MULTIPLE, refusal)
     if warp <= 1:
         return {}
-    registers = _told(device, REGISTERS, refusal)
+    registers = _reported(device, REGISTERS, refusal)
     return {
         "warp": warp,
         "vector_bits": 128,
@@ -32,7 +32,7 @@ def gpu_limits(device: Any, refusal: type[Exception]) -> dict[str, int]:
 
 def float64_limits(device: Any, refusal: type[Exception]) -> dict[str, int]:
     """Return the limit `doubles` = 0 of a device without float64; OpenCL 1.1 may refuse the question (cl_khr_fp64)."""
-    return {} if _told(device, "double_fp_config", refusal) else {"doubles": 0}
+    return {} if _reported(device, "double_fp_config", refusal) else {"doubles": 0}
 
 
 def pci_unit(device: Any, refusal: type[Exception]) -> str:
@@ -40,16 +40,16 @@ def pci_unit(device: Any, refusal: type[Exception]) -> str:
     try:
         if hasattr(device, "pci_bus_id_nv"):
             slot = int(device.pci_slot_id_nv)  # device number and function, as PCI packs them
-            place = _told(device, "pci_domain_id_nv", refusal), int(device.pci_bus_id_nv), slot >> 3, slot & 7
+            place = _reported(device, "pci_domain_id_nv", refusal), int(device.pci_bus_id_nv), slot >> 3, slot & 7
         else:
-            found = device.pci_bus_info_khr
-            place = found.pci_domain, found.pci_bus, found.pci_device, found.pci_function
+            bus = device.pci_bus_info_khr
+            place = bus.pci_domain, bus.pci_bus, bus.pci_device, bus.pci_function
     except (AttributeError, refusal):
         return ""
     return "pci:{:04x}:{:02x}:{:02x}.{:x}".format(*place)
 
 
-def _told(device: Any, name: str, refusal: type[Exception]) -> int:
+def _reported(device: Any, name: str, refusal: type[Exception]) -> int:
     """Return a numeric property, 0 if the device or the package has none of that name."""
     try:
         return int(getattr(device, name))

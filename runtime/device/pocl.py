@@ -2,8 +2,8 @@
 
 The driver with threads takes 30 to 50 us from a launch to its end, since its threads and the caller's sleep and wake. The
 serial driver of the same platform runs a kernel within the call, in about 1 us, on the same memory. PoCL offers it only
-where `POCL_DEVICES` names it, when its devices are first asked for. With `POCL_AFFINITY` each of its threads has a processor of
-its own; without, systems wake two of them on one processor, and short kernels of many groups take up to twice as long.
+where `POCL_DEVICES` names it, when its devices are first asked for. With `POCL_AFFINITY` each of its threads is pinned to a
+separate processor; without, systems wake two of them on one processor, and short kernels of many groups take up to twice as long.
 
 On a processor it does not know, that LLVM reports the name `generic`, which its own front end then refuses ("unknown
 target CPU 'generic'", https://github.com/pocl/pocl/issues/1049): no kernel compiles. No option or environment variable of
@@ -55,7 +55,7 @@ _lock = threading.Lock()
 def offer_serial_driver() -> None:
     """Let the wheel's PoCL offer its serial driver too; called before any platform is asked for.
 
-    The wheel's library is asked for its devices first, with `POCL_DEVICES` set for that call alone: another PoCL beside it, whose
+    The wheel's library is asked for its devices first, with `POCL_DEVICES` set only for that call: another PoCL in the process, whose
     drivers may have other names, does not see it. Nothing changes where the user chose `POCL_DEVICES`.
     """
     with _lock:
@@ -88,16 +88,16 @@ def _ask_for_devices(library: Path) -> bool:
     except (OSError, AttributeError):
         return False
     address.restype, address.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
-    found = address(b"clIcdGetPlatformIDsKHR")
+    function = address(b"clIcdGetPlatformIDsKHR")
     platform, count = ctypes.c_void_p(), ctypes.c_uint()
-    if not found or _GET_PLATFORMS(found)(1, ctypes.byref(platform), None) or not platform:
+    if not function or _GET_PLATFORMS(function)(1, ctypes.byref(platform), None) or not platform:
         return False
     table = ctypes.cast(platform, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))[0]
     return not _GET_DEVICES(table[_GET_DEVICES_PLACE])(platform, _ALL_TYPES, 0, None, ctypes.byref(count))
 
 
 def pin_threads() -> None:
-    """Let PoCL give each of its threads a processor of its own; called before any platform is asked for.
+    """Let PoCL pin each of its threads to a processor; called before any platform is asked for.
 
     Nothing changes where the user chose `POCL_AFFINITY`, or where this process may not use every processor: PoCL ends a process
     whose threads it cannot place.
@@ -112,7 +112,7 @@ def is_serial(device: Any) -> bool:
 
 
 def serial_twin(device: Any) -> Any | None:
-    """Return the device of PoCL's serial driver beside this device with threads; None if there is none."""
+    """Return the device of PoCL's serial driver for this device with threads; None if there is none."""
     if device.platform.name != PLATFORM or not device.name.startswith(_THREADS):
         return None
     twin = next((d for d in device.platform.get_devices() if is_serial(d)), None)
@@ -133,7 +133,7 @@ def repair_target(device: Any) -> str:
         return reported
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
         return reported
-    wanted = _known_name()
+    name = _known_name()
     record = int(device.int_ptr)
     try:
         with open("/proc/self/mem", "rb", buffering=0) as memory:
@@ -141,15 +141,15 @@ def repair_target(device: Any) -> str:
                 return reported
             if not _points_at(memory, record + _TRIPLE_FIELD, _TRIPLE):
                 return reported
-            if _points_at(memory, record + _CPU_FIELD, wanted):
-                return wanted  # repaired when the device was opened before
+            if _points_at(memory, record + _CPU_FIELD, name):
+                return name  # repaired when the device was opened before
             if not _points_at(memory, record + _CPU_FIELD, _UNKNOWN):
                 return reported
     except OSError:
         return reported
-    text = _names.setdefault(wanted, ctypes.create_string_buffer(wanted.encode()))
+    text = _names.setdefault(name, ctypes.create_string_buffer(name.encode()))
     ctypes.c_void_p.from_address(record + _CPU_FIELD).value = ctypes.addressof(text)
-    return wanted
+    return name
 
 
 def _points_at(memory: BinaryIO, field: int, text: str) -> bool:
@@ -158,11 +158,12 @@ def _points_at(memory: BinaryIO, field: int, text: str) -> bool:
     """
     memory.seek(field)
     (address,) = struct.unpack("<Q", memory.read(8))
+    # The first page is never mapped, and user space on x86-64 ends at 2^47: any other value is no pointer.
     if not 4096 <= address < 2**47:
         return False
-    wanted = text.encode() + b"\0"
+    expected = text.encode() + b"\0"
     memory.seek(address)
-    return memory.read(len(wanted)) == wanted
+    return memory.read(len(expected)) == expected
 
 
 def _known_name() -> str:

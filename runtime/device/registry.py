@@ -1,167 +1,110 @@
-"""Opening and listing devices by name."""
+"""Opening and listing devices by name: built-in ones, and plug-ins of installed distributions."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from itertools import chain
 
-from relax_tune.errors import BuildError, MeasureError, RelaxTuneError, UserError
-from relax_tune.runtime.device import host
+from relax_tune.errors import BuildError, MeasureError, UserError
+from relax_tune.plugins import load_plugins
 from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.runtime.device.c import CDevice
-from relax_tune.runtime.device.cuda import CUDADevice, load_pycuda
-from relax_tune.runtime.device.opencl import OpenCLDevice, all_devices
-from relax_tune.runtime.device.wasm.device import SPEC as WASM
+from relax_tune.runtime.device.cuda import CUDADevice
+from relax_tune.runtime.device.device_class import DeviceClass, DeviceFailure
+from relax_tune.runtime.device.opencl import OpenCLDevice
+from relax_tune.runtime.device.service_kernels import ServiceKernels
 from relax_tune.runtime.device.wasm.device import WasmDevice
 from relax_tune.runtime.device.webgpu.device import WebGPUDevice
-from relax_tune.runtime.device.webgpu.listing import adapters_apart
+
+GROUP = "relax_tune.devices"
+BUILT_IN: tuple[type[DeviceClass], ...] = (CDevice, WasmDevice, CUDADevice, WebGPUDevice, OpenCLDevice)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFailure:
-    """A device kind (`spec`) that cannot be opened here, and the sentence that says why."""
+def device_classes() -> tuple[type[DeviceClass], ...]:
+    """Return the classes of devices: the built-in ones, then plug-ins.
 
-    spec: str
-    reason: str
+    Raises:
+        BuildError: A plug-in is no subclass of `DeviceClass`, or its kind is in use.
+    """
+    classes = list(BUILT_IN)
+    for plugin in load_plugins(GROUP):
+        if not (isinstance(plugin.value, type) and issubclass(plugin.value, DeviceClass)):
+            raise plugin.refusal("a subclass of relax_tune.runtime.device.device_class.DeviceClass", plugin.value)
+        if plugin.value.kind in {c.kind for c in classes}:
+            raise plugin.refusal("a kind of device that is not in use", repr(plugin.value.kind))
+        classes.append(plugin.value)
+    return tuple(classes)
+
+
+def _of_kind(kind: str) -> list[type[DeviceClass]]:
+    """Return the classes of a kind. Plug-ins are loaded only for a kind that is not built in."""
+    return [c for c in BUILT_IN if c.kind == kind] or [c for c in device_classes() if c.kind == kind]
 
 
 def open_device(spec: str) -> Device:
-    """Open a device by name: `c`, `opencl`, `webgpu`, `cuda:NUMBER` (`cuda`: the first) or a kind with a part of a name.
+    """Open a device by name: `c`, `opencl`, `webgpu`, `cuda:NUMBER` (`cuda`: the first), a kind with a part of a name, or a plug-in's.
 
     `c:PART` has a part of the processor's name, `c:wasm32-node` is WebAssembly in node. `opencl:PART` has a part of a platform name,
     version or device name, `webgpu:PART` of an adapter's backend, type, name or driver.
 
-    Raises: UserError for another text, or when there is no such device (naming those there are). A device that exists
-    but cannot be opened raises the same error, without waiting.
+    Raises:
+        UserError: It is no such name, or there is no such device (the message lists the devices of this machine); or the device
+            cannot be opened, which is reported without waiting.
     """
     if not isinstance(spec, str):
-        raise UserError(f"wanted the name of a device, found a {type(spec).__name__}; there are: {_known()}")
-    kind, _, substring = spec.partition(":")
+        raise UserError(f"expected the name of a device, got a {type(spec).__name__}; there are: {_choices()}")
+    kind, colon, part = spec.partition(":")
     try:
-        if spec == "c":
-            return CDevice()
-        if spec == WASM:
-            return WasmDevice()
-        if kind == "c" and substring and substring.lower() in host.cpu_model().lower():
-            return CDevice()
-        if kind == "opencl" and (substring or spec == "opencl"):
-            return OpenCLDevice(substring or None)
-        if kind == "webgpu" and (substring or spec == "webgpu"):
-            return WebGPUDevice(substring or None)
-        if kind == "cuda" and (spec == "cuda" or re.fullmatch(r"\d{1,3}", substring, re.ASCII)):
-            return CUDADevice(int(substring or 0))
+        for device_class in _of_kind(kind) if part or not colon else ():
+            device = device_class.open_part(part if colon else None)
+            if device is not None:
+                return device
     except (BuildError, MeasureError) as error:
         raise UserError(f"device {spec!r} cannot be opened: {error}") from error
-    raise UserError(
-        f"wanted a device c, c:PART, opencl, opencl:PART, cuda, cuda:NUMBER, webgpu or webgpu:PART, found {spec!r:.80}; "
-        f"there are: {_known()}"
-    )
+    *forms, last = chain.from_iterable(c.forms or (c.kind,) for c in device_classes())
+    raise UserError(f"expected a device {', '.join(forms)} or {last}, got {spec!r:.80}; there are: {_choices()}")
+
+
+def _choices() -> str:
+    """Return the names that `open_device` takes on this machine, in one line."""
+    return ", ".join(filter(None, (c.choices() for c in device_classes())))
+
+
+def service_kernels(kind: str) -> ServiceKernels:
+    """Return the hand-written kernels for devices of a kind. Raises MeasureError for an unknown kind."""
+    for device_class in _of_kind(kind):
+        return device_class.service
+    raise MeasureError(f"expected a device of kind {', '.join(dict.fromkeys(c.kind for c in BUILT_IN))}, got {kind}")
+
+
+def is_probed_in_process(spec: str) -> bool:
+    """Return whether a process may try a device without disturbing others that it opens later."""
+    return all(device_class.probed_in_process for device_class in _of_kind(spec.partition(":")[0]))
 
 
 def name_of_measured(kind: str, fingerprint: object) -> str:
     """Return the name of the device of this machine that a fingerprint describes, else the kind itself.
 
-    Several drivers of OpenCL may offer one processor; the kind alone opens the default one.
+    Several drivers of OpenCL may offer one processor; the kind without a part opens the default one.
     """
-    if kind != "opencl" or not isinstance(fingerprint, Mapping):
-        return kind
-    wanted = f"{fingerprint.get('platform')} {fingerprint.get('device')}"
-    try:
-        found = [label for label, _ in all_devices() if label.replace(" | ", " ") == wanted]
-    except BuildError:
-        return kind
-    return f"{kind}:{found[0]}" if len(found) == 1 else kind
+    if isinstance(fingerprint, Mapping):
+        for device_class in _of_kind(kind):
+            return device_class.spec_of(fingerprint)
+    return kind
 
 
 def devices_of_class(spec: str) -> list[str]:
     """Return the names of all devices of a class on this machine: `cuda` is every GPU, any other name is one device."""
-    if spec != "cuda":
-        return [spec]
-    try:
-        count = int(load_pycuda().Device.count())
-    except BuildError:
-        return [spec]
-    return [f"cuda:{number}" for number in range(count)] or [spec]
+    for device_class in _of_kind(spec):
+        return device_class.all_of()
+    return [spec]
 
 
-def _known() -> str:
-    """Return the names that `open_device` takes on this machine, in one line."""
-    try:
-        labels = [label for label, _ in all_devices()]
-    except BuildError:
-        labels = []
-    if not labels:
-        return f"c ({host.cpu_model()}){_gpus()}{_adapters()}, and no OpenCL device; pip install 'relax-tune[opencl]' gives one"
-    return f"c ({host.cpu_model()}){_gpus()}{_adapters()}, and as opencl:PART, with PART any part of its text, {'; '.join(labels)}"
-
-
-def _gpus() -> str:
-    try:
-        count = int(load_pycuda().Device.count())
-    except BuildError:
-        return ""
-    return "".join(f", cuda:{number}" for number in range(count))
-
-
-def _adapters() -> str:
-    try:
-        return "".join(f", webgpu:{label}" for label, _ in adapters_apart())
-    except BuildError:
-        return ""
+def find_devices() -> list[tuple[str, DeviceInfo | DeviceFailure]]:
+    """Return the name of each device on this machine, with its description or why it cannot be opened. Each is opened and closed."""
+    return [entry for device_class in device_classes() for entry in device_class.available()]
 
 
 def list_devices() -> list[DeviceInfo | DeviceFailure]:
-    """List the devices that can be opened, and the reason for each kind that cannot. Every device is opened and closed."""
-    found: list[DeviceInfo | DeviceFailure] = [*_processors(), *_nvidia(), *_webgpu()]
-    try:
-        labels = [label for label, _ in all_devices()]
-    except BuildError as error:
-        return [*found, DeviceFailure("opencl", str(error))]
-    if not labels:
-        found.append(DeviceFailure("opencl", "OpenCL: wanted a platform, found none; pip install 'relax-tune[opencl]'"))
-    for label in labels:
-        try:
-            device = OpenCLDevice(label)
-            found.append(device.info)
-            device.close()
-        except RelaxTuneError as error:
-            found.append(DeviceFailure(f"opencl:{label}", str(error)))
-    return found
-
-
-def _processors() -> Iterator[DeviceInfo | DeviceFailure]:
-    try:
-        yield CDevice().info
-    except RelaxTuneError as error:
-        yield DeviceFailure("c", str(error))
-
-
-def _nvidia() -> Iterator[DeviceInfo | DeviceFailure]:
-    try:
-        count = int(load_pycuda().Device.count())
-    except BuildError as error:
-        yield DeviceFailure("cuda", str(error))
-        return
-    for number in range(count):
-        try:
-            device = CUDADevice(number)
-            yield device.info
-            device.close()
-        except RelaxTuneError as error:
-            yield DeviceFailure(f"cuda:{number}", str(error))
-
-
-def _webgpu() -> Iterator[DeviceInfo | DeviceFailure]:
-    try:
-        listed = adapters_apart()
-    except BuildError as error:
-        yield DeviceFailure("webgpu", str(error))
-        return
-    if not listed:
-        install = (
-            "install a Vulkan driver (Debian, Ubuntu: apt-get install mesa-vulkan-drivers gives one for the processor)"
-        )
-        yield DeviceFailure("webgpu", f"WebGPU: wanted an adapter, found none; {install}")
-    for label, found in listed:
-        yield DeviceFailure(f"webgpu:{label}", found) if isinstance(found, str) else found
+    """Return the entries of `find_devices` without the names."""
+    return [entry for _, entry in find_devices()]

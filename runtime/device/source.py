@@ -1,7 +1,9 @@
 """Putting several kernels into one translation unit.
 
 Each `KernelSource.source` can be compiled on its own. Text that the printer repeats in every kernel (types, polynomial
-functions) is between the lines `/*prelude*/` and `/*end prelude*/`. Each distinct prelude is kept once.
+functions) is between the lines `/*prelude*/` and `/*end prelude*/`. Each distinct prelude appears once.
+
+Tests: `tests/runtime/device/test_sources.py`.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ _SHARED = re.compile(r"/\*shared (\d{1,9})\*/")
 
 def dynamic_shared_bytes(source: str) -> int:
     """Return the shared memory that launches of a CUDA kernel must request, as its text declares."""
-    found = _SHARED.search(source)
-    return 0 if found is None else int(found[1])
+    match = _SHARED.search(source)
+    return 0 if match is None else int(match[1])
 
 
 def wide_form(kernel: KernelSource) -> KernelSource | None:
@@ -62,18 +64,18 @@ def join_sources(kernels: Iterable[KernelSource]) -> str:
 
 
 def _check_definitions(kernel: str, prelude: str, defined: dict[str, str]) -> None:
-    """Add the parts of a prelude, each with a guard of its own, to those known by their names."""
+    """Add the parts of a prelude, each with its guard, to the parts by name."""
     for part in _PARTS.split(prelude)[1:]:
         name = part.split("\n", 1)[0].strip()
         if defined.setdefault(name, part.rstrip()) != part.rstrip():
             raise BuildError(
-                f"kernel {kernel}: wanted one definition of {name} in a translation unit, found two that differ; build the artifact again "
+                f"kernel {kernel}: expected one definition of {name} in a translation unit, got two that differ; build the artifact again "
                 "with this version"
             )
 
 
 def group_by_flags(kernels: Iterable[KernelSource]) -> dict[tuple[str, ...], list[KernelSource]]:
-    """Group kernels by their flags, in the order given: those of one group may share a translation unit."""
+    """Group kernels by their flags, in the order given. A group may share a translation unit."""
     groups: dict[tuple[str, ...], list[KernelSource]] = {}
     for kernel in kernels:
         groups.setdefault(kernel.flags, []).append(kernel)

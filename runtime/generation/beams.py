@@ -1,4 +1,7 @@
-"""Beam search, with the rules of transformers about scores and ends."""
+"""Beam search, with the rules of transformers about scores and ends.
+
+Tests: `tests/tuner/emit/test_generate.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,16 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 ZERO = np.float32(0.0)
 NEVER = np.float32(-1e9)
-"""Added to the score of what must not be chosen. float32 keeps no digits of the score then, as in transformers."""
+"""Added to the score of a token that must not be chosen. float32 then loses all digits of the score, as in transformers."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
     """A result of beam search.
 
-    tokens: the added tokens, (added,) i64
-    score: the sum of their log-probabilities, divided by their number to the power `length_penalty`
+    Attributes:
+        tokens: The added tokens, (added,) i64.
+        score: Sum of their log-probabilities, divided by their number to the power `length_penalty`.
     """
 
     tokens: Ids
@@ -33,7 +37,9 @@ class Hypothesis:
 class RowBeams:
     """The beams of one prompt: the running ones, and the best `num_beams` ended ones.
 
-    ids: (num_beams, length) tokens of the running beams, with the prompt; done: whether the search has ended
+    Attributes:
+        ids: (num_beams, length) tokens of the running beams, with the prompt.
+        done: Whether the search has ended.
     """
 
     def __init__(self, request: Request, prompt: Ids, limit: int, generator: np.random.Generator | None) -> None:
@@ -56,29 +62,30 @@ class RowBeams:
     def step(self, log_probs: Floats) -> tuple[Ids, Ids]:
         """Choose the beams that go on: the place of the beam that each continues, and its new token; (num_beams,) both.
 
-        log_probs: (num_beams, vocabulary) of the next token, processed
+        Args:
+            log_probs: (num_beams, vocabulary) of the next token, processed.
         """
         config = self._config
         k, size = log_probs.shape
         total = (log_probs + self._scores[:, None]).reshape(-1)
-        wanted = min(max(2, 1 + len(config.eos_ids)) * k, len(total))
-        chosen = largest(total if self._generator is None else total + _gumbel(self._generator, len(total)), wanted)
+        candidates = min(max(2, 1 + len(config.eos_ids)) * k, len(total))
+        chosen = largest(total if self._generator is None else total + _gumbel(self._generator, len(total)), candidates)
         scores, beams, tokens = total[chosen], chosen // size, chosen % size
         added = self.added + 1
-        ended = np.full(wanted, added == self._limit)
+        ended = np.full(candidates, added == self._limit)
         if added < self._limit and config.may_stop:
             texts = [[*self.ids[b, len(self._prompt) :].tolist(), int(t)] for b, t in zip(beams, tokens)]
             ended = np.array([self._rules.ends(self._prompt, text) for text in texts])
         running = scores + np.where(ended, NEVER, ZERO)
-        kept = largest(running, k)
+        continued = largest(running, k)
         self._end(scores, beams, tokens, ended)
-        self._scores = running[kept]
-        self.ids = np.concatenate([self.ids[beams[kept]], tokens[kept, None]], axis=1)
+        self._scores = running[continued]
+        self.ids = np.concatenate([self.ids[beams[continued]], tokens[continued, None]], axis=1)
         self._judge(bool(ended.all()))
-        return beams[kept], tokens[kept]
+        return beams[continued], tokens[continued]
 
     def _end(self, scores: Floats, beams: Ids, tokens: Ids, ended: NDArray[np.bool_]) -> None:
-        """Keep the best of what ended before and among the first `num_beams` now."""
+        """Merge the texts that end in this step, among the first `num_beams`, with the best of the earlier ones."""
         config, k = self._config, len(self.ids)
         final = scores / np.float32((self.added + 1) ** config.length_penalty)
         counted = ended & (np.arange(len(ended)) < k)
@@ -109,9 +116,9 @@ class RowBeams:
 
     def results(self) -> list[Hypothesis]:
         """Return the best results, best first."""
-        found = zip(self._texts, self._ended)
-        kept = [Hypothesis(text, float(score)) for text, score in found if text is not None]
-        return kept[: self._config.num_return_sequences]
+        ended = zip(self._texts, self._ended)
+        hypotheses = [Hypothesis(text, float(score)) for text, score in ended if text is not None]
+        return hypotheses[: self._config.num_return_sequences]
 
 
 def search_group(request: Request, numbers: Ids) -> list[list[Hypothesis]]:
@@ -138,12 +145,12 @@ def search_group(request: Request, numbers: Ids) -> list[list[Hypothesis]]:
         added = rows[live[0]].added
         scores = process_logits(config, history, scores, added, request.custom, added + 1 == limit)
         chosen = [rows[i].step(part) for i, part in zip(live, np.split(scores, len(live)))]
-        kept = [at for at, i in enumerate(live) if not rows[i].done]
-        if not kept:
+        unfinished = [at for at, i in enumerate(live) if not rows[i].done]
+        if not unfinished:
             return [row.results() for row in rows]
-        state.select(np.concatenate([at * k + chosen[at][0] for at in kept]))
-        state.extend(np.concatenate([chosen[at][1] for at in kept]))
-        live = [live[at] for at in kept]
+        state.select(np.concatenate([at * k + chosen[at][0] for at in unfinished]))
+        state.extend(np.concatenate([chosen[at][1] for at in unfinished]))
+        live = [live[at] for at in unfinished]
 
 
 def _generator(config: GenerationConfig, number: int) -> np.random.Generator:

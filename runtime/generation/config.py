@@ -39,32 +39,36 @@ _RULED = ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begi
 class GenerationConfig:
     """Settings of generation, with the names, meanings and defaults that transformers gives them.
 
-    max_new_tokens: most tokens to add to a prompt
-    min_new_tokens: tokens to add before `eos_token_id` may come; min_length: tokens before it, those of the prompt too
-    do_sample: whether a token is drawn, instead of the likeliest one taken
-    temperature: divisor of the logits, above 0
-    top_k: number of likeliest tokens to draw from; 0 for all
-    top_p: probability that the likeliest tokens to draw from have together
-    min_p: least probability of a token, relative to that of the likeliest one
-    repetition_penalty: factor against tokens of the prompt and the text so far
-    no_repeat_ngram_size: length of the sequences of tokens that occur once at most; 0 for any
-    num_beams: beams of beam search; 1 for none
-    num_return_sequences: results for each prompt
-    length_penalty: exponent of the length that a beam's score is divided by
-    early_stopping: end of a beam search: True as soon as there are `num_beams` results; False by a heuristic; "never" when none
-        can become better
-    eos_token_id: token, or tokens, that end a text
-    stop_sequences: sequences of tokens that end a text
-    stop_strings: words that end a text, by a tokenizer
-    pad_token_id: filler after the end of a text; by default the first of `eos_token_id`, or 0
-    renormalize_logits: whether processed scores are made log-probabilities again, which beam search then adds
-    seed: seed of the drawing; None for another one at each call
-    decoder_start_token_id: token that the text of an encoder-decoder begins with, without `decoder_input_ids`; not among the results
-    forced_bos_token_id: second token of a text of one token
-    forced_eos_token_id: token, or tokens, to choose the last token of `max_new_tokens` from
-    suppress_tokens: tokens that never come; begin_suppress_tokens: tokens that do not come first, or behind a forced first one
+    Attributes:
+        max_new_tokens: Most tokens to add to a prompt.
+        min_new_tokens: Tokens to add before `eos_token_id` may come.
+        min_length: Tokens before it, including the prompt.
+        do_sample: Whether a token is drawn, instead of the likeliest one taken.
+        temperature: Divisor of the logits, above 0.
+        top_k: Number of likeliest tokens to draw from; 0 for all.
+        top_p: Probability that the likeliest tokens to draw from have together.
+        min_p: Least probability of a token, relative to the likeliest one.
+        repetition_penalty: Factor against tokens of the prompt and the text so far.
+        no_repeat_ngram_size: Length of the sequences of tokens that occur once at most; 0 for any.
+        num_beams: Beams of beam search; 1 for none.
+        num_return_sequences: Results for each prompt.
+        length_penalty: Exponent of the length that a beam's score is divided by.
+        early_stopping: End of a beam search: True as soon as there are `num_beams` results; False by a heuristic; "never" when none
+            can become better.
+        eos_token_id: Token, or tokens, that end a text.
+        stop_sequences: Sequences of tokens that end a text.
+        stop_strings: Words that end a text, by a tokenizer.
+        pad_token_id: Filler after the end of a text; by default the first of `eos_token_id`, or 0.
+        renormalize_logits: Whether processed scores are normalised to log-probabilities again, which beam search then adds.
+        seed: Seed of the drawing; None for another one at each call.
+        decoder_start_token_id: Token that the text of an encoder-decoder begins with, without `decoder_input_ids`; not among the results.
+        forced_bos_token_id: Second token of a text of one token.
+        forced_eos_token_id: Token, or tokens, to choose the last token of `max_new_tokens` from.
+        suppress_tokens: Tokens that never come.
+        begin_suppress_tokens: Tokens that do not come first, or behind a forced first one
 
-    Raises: UserError naming the setting, what was wanted and what was found.
+    Raises:
+        UserError: A setting has a wrong value; the message names the setting.
     """
 
     max_new_tokens: int = 20
@@ -99,11 +103,11 @@ class GenerationConfig:
         for name, (low, closed, high, optional) in _REAL.items():
             object.__setattr__(self, name, _real(name, getattr(self, name), low, closed, high, optional))
         for name in ("do_sample", "renormalize_logits"):
-            if not isinstance(found := getattr(self, name), bool):
-                raise UserError(f"{name}: wanted True or False, found {found!r:.80}; give one of the two")
+            if not isinstance(value := getattr(self, name), bool):
+                raise UserError(f"{name}: expected True or False, got {value!r:.80}; give one of the two")
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise UserError(
-                f'early_stopping: wanted True, False or "never", found {self.early_stopping!r:.80}; give one of these'
+                f'early_stopping: expected True, False or "never", got {self.early_stopping!r:.80}; give one of these'
             )
         for name in ("eos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"):
             object.__setattr__(self, name, _ids(name, getattr(self, name)))
@@ -114,12 +118,12 @@ class GenerationConfig:
         for word in self.stop_strings:
             if not isinstance(word, str) or not word:
                 raise UserError(
-                    f"stop_strings: wanted words of at least one character, found {word!r:.80}; leave it out"
+                    f"stop_strings: expected words of at least one character, got {word!r:.80}; leave it out"
                 )
         most = self.num_beams if self.num_beams > 1 else self.num_return_sequences if self.do_sample else 1
         if self.num_return_sequences > most:
             raise UserError(
-                f"num_return_sequences: wanted at most {most} with {'num_beams' if most > 1 else 'greedy generation'}, found "
+                f"num_return_sequences: expected at most {most} with {'num_beams' if most > 1 else 'greedy generation'}, got "
                 f"{self.num_return_sequences}; give more num_beams, or do_sample=True"
             )
 
@@ -151,7 +155,7 @@ class GenerationConfig:
 
         Every field of this class is read from `generation_config.json`; `eos_token_id`, `pad_token_id` and, of an encoder-decoder,
         `decoder_start_token_id` from `config.json` where the former has none. Without the former file, tokens to force or to
-        suppress are those of `config.json`. `bad_words_ids` of a token each are tokens to suppress. A field of null has its
+        suppress come from `config.json`. `bad_words_ids` of a token each are tokens to suppress. A field of null has its
         default. `max_length`, which counts the prompt, is not read. A setting there that is not implemented is refused, unless
         `changes` has it as None.
 
@@ -165,13 +169,13 @@ class GenerationConfig:
         unknown = [n for n, v in changes.items() if n not in known and (n not in _NEUTRAL or v is not None)]
         if unknown:
             raise UserError(
-                f"from_folder: wanted settings among {', '.join(sorted(known))}; found {unknown[0]:.80}; leave it out"
+                f"from_folder: expected settings among {', '.join(sorted(known))}; got {unknown[0]:.80}; leave it out"
             )
         for name, neutral in _NEUTRAL.items():
             value = declared.get(name)
             if value is not None and name not in changes and all(value != n for n in neutral):
                 raise UserError(
-                    f"{folder}: generation_config.json: {name}: wanted a setting of GenerationConfig, found one that is not "
+                    f"{folder}: generation_config.json: {name}: expected a setting of GenerationConfig, got one that is not "
                     f"implemented, {value!r:.80}; give {name}=None to do without"
                 )
         settings = {**{n: v for n, v in declared.items() if v is not None}, **changes}
@@ -188,21 +192,21 @@ def read_token_ids(folder: str | Path, banned: bool = True) -> dict[str, Any]:
 
     Raises: UserError for a file that is no JSON object.
     """
-    said, model = (_read(Path(folder) / name) for name in ("generation_config.json", "config.json"))
+    generation, model = (_read(Path(folder) / name) for name in ("generation_config.json", "config.json"))
 
     def first(name: str) -> Any:
-        return next((f[name] for f in (said, model) if f.get(name) is not None), None)
+        return next((f[name] for f in (generation, model) if f.get(name) is not None), None)
 
-    found = {name: first(name) for name in _IDS}
+    ids = {name: first(name) for name in _IDS}
     if model.get("is_encoder_decoder") is True:
         start = first("decoder_start_token_id")
-        found["decoder_start_token_id"] = first("bos_token_id") if start is None else start
-    rules = said or model
-    found |= {name: rules.get(name) for name in _RULED}
+        ids["decoder_start_token_id"] = first("bos_token_id") if start is None else start
+    rules = generation or model
+    ids |= {name: rules.get(name) for name in _RULED}
     words = _banned(rules) if banned else None
-    if words and isinstance(found["suppress_tokens"], (list, type(None))):
-        found["suppress_tokens"] = [*(found["suppress_tokens"] or ()), *words]
-    return {name: value for name, value in found.items() if value is not None}
+    if words and isinstance(ids["suppress_tokens"], (list, type(None))):
+        ids["suppress_tokens"] = [*(ids["suppress_tokens"] or ()), *words]
+    return {name: value for name, value in ids.items() if value is not None}
 
 
 def _banned(rules: Mapping[str, Any]) -> list[int] | None:
@@ -218,58 +222,58 @@ def _banned(rules: Mapping[str, Any]) -> list[int] | None:
 def _read(path: Path) -> Mapping[str, Any]:
     """Read a JSON object; an empty one without such a file. Raises UserError for a file of another kind."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: wanted a JSON file, found: {error!s:.200}; download it again") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: wanted a JSON object, found a {type(found).__name__}; download it again")
-    return found
+        raise UserError(f"{path}: expected a JSON file, got: {error!s:.200}; download it again") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a JSON object, got a {type(content).__name__}; download it again")
+    return content
 
 
 def _whole(name: str, value: object, least: int | None, optional: bool = False) -> int | None:
     if value is None and optional:
         return None
-    wanted = "a whole number" + ("" if least is None else f", {least} or more")
+    expected = "a whole number" + ("" if least is None else f", {least} or more")
     try:
-        found = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        found = None
-    if found is None or isinstance(value, bool) or (least is not None and found < least):
-        raise UserError(f"{name}: wanted {wanted}, found {value!r:.80}; give such a number")
-    return found
+        number = None
+    if number is None or isinstance(value, bool) or (least is not None and number < least):
+        raise UserError(f"{name}: expected {expected}, got {value!r:.80}; give such a number")
+    return number
 
 
 def _real(name: str, value: object, low: float, closed: bool, high: float, optional: bool) -> float | None:
     if value is None and optional:
         return None
     try:
-        found = math.nan if isinstance(value, (bool, str)) else float(value)  # type: ignore[arg-type]
+        number = math.nan if isinstance(value, (bool, str)) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found) or not (low <= found <= high) or (found == low and not closed):
-        wanted = f"{low:g} to {high:g}" if math.isfinite(high) else f"above {low:g}" if math.isfinite(low) else "finite"
+        number = math.nan
+    if not math.isfinite(number) or not (low <= number <= high) or (number == low and not closed):
+        range_ = f"{low:g} to {high:g}" if math.isfinite(high) else f"above {low:g}" if math.isfinite(low) else "finite"
         sampling = (
             "; without it and do_sample, the likeliest token is taken"
             if name == "temperature"
             else "; give such a number"
         )
-        raise UserError(f"{name}: wanted a number, {wanted}, found {value!r:.80}{sampling}")
-    return found
+        raise UserError(f"{name}: expected a number, {range_}, got {value!r:.80}{sampling}")
+    return number
 
 
 def _many(name: str, value: object, kind: str) -> tuple[Any, ...]:
     if value is None:
         return ()
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise UserError(f"{name}: wanted a list of {kind}, found {value!r:.80}; put it into a list")
+        raise UserError(f"{name}: expected a list of {kind}, got {value!r:.80}; put it into a list")
     return tuple(value)
 
 
 def _ids(name: str, value: object, least: int = 0) -> tuple[int, ...]:
-    given = (value,) if value is not None and not isinstance(value, Iterable) else _many(name, value, "token ids")
-    found = [_whole(name, i, 0) for i in given]
-    if len(found) < least:
-        raise UserError(f"{name}: wanted at least {least} token id in each, found {value!r:.80}; leave it out")
-    return tuple(i for i in found if i is not None)
+    values = (value,) if value is not None and not isinstance(value, Iterable) else _many(name, value, "token ids")
+    ids = [_whole(name, i, 0) for i in values]
+    if len(ids) < least:
+        raise UserError(f"{name}: expected at least {least} token id in each, got {value!r:.80}; leave it out")
+    return tuple(i for i in ids if i is not None)

@@ -1,4 +1,7 @@
-"""A model of the functions `prefill` and `decode`: rows of equal length, their logits and caches."""
+"""A model of the functions `prefill` and `decode`: rows of equal length, their logits and caches.
+
+Tests: `tests/tuner/emit/test_generate.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +27,21 @@ class Decoder:
     of the same kind. Rows come first in each cache. An encoder-decoder has `encode` too: `prefill` and `decode` take its results
     before the caches, and before these its inputs of the same name as theirs, such as `attention_mask`.
 
-    sources: names of the inputs of `encode`; empty: there is no encoder
-    room: most past positions that `decode` takes; None if they are unbounded
-    least_rows, most_rows: bounds of b; None if it is unbounded above
+    Attributes:
+        sources: Names of the inputs of `encode`; empty without an encoder.
+        room: Maximum number of past positions that `decode` takes; None if it is unbounded.
+        least_rows: Lower bound of b.
+        most_rows: Upper bound of b; None if it is unbounded.
 
-    Raises: UserError for a model without these functions.
+    Raises:
+        UserError: The model lacks one of these functions.
     """
 
     def __init__(self, model: Model) -> None:
         missing = [name for name in (PREFILL, DECODE) if name not in model.functions]
         if missing:
             raise UserError(
-                f"wanted a model with the functions {PREFILL} and {DECODE}, found {', '.join(model.functions)}; build a decoder"
+                f"expected a model with the functions {PREFILL} and {DECODE}, got {', '.join(model.functions)}; build a decoder"
             )
         self.model = model
         program = model.executors[DECODE].program
@@ -47,9 +53,9 @@ class Decoder:
         self.room = positions(program)
         self.least_rows, self.most_rows = bounds(program, program.buffers[program.inputs[0]].shape[0])
 
-    def limit(self, length: int, wanted: int) -> int:
-        """Return how many tokens can be added to a prompt of `length`: at most `wanted`, at least one if wanted."""
-        return wanted if self.room is None else min(wanted, max(1, self.room - length + 2))
+    def limit(self, length: int, requested: int) -> int:
+        """Return how many tokens can be added to a prompt of `length`: at most `requested`, at least one if any are requested."""
+        return requested if self.room is None else min(requested, max(1, self.room - length + 2))
 
     def prefill(self, ids: NDArray[np.int64], sources: Sequence[NDArray[Any]] = ()) -> DecodingState:
         """Compute the logits and caches of rows (b, n). sources: inputs of `encode`, if there is one"""
@@ -69,7 +75,7 @@ class Decoder:
         return self.model.session(start, DECODE, {n: 1 + at for at, n in enumerate(names[len(context) :])})
 
     def run(self, arrays: list[NDArray[Any]], function: str) -> list[NDArray[Any]]:
-        """Call a function; rows that the model wants in addition repeat the last one, and their results are dropped."""
+        """Call a function; rows up to the minimum of the model repeat the last one, and their results are dropped."""
         rows = len(arrays[0])
         if rows >= self.least_rows:
             return self.model.run(arrays, function)

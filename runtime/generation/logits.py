@@ -27,12 +27,16 @@ def process_logits(
 ) -> Floats:
     """Apply the processors that the settings ask for, in the order of transformers.
 
-    history: (b, length) tokens so far, the prompt included; added: how many of them are new. scores: (b, vocabulary) logits, or
-    log-probabilities in beam search; they are not written. custom: a processor after the penalties, before temperature.
+    Args:
+        config: The settings.
+        history: (b, length) tokens so far, including the prompt.
+        scores: (b, vocabulary) logits, or log-probabilities in beam search; not modified.
+        added: How many tokens of the history are new.
+        custom: A processor that is applied after the penalties and before the temperature.
+        last: No token may follow the next one.
 
-    last: no token may follow the next one
-
-    Raises: UserError when `custom` returns something else than scores, or a token to force is none of the vocabulary.
+    Raises:
+        UserError: `custom` returns no scores of this shape, or a token to force is not in the vocabulary.
     """
     if config.repetition_penalty != 1.0:
         scores = penalize_repetition(history, scores, config.repetition_penalty)
@@ -86,37 +90,38 @@ def ban_tokens(scores: Floats, tokens: Sequence[int]) -> Floats:
     inside = [token for token in tokens if token < scores.shape[1]]
     if not inside:
         return scores
-    found = scores.copy()
-    found[:, inside] = -np.inf
-    return found
+    banned = scores.copy()
+    banned[:, inside] = -np.inf
+    return banned
 
 
 def force_tokens(scores: Floats, tokens: Sequence[int], setting: str) -> Floats:
     """Give 0 to tokens, and -inf to all others. Raises UserError for a token beyond the vocabulary, naming the setting."""
     if max(tokens) >= scores.shape[1]:
-        raise UserError(f"{setting}: wanted a token below {scores.shape[1]}, found {max(tokens)}; correct it")
-    found = np.full_like(scores, -np.inf)
-    found[:, list(tokens)] = 0
-    return found
+        raise UserError(f"{setting}: expected a token below {scores.shape[1]}, got {max(tokens)}; correct it")
+    forced = np.full_like(scores, -np.inf)
+    forced[:, list(tokens)] = 0
+    return forced
 
 
-def _checked(found: object, shape: tuple[int, ...]) -> Floats:
-    if not isinstance(found, np.ndarray) or found.shape != shape or found.dtype.kind != "f":
-        what = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else f"a {type(found).__name__}"
+def _checked(scores: object, shape: tuple[int, ...]) -> Floats:
+    """Return the result of a custom processor as float32. Raises UserError unless it is scores of this shape."""
+    if not isinstance(scores, np.ndarray) or scores.shape != shape or scores.dtype.kind != "f":
+        got = f"{scores.dtype} {scores.shape}" if isinstance(scores, np.ndarray) else f"a {type(scores).__name__}"
         raise UserError(
-            f"logits_processor: wanted float32 scores of shape {shape}, found {what}; return the scores it was given, changed"
+            f"logits_processor: expected float32 scores of shape {shape}, got {got}; return the scores that it gets, changed"
         )
-    return found.astype(np.float32, copy=False)
+    return scores.astype(np.float32, copy=False)
 
 
 def penalize_repetition(history: Ids, scores: Floats, penalty: float) -> Floats:
     """Divide the positive scores of tokens in the history by the penalty, and multiply the others (Keskar et al. 2019)."""
     size = scores.shape[1]
     wide = np.pad(scores, ((0, 0), (0, 1)))  # a column for tokens that the model cannot give
-    seen = np.minimum(history, size)
-    found = np.take_along_axis(wide, seen, 1)
+    tokens = np.minimum(history, size)
+    penalized = np.take_along_axis(wide, tokens, 1)
     factor = np.float32(penalty)
-    np.put_along_axis(wide, seen, np.where(found < 0, found * factor, found / factor), 1)
+    np.put_along_axis(wide, tokens, np.where(penalized < 0, penalized * factor, penalized / factor), 1)
     return wide[:, :size]
 
 
@@ -130,9 +135,9 @@ def ban_repeated_ngrams(history: Ids, scores: Floats, size: int) -> Floats:
     row, at = np.nonzero(alike)
     token = windows[row, at, -1]
     inside = token < scores.shape[1]
-    found = scores.copy()
-    found[row[inside], token[inside]] = -np.inf
-    return found
+    banned = scores.copy()
+    banned[row[inside], token[inside]] = -np.inf
+    return banned
 
 
 def keep_top_k(scores: Floats, k: int) -> Floats:
@@ -147,23 +152,26 @@ def keep_top_k(scores: Floats, k: int) -> Floats:
 def keep_top_p(scores: Floats, top_p: float, least: int = 1) -> Floats:
     """Give -inf to the unlikeliest tokens that have a probability of at most 1 - top_p together (Holtzman et al. 2020).
 
-    least: number of tokens that stay in any case.
+    Args:
+        scores: (b, vocabulary) scores.
+        top_p: Probability that the remaining tokens have together, at least.
+        least: Number of tokens that always remain.
     """
-    found = scores.copy()
-    for row, kept in zip(scores, found):
+    result = scores.copy()
+    for row, output in zip(scores, result):
         values = np.sort(row[row > -np.inf])
         below = int((np.cumsum(softmax(values), dtype=np.float32) <= np.float32(1 - top_p)).sum())
         below = min(below, max(0, len(values) - least))
         if below:
             limit = values[below]
-            kept[row < limit] = -np.inf
+            output[row < limit] = -np.inf
             equal = below - int(np.searchsorted(values, limit))  # of equal tokens, the first ones go
-            kept[np.flatnonzero(row == limit)[:equal]] = -np.inf
-    return found
+            output[np.flatnonzero(row == limit)[:equal]] = -np.inf
+    return result
 
 
 def keep_min_p(scores: Floats, min_p: float, least: int = 1) -> Floats:
-    """Give -inf to tokens whose probability is below `min_p` times that of the likeliest one (Nguyen et al. 2024)."""
+    """Give -inf to tokens whose probability is below `min_p` times the largest probability (Nguyen et al. 2024)."""
     chances = softmax(scores)
     low = chances < np.float32(min_p) * chances.max(1, keepdims=True)
     np.put_along_axis(low, np.argpartition(-chances, min(least, scores.shape[1]) - 1, 1)[:, :least], False, 1)
@@ -175,8 +183,8 @@ def softmax(scores: Floats) -> Floats:
     if not scores.shape[-1]:
         return scores
     with np.errstate(invalid="ignore"):  # a row of -inf gives NaN, as its user checks
-        found = np.exp(scores - scores.max(-1, keepdims=True))
-        return np.asarray(found / found.sum(-1, keepdims=True))
+        exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+        return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))
 
 
 def log_softmax(scores: Floats) -> Floats:
@@ -188,11 +196,11 @@ def log_softmax(scores: Floats) -> Floats:
 
 def take_likeliest(scores: Floats) -> Ids:
     """Return the likeliest token of every row, the first of equal ones: (b,). Raises UserError for a row without one."""
-    found = np.argmax(scores, axis=-1)
-    top = scores[np.arange(len(scores)), found]
+    tokens = np.argmax(scores, axis=-1)
+    top = scores[np.arange(len(scores)), tokens]
     if not (top > -np.inf).all():  # false for NaN too, which argmax prefers
         raise no_choice(scores, int(np.argmin(top > -np.inf)))
-    return np.asarray(found, np.int64)
+    return np.asarray(tokens, np.int64)
 
 
 def draw(scores: Floats, generators: Sequence[np.random.Generator]) -> Ids:
@@ -200,7 +208,7 @@ def draw(scores: Floats, generators: Sequence[np.random.Generator]) -> Ids:
 
     Raises: UserError for a row with NaN, with an infinite score, or without any token.
     """
-    found = np.empty(len(scores), np.int64)
+    tokens = np.empty(len(scores), np.int64)
     for n, (row, generator) in enumerate(zip(scores, generators, strict=True)):
         possible = np.flatnonzero(row != -np.inf)
         with np.errstate(invalid="ignore"):  # NaN and infinities are refused
@@ -209,15 +217,15 @@ def draw(scores: Floats, generators: Sequence[np.random.Generator]) -> Ids:
         if not len(sums) or not np.isfinite(sums[-1]):
             raise no_choice(scores, n)
         at = int(np.searchsorted(sums, generator.random() * sums[-1], side="right"))
-        found[n] = possible[at if at < len(sums) else np.flatnonzero(chances)[-1]]
-    return found
+        tokens[n] = possible[at if at < len(sums) else np.flatnonzero(chances)[-1]]
+    return tokens
 
 
 def no_choice(scores: NDArray[Any], row: int) -> UserError:
     """Return the error about a row of scores that no token can be chosen by."""
     nan, infinite = int(np.isnan(scores[row]).sum()), int(np.isposinf(scores[row]).sum())
-    found = f"{nan} NaN" if nan else f"{infinite} infinite ones" if infinite else "only -inf"
+    problem = f"{nan} NaN" if nan else f"{infinite} infinite ones" if infinite else "only -inf"
     return UserError(
-        f"row {row}: wanted finite scores to choose a token by, found {found}; are the weights right, or do "
+        f"row {row}: expected finite scores to choose a token by, got {problem}; are the weights right, or do "
         "no_repeat_ngram_size, min_new_tokens or logits_processor leave no token?"
     )

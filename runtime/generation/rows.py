@@ -1,4 +1,7 @@
-"""Prompts of any lengths as rows of token ids, in groups of equal length; greedy generation and sampling of a group."""
+"""Prompts of any lengths as rows of token ids, in groups of equal length; greedy generation and sampling of a group.
+
+Tests: `tests/tuner/emit/test_generate.py`.
+"""
 
 from __future__ import annotations
 
@@ -40,21 +43,21 @@ class Request:
         if not names:
             if read:
                 raise UserError(
-                    "prompts: wanted token ids, found inputs of an encoder, which this model lacks; give rows of token ids"
+                    "prompts: expected token ids, got inputs of an encoder, which this model lacks; give rows of token ids"
                 )
             if start is not None:
                 raise UserError(
-                    f"decoder_start_token_id: wanted a model with an encoder, found none, and {start}; leave it out"
+                    f"decoder_start_token_id: expected a model with an encoder, got none, and {start}; leave it out"
                 )
             return
         if len(read) < len(self.rows):
             raise UserError(
-                f"prompts: wanted the encoder's inputs by name, found token ids; give a dict of {', '.join(names)}"
+                f"prompts: expected the encoder's inputs by name, got token ids; give a dict of {', '.join(names)}"
             )
         check_sources(read, names)
         if start is None and any(row.start is None for row in read):
             raise UserError(
-                f"decoder_start_token_id: wanted the first token of a text, found None; give it, or {START} with the prompts"
+                f"decoder_start_token_id: expected the first token of a text, got None; give it, or {START} with the prompts"
             )
 
     def prompt(self, number: int) -> Ids:
@@ -79,53 +82,55 @@ class Request:
         most = self.decoder.most_rows
         if most is not None and beams > most:
             raise UserError(
-                f"num_beams: wanted at most {most}, the rows that the model takes, found {beams}; build it with --bound b=1:{beams}"
+                f"num_beams: expected at most {most}, the rows that the model takes, got {beams}; build it with --bound b=1:{beams}"
             )
         lengths: dict[int, list[int]] = {}
         for number in range(len(self.rows)):
             lengths.setdefault(len(self.prompt(number)), []).append(number)
         step = len(self.rows) if most is None else most // beams
-        return [np.array(found[at : at + step]) for found in lengths.values() for at in range(0, len(found), step)]
+        return [np.array(rows[at : at + step]) for rows in lengths.values() for at in range(0, len(rows), step)]
 
 
 def read_prompts(prompts: object, mask: object = None) -> tuple[Row, ...]:
     """Return each prompt's tokens without padding, or each source.
 
-    prompts: (b, n) token ids, or a sequence of prompts of any lengths; of an encoder-decoder a mapping (`read_sources`)
-    mask: (b, n), 1 for tokens and 0 for padding before or after
+    Args:
+        prompts: (b, n) token ids, or a sequence of prompts of any lengths; for an encoder-decoder a mapping (`read_sources`).
+        mask: (b, n), 1 for tokens and 0 for padding before or after them.
 
-    Raises: UserError for anything else, a prompt without tokens, or padding between tokens.
+    Raises:
+        UserError: The value is something else, a prompt has no tokens, or padding is between tokens.
     """
     if isinstance(prompts, Mapping):
         return read_sources(prompts, mask)
     if isinstance(prompts, np.ndarray) and prompts.ndim != 2:
         raise UserError(
-            f"prompts: wanted token ids (rows, length), found an array of shape {prompts.shape}; add a dim, or give a list of rows"
+            f"prompts: expected token ids (rows, length), got an array of shape {prompts.shape}; add a dim, or give a list of rows"
         )
     if not isinstance(prompts, (np.ndarray, Sequence)) or isinstance(prompts, (str, bytes)):
         raise UserError(
-            f"prompts: wanted token ids (rows, length) or a list of rows, found a {type(prompts).__name__}; tokenize text first"
+            f"prompts: expected token ids (rows, length) or a list of rows, got a {type(prompts).__name__}; tokenize text first"
         )
-    found = [read_ids("prompts", number, row) for number, row in enumerate(prompts)]
+    rows = [read_ids("prompts", number, row) for number, row in enumerate(prompts)]
     if mask is not None:
-        kept = np.asarray(mask)
-        if not isinstance(prompts, np.ndarray) or kept.shape != prompts.shape or not np.isin(kept, (0, 1)).all():
+        tokens = np.asarray(mask)
+        if not isinstance(prompts, np.ndarray) or tokens.shape != prompts.shape or not np.isin(tokens, (0, 1)).all():
             raise UserError(
-                f"attention_mask: wanted 0 and 1 in the shape of the prompts' array, found {kept.dtype} {kept.shape}; a list of rows "
-                "of their own lengths needs none"
+                f"attention_mask: expected 0 and 1 in the shape of the prompts' array, got {tokens.dtype} {tokens.shape}; a list of rows "
+                "of different lengths needs none"
             )
-        found = [_unpadded(number, row, m) for number, (row, m) in enumerate(zip(found, kept.astype(np.bool_)))]
-    empty = [number for number, row in enumerate(found) if not len(row)]
+        rows = [_unpadded(number, row, m) for number, (row, m) in enumerate(zip(rows, tokens.astype(np.bool_)))]
+    empty = [number for number, row in enumerate(rows) if not len(row)]
     if empty:
-        raise UserError(f"prompts: wanted at least one token in every row, found none in row {empty[0]}; leave it out")
-    return tuple(found)
+        raise UserError(f"prompts: expected at least one token in every row, got none in row {empty[0]}; leave it out")
+    return tuple(rows)
 
 
 def _unpadded(number: int, row: Ids, mask: NDArray[np.bool_]) -> Ids:
     places = np.flatnonzero(mask)
     if len(places) and places[-1] - places[0] + 1 != len(places):
         raise UserError(
-            f"attention_mask: row {number}: wanted padding before or after the tokens, found some between them; take it out"
+            f"attention_mask: row {number}: expected padding before or after the tokens, got some between them; take it out"
         )
     return row[places]
 
@@ -151,20 +156,20 @@ def group_steps(request: Request, numbers: NDArray[np.int64]) -> Iterator[tuple[
         scores = state.logits
         if not plain:
             scores = process_logits(config, history[present, :at], scores, at - n, custom, at + 1 == n + limit)
-        found = draw(scores, [generators[i] for i in present]) if config.do_sample else take_likeliest(scores)
-        history[present, at] = found
-        yield (found if live.all() else np.where(live, history[:, at], config.filler)), live
+        tokens = draw(scores, [generators[i] for i in present]) if config.do_sample else take_likeliest(scores)
+        history[present, at] = tokens
+        yield (tokens if live.all() else np.where(live, history[:, at], config.filler)), live
         if stoppers:
-            live = live.copy()  # the one given is its receiver's
+            live = live.copy()  # the yielded array belongs to its receiver
             for i in np.flatnonzero(live):
                 live[i] = not stoppers[i].put(int(history[i, at]))
             keep = np.flatnonzero(live[present])
             if not len(keep):
                 return
             state.select(keep)
-            present, found = present[keep], found[keep]
+            present, tokens = present[keep], tokens[keep]
         if at + 1 < n + limit:
-            state.extend(found)
+            state.extend(tokens)
 
 
 def _generators(seed: int | None, numbers: NDArray[np.int64]) -> list[np.random.Generator]:
@@ -175,7 +180,7 @@ def _generators(seed: int | None, numbers: NDArray[np.int64]) -> list[np.random.
 def as_result(prompts: Any, added: Sequence[Ids], filler: int, times: int) -> Any:
     """Return the prompts with their added tokens: an array with filler for an array, else a list of rows.
 
-    The prompts of sources are their `decoder_input_ids`, if given, in the form of the sources.
+    The prompts of sources are their `decoder_input_ids`, if prompts_, in the form of the sources.
     """
     if isinstance(prompts, Mapping):
         rows, start = next(v for n, v in prompts.items() if n != START and v is not None), prompts.get(START)
@@ -183,8 +188,8 @@ def as_result(prompts: Any, added: Sequence[Ids], filler: int, times: int) -> An
             start = np.empty((len(rows), 0), np.int64)
         return as_result(np.asarray(start) if isinstance(rows, np.ndarray) else list(start), added, filler, times)
     if not isinstance(prompts, np.ndarray):
-        given = [np.asarray(p, np.int64) for p in prompts for _ in range(times)]
-        return [np.concatenate(pair) for pair in zip(given, added, strict=True)]
+        prompts_ = [np.asarray(p, np.int64) for p in prompts for _ in range(times)]
+        return [np.concatenate(pair) for pair in zip(prompts_, added, strict=True)]
     longest = max((len(r) for r in added), default=0)
     filled = np.full((len(added), longest), filler, np.int64)
     for at, row in zip(filled, added):

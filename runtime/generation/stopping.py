@@ -1,4 +1,7 @@
-"""Ends of a text: tokens, sequences of tokens, words."""
+"""Ends of a text: tokens, sequences of tokens, words.
+
+Tests: `tests/runtime/generation/test_detokenizer.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from relax_tune.runtime.generation.detokenizer import IncrementalDetokenizer, To
 
 @dataclass(frozen=True)
 class StopRules:
-    """The ends of a text that the settings declare. Only added tokens count, not those of the prompt.
+    """The ends of a text that the settings declare. Only added tokens count, not the prompt.
 
     Raises: UserError for stop strings without a tokenizer.
     """
@@ -23,7 +26,7 @@ class StopRules:
     def __post_init__(self) -> None:
         if self.config.stop_strings and self.tokenizer is None:
             raise UserError(
-                "stop_strings: wanted a tokenizer to read the tokens by, found none; give tokenizer=, or stop_sequences of ids"
+                "stop_strings: expected a tokenizer to read the tokens by, got none; give tokenizer=, or stop_sequences of ids"
             )
 
     def ends(self, prompt: Sequence[int], added: Sequence[int]) -> bool:

@@ -1,4 +1,7 @@
-"""The `Library` contract: tuned routines of other authors, called on device buffers."""
+"""The `Library` contract: tuned routines of other authors, called on device buffers.
+
+Tests: `tests/tuner/emit/test_library_packages.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ class Library(Protocol):
     Who binds or launches holds the device's turn. What a library shares between devices, or in the process, it guards itself.
 
     `name` is the part of a routine before the dot; `routines` maps each routine to the names of its int64 scalars, in
-    order. Buffers are those of the step, outputs last. A separate package provides a library as a class that opens
+    order. Buffers are the buffers of the step, outputs last. A separate package provides a library as a class that opens
     without arguments, by an entry point of the group `relax_tune.libraries`.
     """
 

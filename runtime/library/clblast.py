@@ -55,9 +55,9 @@ def _load() -> Any:
             continue
         missing = [function for function in _FUNCTIONS if not hasattr(dll, function)]
         if missing:
-            raise BuildError(f"CLBlast: wanted {', '.join(missing)} in {name}, found no such function; update CLBlast")
+            raise BuildError(f"CLBlast: expected {', '.join(missing)} in {name}, got no such function; update CLBlast")
         return dll
-    raise BuildError(f"CLBlast: wanted the library {_FILES[0]}, found {reasons[0]}; {INSTALL}")
+    raise BuildError(f"CLBlast: expected the library {_FILES[0]}, got {reasons[0]}; {INSTALL}")
 
 
 def _file(dll: Any) -> Path | None:
@@ -123,13 +123,13 @@ class ClBlast:
     def bind(self, routine: str, device: Device, buffers: Sequence[Any], scalars: Sequence[int]) -> Launch:
         sizes = product_sizes("CLBlast", self.routines, routine, buffers, scalars)
         needs = product_bytes(routine, sizes)
-        for which, wanted, buffer in zip("ABC", needs, buffers):
-            if buffer.nbytes < wanted:
-                raise MeasureError(f"{routine}: buffer {which}: wanted {wanted} bytes, found {buffer.nbytes}")
+        for which, nbytes, buffer in zip("ABC", needs, buffers):
+            if buffer.nbytes < nbytes:
+                raise MeasureError(f"{routine}: buffer {which}: expected {nbytes} bytes, got {buffer.nbytes}")
         if 0 in (sizes["batch"], sizes["m"], sizes["n"]):
             return _nothing
         if device.info.kind != "opencl" or device.native(()) is None:
-            raise MeasureError(f"{routine}: wanted an OpenCL device, found {device.info.name}")
+            raise MeasureError(f"{routine}: expected an OpenCL device, got {device.info.name}")
         if sizes["k"] == 0:
             return self._clear(device, buffers[2], sizes)
         _check_counts(routine, sizes, needs)
@@ -160,13 +160,13 @@ class ClBlast:
         def launch() -> None:
             status = call(*given)
             if status:
-                raise MeasureError(f"CLBlast: wanted {name} to succeed, found status {status} (clblast_c.h names it)")
+                raise MeasureError(f"CLBlast: expected {name} to succeed, got status {status} (clblast_c.h names it)")
 
         launch.__dict__["keep"] = tuple(buffers)
         return launch
 
     def _compile(self, device: Device, name: str) -> None:
-        """Compile the kernels of a function, by a product of one element in memory of its own."""
+        """Compile the kernels of a function, by a product of one element in separate memory."""
         known = self._known.setdefault(device, _Known())
         if name in known.compiled:
             return
@@ -247,7 +247,7 @@ def _check_counts(routine: str, sizes: Sizes, needs: Sequence[int]) -> None:
     copies = [sizes["batch"] * size for size in (m * k, k * n, m * n)] if 1 not in (sizes["m"], sizes["n"]) else []
     most = max(*(need // _FLOAT for need in needs), *copies)
     if most > INT32_MAX:
-        raise MeasureError(f"{routine}: wanted at most {INT32_MAX} elements in whole tiles of a matrix, found {most}")
+        raise MeasureError(f"{routine}: expected at most {INT32_MAX} elements in whole tiles of a matrix, got {most}")
 
 
 def _nothing() -> None:

@@ -37,7 +37,7 @@ class CuBlas:
     T: f32; f16 or bf16, operands and result; f16_f32 or bf16_f32, with a result of f32. All sum in f32: f32 is not rounded to TF32,
     and partial sums are not rounded to 16 bits.
 
-    A device has one handle, on its stream, with a workspace that is allocated when the handle is made, so that a call allocates
+    A device has one handle, on its stream, with a workspace that is allocated with it, so that a call allocates
     nothing and can be recorded. Any alignment will do.
     """
 
@@ -63,7 +63,7 @@ class CuBlas:
         gpu = api.on_gpu(routine, device)
         if sizes["k"] == 0:
             sizes, buffers = over_zeros(gpu, sizes, buffers, elements)
-        opened = gpu.held(self, lambda: self._open(gpu), self._close)
+        opened = gpu.state_of(self, lambda: self._open(gpu), self._close)
         a, b, c = gpu.native(buffers)[1]
         one, zero = ctypes.c_float(1), ctypes.c_float(0)
         # What is C by rows is C' by columns, and C' = op(B)' op(A)'.
@@ -118,9 +118,9 @@ def check_buffers(routine: str, sizes: Mapping[str, int], buffers: Sequence[Any]
     """Raise MeasureError if A, B or C is smaller than the sizes require."""
     widths = (elements.operand_bytes, elements.operand_bytes, elements.result_bytes)
     needs = product_bytes(routine, sizes, widths)
-    for which, wanted, buffer in zip("ABC", needs, (*buffers[:2], buffers[-1]), strict=True):
-        if buffer.nbytes < wanted:
-            raise MeasureError(f"{routine}: buffer {which}: wanted {wanted} bytes, found {buffer.nbytes}")
+    for which, nbytes, buffer in zip("ABC", needs, (*buffers[:2], buffers[-1]), strict=True):
+        if buffer.nbytes < nbytes:
+            raise MeasureError(f"{routine}: buffer {which}: expected {nbytes} bytes, got {buffer.nbytes}")
 
 
 def over_zeros(

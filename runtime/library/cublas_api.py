@@ -1,7 +1,9 @@
 """The parts of the C interfaces of cuBLAS and cuBLASLt that `cublas` and `cublaslt` use: search paths, prototypes,
 constants.
 
-Prototypes and numbers are those of cublas_api.h, cublasLt.h and library_types.h of CUDA 12 and 13, which agree in them.
+Prototypes and numbers are from cublas_api.h, cublasLt.h and library_types.h of CUDA 12 and 13, which agree on them.
+
+Tests: `tests/runtime/library/test_cublas.py`.
 """
 
 from __future__ import annotations
@@ -129,10 +131,10 @@ class Functions:
         self._dll = _load(name) if dll is None else dll
         for function, arguments in prototypes.items():
             try:
-                found = getattr(self._dll, function)
+                symbol = getattr(self._dll, function)
             except AttributeError:
-                raise BuildError(f"{name}: wanted the function {function}, found none; update it: {INSTALL}") from None
-            found.restype, found.argtypes = ctypes.c_int, list(arguments)
+                raise BuildError(f"{name}: expected the function {function}, got none; update it: {INSTALL}") from None
+            symbol.restype, symbol.argtypes = ctypes.c_int, list(arguments)
         self.version = ".".join(str(self._property(f"{name}GetProperty", part)) for part in range(3))
 
     def _property(self, function: str, part: int) -> int:
@@ -146,15 +148,15 @@ class Functions:
 
     def raw(self, function: str) -> Callable[..., int]:
         """Return a function that returns its status."""
-        found: Callable[..., int] = getattr(self._dll, function)
-        return found
+        symbol: Callable[..., int] = getattr(self._dll, function)
+        return symbol
 
 
 def check(function: str, status: int) -> None:
     """Raise MeasureError for a status that is not success."""
     if status:
         raise MeasureError(
-            f"cuBLAS: wanted {function} to succeed, found status {status} (cublasStatus_t in cublas_api.h)"
+            f"cuBLAS: expected {function} to succeed, got status {status} (cublasStatus_t in cublas_api.h)"
         )
 
 
@@ -174,11 +176,11 @@ def _load(name: str) -> Any:
             return ctypes.CDLL(f"lib{name}.so.{major}")
         except OSError as error:
             reasons.append(str(error))
-    raise BuildError(f"{name}: wanted the library lib{name}.so.{MAJORS[0]}, found {'; '.join(reasons)}; {INSTALL}")
+    raise BuildError(f"{name}: expected the library lib{name}.so.{MAJORS[0]}, got {'; '.join(reasons)}; {INSTALL}")
 
 
 def on_gpu(routine: str, device: Device) -> CUDADevice:
     """Return the device, which may wrap a CUDA device. Raises MeasureError for a device that the library cannot reach."""
     if device.info.kind != "cuda":
-        raise MeasureError(f"{routine}: wanted a CUDA device, found {device.info.name}")
+        raise MeasureError(f"{routine}: expected a CUDA device, got {device.info.name}")
     return cast(CUDADevice, device)

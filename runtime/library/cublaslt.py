@@ -2,6 +2,8 @@
 
 Written against NVIDIA's headers and tested with a library of the same functions that computes on the processor; it was never run
 on a GPU.
+
+Tests: `tests/runtime/library/test_cublas.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +44,12 @@ class _After:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Opened:
-    """State of one device. workspace: of all its products. algorithms: found for a shape, its layout and alignments."""
+    """State of one device.
+
+    Attributes:
+        workspace: Workspace of all its products.
+        algorithms: Chosen algorithm by shape, layout and alignments.
+    """
 
     handle: ctypes.c_void_p
     workspace: Any
@@ -52,7 +59,7 @@ class _Opened:
 class CuBlasLt:
     """`matmul_T` and `matmul_T_batched`: C = act(op(A) op(B) + residual + bias), row-major, with the types T of `CuBlas`.
 
-    Buffers A, B, an array for the bias and one for the residual in the order of `follows`, C. Scalars: those of
+    Buffers A, B, an array for the bias and one for the residual in the order of `follows`, C. Scalars: the scalars of
     `runtime/library/product`, strides and row lengths in elements; `follows` names the epilogue operations (see
     FOLLOWS), each at most once and an activation last; `stride_d0`, `row_d0`, `column_d0` are the strides of the first
     array, 0 along missing dims, `*_d1` of the second. A bias has only columns, a residual all dims of C; both have
@@ -87,16 +94,16 @@ class CuBlasLt:
         given = [*buffers[:2], buffers[-1]]
         if sizes["k"] == 0:
             sizes, given = over_zeros(gpu, sizes, given, elements)
-        opened = gpu.held(self, lambda: self._open(gpu), self._close)
-        made = gpu.within(routine, lambda: _Product(self._lt, gpu, opened, sizes, given, elements, after))
+        opened = gpu.state_of(self, lambda: self._open(gpu), self._close)
+        product = gpu.within(routine, lambda: _Product(self._lt, gpu, opened, sizes, given, elements, after))
         stream, (workspace,) = gpu.native([opened.workspace])
         call = self._lt.raw("cublasLtMatmul")
-        arguments = (opened.handle, *made.arguments, workspace, WORKSPACE_BYTES, stream)
+        arguments = (opened.handle, *product.arguments, workspace, WORKSPACE_BYTES, stream)
 
         def launch() -> None:
             gpu.within(routine, lambda: api.check("cublasLtMatmul", call(*arguments)))
 
-        launch.__dict__["keep"] = (made, tuple(buffers), tuple(given))
+        launch.__dict__["keep"] = (product, tuple(buffers), tuple(given))
         return launch
 
     def _open(self, device: CUDADevice) -> _Opened:
@@ -125,9 +132,9 @@ class _Product:
         after: _After,
     ) -> None:
         self._lt = lt
-        made: list[tuple[str, ctypes.c_void_p]] = []
-        weakref.finalize(self, _destroy, lt, made).atexit = False
-        self._made = made
+        handles: list[tuple[str, ctypes.c_void_p]] = []
+        weakref.finalize(self, _destroy, lt, handles).atexit = False
+        self._handles = handles
         a, b, c = device.native(buffers)[1]
         (residual,) = device.native([after.residual])[1] if after.residual is not None else (c,)
         (bias,) = device.native([after.bias])[1] if after.bias is not None else (0,)
@@ -168,18 +175,18 @@ class _Product:
     def _make(self, what: str, *arguments: Any) -> ctypes.c_void_p:
         handle = ctypes.c_void_p()
         self._lt(f"{what}Create", ctypes.byref(handle), *arguments)
-        self._made.append((f"{what}Destroy", handle))
+        self._handles.append((f"{what}Destroy", handle))
         return handle
 
     def _set(self, what: str, handle: ctypes.c_void_p, attribute: int, value: Any) -> None:
         self._lt(f"{what}SetAttribute", handle, attribute, ctypes.byref(value), ctypes.sizeof(value))
 
     def _layout(self, kind: int, rows: int, columns: int, lead: int, batch: int, stride: int) -> ctypes.c_void_p:
-        found = self._make("cublasLtMatrixLayout", kind, rows, columns, lead)
+        layout = self._make("cublasLtMatrixLayout", kind, rows, columns, lead)
         if batch > 1:
-            self._set("cublasLtMatrixLayout", found, api.LAYOUT_BATCH_COUNT, ctypes.c_int32(batch))
-            self._set("cublasLtMatrixLayout", found, api.LAYOUT_BATCH_OFFSET, ctypes.c_int64(stride))
-        return found
+            self._set("cublasLtMatrixLayout", layout, api.LAYOUT_BATCH_COUNT, ctypes.c_int32(batch))
+            self._set("cublasLtMatrixLayout", layout, api.LAYOUT_BATCH_OFFSET, ctypes.c_int64(stride))
+        return layout
 
     def _choose(
         self,
@@ -190,12 +197,12 @@ class _Product:
     ) -> api.Algorithm:
         wish = self._make("cublasLtMatmulPreference")
         reductions = api.REDUCE_IN_PLACE | api.REDUCE_IN_COMPUTE_TYPE
-        wanted = [
+        attributes = [
             (api.PREFER_WORKSPACE, ctypes.c_size_t(WORKSPACE_BYTES)),
             (api.PREFER_REDUCTIONS, ctypes.c_uint32(reductions)),
             *((x, ctypes.c_uint32(bytes_)) for x, bytes_ in zip(api.PREFER_ALIGNMENTS, aligned, strict=True)),
         ]
-        for attribute, value in wanted:
+        for attribute, value in attributes:
             self._set("cublasLtMatmulPreference", wish, attribute, value)
         best, count = api.Heuristic(), ctypes.c_int()
         status = self._lt.raw("cublasLtMatmulAlgoGetHeuristic")(
@@ -203,14 +210,14 @@ class _Product:
         )
         if status == api.STATUS_NOT_SUPPORTED or (status == 0 and (count.value < 1 or best.state)):
             raise MeasureError(
-                "cuBLASLt: wanted an algorithm for a product, found none for its layout and what follows"
+                "cuBLASLt: expected an algorithm for a product, got none for its layout and what follows"
             )
         api.check("cublasLtMatmulAlgoGetHeuristic", status)
         return api.Algorithm.from_buffer_copy(best.algorithm)
 
 
-def _destroy(lt: api.Functions, made: Sequence[tuple[str, ctypes.c_void_p]]) -> None:
-    for function, handle in reversed(made):
+def _destroy(lt: api.Functions, handles: Sequence[tuple[str, ctypes.c_void_p]]) -> None:
+    for function, handle in reversed(handles):
         lt.raw(function)(handle)
 
 
@@ -228,19 +235,19 @@ def _after(routine: str, sizes: Sizes, buffers: Sequence[Any], elements: api.Ele
     while code:
         code, place = divmod(code, 16)
         if not 1 <= place <= len(FOLLOWS):
-            raise ArtifactError(f"{routine}: scalar follows: wanted places 1..{len(FOLLOWS)}, found {place}")
+            raise ArtifactError(f"{routine}: scalar follows: expected places 1..{len(FOLLOWS)}, got {place}")
         names.append(FOLLOWS[place - 1])
     arrays = [x for x in names if x in WITH_ARRAY]
     if len(set(arrays)) < len(arrays) or names[: len(arrays)] != arrays or len(names) > len(arrays) + 1:
         raise ArtifactError(
-            f"{routine}: scalar follows: wanted a bias and a residual once each, then at most one activation, found "
+            f"{routine}: scalar follows: expected a bias and a residual once each, then at most one activation, got "
             f"{', '.join(names)}"
         )
     if len(buffers) != 3 + len(arrays):
         raise ArtifactError(
-            f"{routine}: wanted {3 + len(arrays)} buffers for {', '.join(names) or 'a product alone'}, found {len(buffers)}"
+            f"{routine}: expected {3 + len(arrays)} buffers for {', '.join(names) or 'a plain product'}, got {len(buffers)}"
         )
-    found: dict[str, Any] = {"activation": (*names, "")[len(arrays)]}
+    arguments: dict[str, Any] = {"activation": (*names, "")[len(arrays)]}
     batch, m, n = (sizes[x] for x in ("batch", "m", "n"))
     for i, name in enumerate(arrays):
         stride, row, column = (sizes[f"{what}_d{i}"] for what in ("stride", "row", "column"))
@@ -251,16 +258,16 @@ def _after(routine: str, sizes: Sizes, buffers: Sequence[Any], elements: api.Ele
             or (batch > 1 and not whole and stride != 0)
         ):
             raise MeasureError(
-                f"{routine}: {name}: wanted rows of {n} elements in order{'' if whole else ', one for all'}, found strides "
+                f"{routine}: {name}: expected rows of {n} elements in order{'' if whole else ', one for all'}, got strides "
                 f"{(stride, row, column)}"
             )
-        wanted = elements.result_bytes * (1 + (n - 1) + whole * ((m - 1) * row + (batch - 1) * stride))
-        if 0 not in (batch, m, n) and buffers[2 + i].nbytes < wanted:
-            raise MeasureError(f"{routine}: {name}: wanted {wanted} bytes, found {buffers[2 + i].nbytes}")
-        found[name] = buffers[2 + i]
+        nbytes = elements.result_bytes * (1 + (n - 1) + whole * ((m - 1) * row + (batch - 1) * stride))
+        if 0 not in (batch, m, n) and buffers[2 + i].nbytes < nbytes:
+            raise MeasureError(f"{routine}: {name}: expected {nbytes} bytes, got {buffers[2 + i].nbytes}")
+        arguments[name] = buffers[2 + i]
         if whole:
-            found |= {"row": max(row, n), "stride": stride}
-    return _After(**found)
+            arguments |= {"row": max(row, n), "stride": stride}
+    return _After(**arguments)
 
 
 def _nothing() -> None:

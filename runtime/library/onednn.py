@@ -40,8 +40,8 @@ class OneDnn:
     own. These routines read plain weights, which the library packs in each call. `matmul_packed` reads weights that `pack`
     wrote (buffers B, packed B) in the library's layout for (k, n) on this machine. Both refuse too small a packed buffer.
 
-    Threads: the wheel runs on libgomp, as the C device's kernels do, so they share one team. The first call of a size
-    compiles a kernel; the library caches some of them.
+    Threads: the wheel runs on libgomp's, which soon sleep when idle and leave the processors to the threads of kernels. The first
+    call of a size compiles a kernel; the library caches some of them.
     """
 
     name = "onednn"
@@ -62,14 +62,14 @@ class OneDnn:
     def bind(self, routine: str, device: Device, buffers: Sequence[Any], scalars: Sequence[int]) -> Launch:
         names = self.routines.get(routine)
         if names is None:
-            raise ArtifactError(f"oneDNN: wanted one of {', '.join(self.routines)}, found {routine}")
+            raise ArtifactError(f"oneDNN: expected one of {', '.join(self.routines)}, got {routine}")
         if len(scalars) != len(names):
-            raise ArtifactError(f"{routine}: wanted the scalars {', '.join(names)}, found {len(scalars)} scalars")
+            raise ArtifactError(f"{routine}: expected the scalars {', '.join(names)}, got {len(scalars)} scalars")
         sizes = {"batch": 1, "trans_b": 0, "stride_a": 0, "stride_b": 0, "stride_c": 0}
         sizes |= dict(zip(names, (int(value) for value in scalars)))
         for name, value in sizes.items():
             if not 0 <= value <= _LIMIT:
-                raise MeasureError(f"{routine}: scalar {name}: wanted 0..{_LIMIT}, found {value}")
+                raise MeasureError(f"{routine}: scalar {name}: expected 0..{_LIMIT}, got {value}")
         function = (
             self._packing(routine, sizes, buffers)
             if routine == "onednn.pack"
@@ -79,13 +79,13 @@ class OneDnn:
             return _nothing
         launch = device.bind_host(function, buffers)
         if launch is None:
-            raise MeasureError(f"{routine}: wanted a device that shares memory with the host, found {device.info.name}")
+            raise MeasureError(f"{routine}: expected a device that shares memory with the host, got {device.info.name}")
         return launch
 
     def _product(self, routine: str, sizes: dict[str, int], buffers: Sequence[Any]) -> Callable[[Views], None] | None:
         follows = _decoded(routine, sizes["follows"])
         arrays = sum(name in TWO_SIDED for name in follows)
-        _check_count(routine, buffers, 3 + arrays, f"for {', '.join(follows) or 'a product alone'}")
+        _check_count(routine, buffers, 3 + arrays, f"for {', '.join(follows) or 'a plain product'}")
         if 0 in (sizes["batch"], sizes["m"], sizes["n"]):
             return None
         packed = "ldb" not in sizes
@@ -106,12 +106,12 @@ class OneDnn:
         # run one matrix at a time.
         whole = (sizes["batch"], sizes["m"], sizes["n"])
         shared = places[0][0][0] == 1 or places[1][0][0] == 1 or any(dims != whole for dims, _ in places[2:])
-        apart = sizes["batch"] > 1 and shared
+        separate = sizes["batch"] > 1 and shared
         steps = [0 if dims[0] == 1 else strides[0] * FLOAT for dims, strides in places]
-        if apart:
+        if separate:
             places = [((1, *dims[1:]), strides) for dims, strides in places]
         product = MatmulPrimitive(self._engine, places, follows, layout)
-        return partial(_run, product, routine, needs, zeros, steps if apart else None, sizes["batch"])
+        return partial(_run, product, routine, needs, zeros, steps if separate else None, sizes["batch"])
 
     def _packing(self, routine: str, sizes: dict[str, int], buffers: Sequence[Any]) -> Callable[[Views], None] | None:
         _check_count(routine, buffers, 2, "for weights")
@@ -124,21 +124,21 @@ class OneDnn:
         )
 
 
-def _check_count(routine: str, buffers: Sequence[Any], wanted: int, what: str) -> None:
-    if len(buffers) != wanted:
-        raise ArtifactError(f"{routine}: wanted {wanted} buffers {what}, found {len(buffers)}")
+def _check_count(routine: str, buffers: Sequence[Any], expected: int, what: str) -> None:
+    if len(buffers) != expected:
+        raise ArtifactError(f"{routine}: expected {expected} buffers {what}, got {len(buffers)}")
 
 
 def _decoded(routine: str, code: int) -> tuple[str, ...]:
-    found = []
+    names = []
     while code:
         place, code = code % 16, code // 16
         if not 1 <= place <= len(FOLLOWS):
-            raise ArtifactError(f"{routine}: scalar follows: wanted places 1..{len(FOLLOWS)}, found {place}")
-        found.append(FOLLOWS[place - 1])
-    if sum(name in TWO_SIDED for name in found) > OPERANDS:
-        raise ArtifactError(f"{routine}: scalar follows: wanted at most {OPERANDS} arrays, found {', '.join(found)}")
-    return tuple(found)
+            raise ArtifactError(f"{routine}: scalar follows: expected places 1..{len(FOLLOWS)}, got {place}")
+        names.append(FOLLOWS[place - 1])
+    if sum(name in TWO_SIDED for name in names) > OPERANDS:
+        raise ArtifactError(f"{routine}: scalar follows: expected at most {OPERANDS} arrays, got {', '.join(names)}")
+    return tuple(names)
 
 
 def _places(routine: str, sizes: Mapping[str, int], arrays: int) -> list[Place]:
@@ -146,18 +146,18 @@ def _places(routine: str, sizes: Mapping[str, int], arrays: int) -> list[Place]:
     batch, m, n, k = (sizes[x] for x in ("batch", "m", "n", "k"))
 
     matrix = partial(_matrix, routine, sizes)
-    found = [matrix("a", m, k, sizes["trans_a"]), matrix("b", k, n, sizes["trans_b"])]
+    matrices = [matrix("a", m, k, sizes["trans_a"]), matrix("b", k, n, sizes["trans_b"])]
     for i in range(arrays):
         strides = (sizes[f"stride_d{i}"], sizes[f"row_d{i}"], sizes[f"column_d{i}"])
         dims = tuple(d if s else 1 for d, s in zip((batch, m, n), strides))
-        found.append(_tidy((dims[0], dims[1], dims[2]), strides))
-    return [*found, matrix("c", m, n, 0)]
+        matrices.append(_tidy((dims[0], dims[1], dims[2]), strides))
+    return [*matrices, matrix("c", m, n, 0)]
 
 
 def _matrix(routine: str, sizes: Mapping[str, int], which: str, rows: int, columns: int, transposed: int) -> Place:
     lead, width = sizes[f"ld{which}"], rows if transposed else columns
     if lead < width and (columns if transposed else rows) > 1:
-        raise MeasureError(f"{routine}: scalar ld{which}: wanted at least {width}, found {lead}")
+        raise MeasureError(f"{routine}: scalar ld{which}: expected at least {width}, got {lead}")
     stride = sizes[f"stride_{which}"]
     dims = 1 if stride == 0 and which != "c" else sizes["batch"], rows, columns
     return _tidy(dims, (stride, 1, lead) if transposed else (stride, lead, 1))
@@ -188,17 +188,17 @@ def _run(
     views: Views,
 ) -> None:
     """Run a primitive. steps: bytes between matrices, if the product is of one matrix at a time"""
-    for at, (wanted, view) in enumerate(zip(needs, views, strict=True)):
-        if view.nbytes < wanted:
-            raise MeasureError(f"{routine}: buffer {at}: wanted {wanted} bytes, found {view.nbytes}")
-    found = [int(view.__array_interface__["data"][0]) for view in views]
+    for at, (nbytes, view) in enumerate(zip(needs, views, strict=True)):
+        if view.nbytes < nbytes:
+            raise MeasureError(f"{routine}: buffer {at}: expected {nbytes} bytes, got {view.nbytes}")
+    addresses = [int(view.__array_interface__["data"][0]) for view in views]
     if zeros is not None:
-        found[:2] = [int(zeros.__array_interface__["data"][0])] * 2
+        addresses[:2] = [int(zeros.__array_interface__["data"][0])] * 2
     if steps is None:
-        primitive.run(tuple(found))
+        primitive.run(tuple(addresses))
         return
     for i in range(batch):
-        primitive.run(tuple(at + i * step for at, step in zip(found, steps)))
+        primitive.run(tuple(at + i * step for at, step in zip(addresses, steps)))
 
 
 def _nothing() -> None:

@@ -1,10 +1,15 @@
-"""The part of oneDNN's C interface that `onednn` uses: memory descriptors, and two primitives made for their sizes."""
+"""The part of oneDNN's C interface that `onednn` uses: memory descriptors, and two primitives for fixed sizes.
+
+Tests: `tests/runtime/library/test_onednn.py`.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
@@ -12,6 +17,8 @@ from typing import Any
 from relax_tune.errors import BuildError, MeasureError
 
 PACKAGE = "onednn-cpu-gomp"
+_SPINS = "500"
+"""Looks of an idle libgomp thread for work before it sleeps: some 10 microseconds."""
 TWO_SIDED: Mapping[str, int] = {"add": 0x1FFF0, "mul": 0x1FFF1}
 ONE_SIDED: Mapping[str, tuple[int, float]] = {  # kind and alpha
     "relu": (32, 0.0),
@@ -49,15 +56,33 @@ def _load() -> Any:
         files = distribution(PACKAGE).files or ()
     except PackageNotFoundError:
         raise BuildError(
-            f"oneDNN: wanted the package {PACKAGE}, found none; pip install 'relax-tune[onednn]'"
+            f"oneDNN: expected the package {PACKAGE}, got none; pip install 'relax-tune[onednn]'"
         ) from None
     for file in files:
         if file.name == "libdnnl.so.3":
             try:
-                return ctypes.CDLL(str(file.locate()))
+                with _short_spins():
+                    return ctypes.CDLL(str(file.locate()))
             except OSError as error:
-                raise BuildError(f"oneDNN: wanted {file.name} to load, found {error}; reinstall {PACKAGE}") from None
-    raise BuildError(f"oneDNN: wanted libdnnl.so.3 in the package {PACKAGE}, found none; reinstall it")
+                raise BuildError(f"oneDNN: expected {file.name} to load, got {error}; reinstall {PACKAGE}") from None
+    raise BuildError(f"oneDNN: expected libdnnl.so.3 in the package {PACKAGE}, got none; reinstall it")
+
+
+@contextmanager
+def _short_spins() -> Iterator[None]:
+    """Limit how long idle threads of libgomp spin, which reads this when it is loaded.
+
+    By default they spin for milliseconds after each product and keep the threads of kernels off their processors. Nothing changes where
+    the user chose, or where somebody else has loaded libgomp.
+    """
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}.isdisjoint(os.environ):
+        yield
+        return
+    os.environ["GOMP_SPINCOUNT"] = _SPINS
+    try:
+        yield
+    finally:
+        del os.environ["GOMP_SPINCOUNT"]
 
 
 class Engine:
@@ -72,7 +97,7 @@ class Engine:
         self._dll.dnnl_memory_desc_get_size.restype = ctypes.c_size_t
         version = self._dll.dnnl_version().contents
         if version.major != 3:
-            raise BuildError(f"oneDNN: wanted version 3, found {version.major}; pip install 'relax-tune[onednn]'")
+            raise BuildError(f"oneDNN: expected version 3, got {version.major}; pip install 'relax-tune[onednn]'")
         self.version = f"{version.major}.{version.minor}.{version.patch} {version.hash.decode(errors='replace')[:12]}"
         self.isa = int(self._dll.dnnl_get_effective_cpu_isa())
         self.handle, self.stream = ctypes.c_void_p(), ctypes.c_void_p()
@@ -84,7 +109,7 @@ class Engine:
         """Call a function of the library. Raises MeasureError with its status on failure."""
         status = self.status(name, *arguments)
         if status:
-            raise MeasureError(f"oneDNN: wanted dnnl_{name} to succeed, found status {status}")
+            raise MeasureError(f"oneDNN: expected dnnl_{name} to succeed, got status {status}")
 
     def status(self, name: str, *arguments: Any) -> Any:
         """Call a function of the library and return its status."""
@@ -109,7 +134,7 @@ class _Handles:
         self._free: list[tuple[str, ctypes.c_void_p]] = []
         weakref.finalize(self, _release, engine, self._free)
 
-    def _made(self, what: str, *arguments: Any, create: str = "create") -> ctypes.c_void_p:
+    def _create(self, what: str, *arguments: Any, create: str = "create") -> ctypes.c_void_p:
         handle = ctypes.c_void_p()
         self._engine.call(f"{what}_{create}", ctypes.byref(handle), *arguments)
         self._free.append((f"{what}_destroy", handle))
@@ -124,7 +149,7 @@ class _Handles:
 
     def _descriptor(self, dims: Sequence[int], strides: Sequence[int]) -> ctypes.c_void_p:
         numbers = [(ctypes.c_int64 * 12)(*x) for x in (dims, strides)]
-        return self._made("memory_desc", len(dims), numbers[0], _F32, numbers[1], create="create_with_strides")
+        return self._create("memory_desc", len(dims), numbers[0], _F32, numbers[1], create="create_with_strides")
 
 
 class WeightLayout(_Handles):
@@ -134,11 +159,11 @@ class WeightLayout(_Handles):
         super().__init__(engine)
         rows = _LAYOUT_ROWS
         dims = (ctypes.c_int64 * 12)(k, n)
-        free = self._made("memory_desc", 2, dims, _F32, _ANY_LAYOUT, create="create_with_tag")
+        free = self._create("memory_desc", 2, dims, _F32, _ANY_LAYOUT, create="create_with_tag")
         a, c = self._descriptor((rows, k), (k, 1)), self._descriptor((rows, n), (n, 1))
-        made = self._described("matmul", engine.handle, a, free, None, c, None)
+        description = self._described("matmul", engine.handle, a, free, None, c, None)
         # lives as long as the description
-        self.descriptor = ctypes.c_void_p(engine.status("primitive_desc_query_md", made, _WEIGHTS_LAYOUT, 0))
+        self.descriptor = ctypes.c_void_p(engine.status("primitive_desc_query_md", description, _WEIGHTS_LAYOUT, 0))
         self.nbytes = int(engine.status("memory_desc_get_size", self.descriptor))
 
 
@@ -147,8 +172,8 @@ class _Primitive(_Handles):
 
     def _bind(self, described: ctypes.c_void_p, kinds: Sequence[int], descriptors: Sequence[ctypes.c_void_p]) -> None:
         engine = self._engine
-        primitive = self._made("primitive", described)
-        self._memories = [self._made("memory", d, engine.handle, None) for d in descriptors]
+        primitive = self._create("primitive", described)
+        self._memories = [self._create("memory", d, engine.handle, None) for d in descriptors]
         arguments = (_Argument * len(kinds))(*(_Argument(w, x.value) for w, x in zip(kinds, self._memories)))
         self._execute = engine.execution(primitive, arguments)
         self._at: tuple[int, ...] = ()
@@ -160,11 +185,11 @@ class _Primitive(_Handles):
             self._at = addresses
         status = self._execute()
         if status:
-            raise MeasureError(f"oneDNN: wanted a primitive to run, found status {status}")
+            raise MeasureError(f"oneDNN: expected a primitive to run, got status {status}")
 
 
 class MatmulPrimitive(_Primitive):
-    """A matrix product made for its sizes; `run` takes the addresses of A, B, the arrays of `follows`, and C.
+    """A matrix product of fixed sizes; `run` takes the addresses of A, B, the arrays of `follows`, and C.
 
     layout: layout of B, if its place does not define it
     """
@@ -195,7 +220,7 @@ class MatmulPrimitive(_Primitive):
     ) -> ctypes.c_void_p | None:
         if not follows:
             return None
-        operations, given = self._made("post_ops"), iter(arrays)
+        operations, given = self._create("post_ops"), iter(arrays)
         for at, name in enumerate(follows):
             if name in TWO_SIDED:
                 self._engine.call("post_ops_append_binary", operations, TWO_SIDED[name], next(given))
@@ -204,7 +229,7 @@ class MatmulPrimitive(_Primitive):
                 kind, alpha = ONE_SIDED[name]
                 numbers = ctypes.c_float(alpha), ctypes.c_float(0.0)
                 self._engine.call("post_ops_append_eltwise", operations, kind, *numbers)
-        attributes = self._made("primitive_attr")
+        attributes = self._create("primitive_attr")
         self._engine.call("primitive_attr_set_post_ops", attributes, operations)
         return attributes
 
@@ -216,8 +241,8 @@ class WeightPacking(_Primitive):
         super().__init__(engine)
         self._layout = layout
         source = self._descriptor(place[0][1:], place[1][1:])
-        made = self._described("reorder", source, engine.handle, layout.descriptor, engine.handle, None)
-        self._bind(made, (_SOURCE, _RESULT), (source, layout.descriptor))
+        description = self._described("reorder", source, engine.handle, layout.descriptor, engine.handle, None)
+        self._bind(description, (_SOURCE, _RESULT), (source, layout.descriptor))
 
 
 def _release(engine: Engine, handles: list[tuple[str, ctypes.c_void_p]]) -> None:

@@ -1,4 +1,7 @@
-"""OpenBLAS through the `scipy-openblas32` wheel (extra `openblas`): single-precision matrix products."""
+"""OpenBLAS through the `scipy-openblas32` wheel (extra `openblas`): single-precision matrix products.
+
+Tests: `tests/runtime/library/test_library.py`.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +28,49 @@ _FLOAT = 4
 
 Views = list[NDArray[Any]]
 
-# Runs OpenBLAS's jobs on libgomp's team. Every job must have a thread of its own, because jobs wait for one another;
-# `team` returns the number of threads that a region gets.
-_TEAM_SOURCE = """#include <stddef.h>
-#include <stdint.h>
-#include <omp.h>
-void relax_tune_blas_team(int32_t* restrict size, int64_t wanted) {
-  #pragma omp parallel num_threads((int)wanted)
-  {
-    #pragma omp single
-    *size = omp_get_num_threads();
+# Products in pieces, which OpenBLAS computes on one thread each: pieces of the longer side of C, in blocks of its micro-kernel.
+_PIECES = """#include <stdint.h>
+enum { ROW_MAJOR = 101, TRANSPOSED = 112, ROWS = 8, COLUMNS = 16, OF_EACH_THREAD = 4 };
+typedef void gemm(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
+int relax_tune_team_size(void);
+struct product {
+  gemm *call;
+  int64_t ta, tb, m, n, k, lda, ldb, ldc, sa, sb, sc, pieces;
+  const float *a, *b;
+  float *c;
+};
+static void compute_pieces(const void *data, int64_t from, int64_t to) {
+  const struct product *p = (const struct product *)data;
+  const int by_rows = p->m > p->n;
+  const int64_t length = by_rows ? p->m : p->n, block = by_rows ? ROWS : COLUMNS, blocks = (length + block - 1) / block;
+  for (int64_t at = from; at < to; ++at) {
+    const int64_t matrix = at / p->pieces, piece = at % p->pieces;
+    const int64_t low = blocks * piece / p->pieces * block, above = blocks * (piece + 1) / p->pieces * block;
+    const int64_t high = above < length ? above : length;
+    const float *a = p->a + matrix * p->sa, *b = p->b + matrix * p->sb;
+    float *c = p->c + matrix * p->sc;
+    int64_t m = p->m, n = p->n;
+    if (low >= high) continue;
+    if (by_rows) {
+      m = high - low, a += p->ta == TRANSPOSED ? low : low * p->lda, c += low * p->ldc;
+    } else {
+      n = high - low, b += p->tb == TRANSPOSED ? low * p->ldb : low, c += low;
+    }
+    p->call(ROW_MAJOR, (int)p->ta, (int)p->tb, (int)m, (int)n, (int)p->k, 1.0f, a, (int)p->lda, b, (int)p->ldb, 0.0f, c, (int)p->ldc);
   }
 }
-void relax_tune_blas_jobs(int sync, void (*job)(int, void*, int), int jobs, size_t bytes, void* data, int argument) {
-  (void)sync;
-  #pragma omp parallel for schedule(static, 1) num_threads(jobs)
-  for (int i = 0; i < jobs; ++i) job(i, (char*)data + bytes * (size_t)i, argument);
+void relax_tune_blas(const float *a, const float *b, float *c, gemm *call, const int64_t *s) {
+  const int64_t batch = s[0], expected = OF_EACH_THREAD * (int64_t)relax_tune_team_size();
+  const int64_t pieces = batch < expected ? (expected + batch - 1) / batch : 1;
+  const struct product p = {call, s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s[10], s[11], pieces, a, b, c};
+  RT_PARALLEL_FOR(compute_pieces, &p, batch * pieces, 0, (double)batch * p.m * p.n * p.k >= 50000.0);
 }
 """
+_SCALARS = ("batch", "trans_a", "trans_b", "m", "n", "k", "lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c")
 
 
 _TEAM = SleepingTeam()
-_PROCESS = threading.RLock()  # held while OpenBLAS computes, or is told whose threads to use: both are the process's
+_PROCESS = threading.RLock()  # taken while OpenBLAS computes or its threads are chosen: both are global to the process
 
 
 def _load() -> Any:
@@ -54,13 +78,13 @@ def _load() -> Any:
         import scipy_openblas32
     except ImportError as error:
         raise BuildError(
-            f"OpenBLAS: wanted the package scipy-openblas32, found {error}; pip install 'relax-tune[openblas]'"
+            f"OpenBLAS: expected the package scipy-openblas32, got {error}; pip install 'relax-tune[openblas]'"
         ) from None
     folder = Path(scipy_openblas32.get_lib_dir())
     for path in sorted(folder.glob("*scipy_openblas*")):
         if path.suffix in (".so", ".dylib", ".dll"):
             return ctypes.CDLL(str(path))
-    raise BuildError(f"OpenBLAS: wanted a shared library in {folder}, found none; reinstall scipy-openblas32")
+    raise BuildError(f"OpenBLAS: expected a shared library in {folder}, got none; reinstall scipy-openblas32")
 
 
 class OpenBlas:
@@ -69,15 +93,17 @@ class OpenBlas:
     Buffers A, B, C. op(A) is (m, k), op(B) (k, n), C (m, n); `ld*` are the row lengths in memory, in floats; in the
     batched form `stride_*` is the distance between matrices, in floats.
 
-    Threads: two pools that both spin while idle take the processors from each other (a product followed by an OpenMP
-    kernel was seen 100 times slower on two busy cores). So on the C device OpenBLAS runs its jobs on libgomp's threads,
-    through its threads callback, and its own pool stays asleep. On an OpenCL device its jobs run on threads that sleep
-    while idle (`thread_pool.SleepingTeam`). The choice is the process's; each launch makes it its own device's. Products of several
-    threads take turns.
+    Threads: two pools that both spin while idle take the processors from each other. So on the C device the threads of the kernels
+    compute products in pieces, and OpenBLAS has no threads; on a busy machine, late threads then lose pieces to other threads.
+    On an OpenCL device its jobs run on threads that sleep while idle (`thread_pool.SleepingTeam`). The choice is the process's; each
+    launch makes it its own device's. Products of several threads take turns.
     """
 
     name = "openblas"
-    _shared_with: ClassVar[str] = ""  # the kind of device whose threads OpenBLAS uses; one per process, like its pool
+    _shared_with: ClassVar[str] = (
+        ""  # the kind of device whose threads compute products; one per process, like OpenBLAS's pool
+    )
+    _in_pieces: ClassVar[Any] = None  # the function of the C device that computes products in pieces
     routines: dict[str, tuple[str, ...]] = {  # noqa: RUF012 - the Protocol declares an instance attribute
         "openblas.sgemm": PLAIN,
         "openblas.sgemm_batched": BATCHED,
@@ -86,8 +112,6 @@ class OpenBlas:
     def __init__(self, threads: int | None = None) -> None:
         self._dll = _load()
         self.threads = threads or host.worker_threads()
-        with _PROCESS:
-            self._symbol("openblas_set_num_threads")(ctypes.c_int(self.threads))
         self._gemm = self._symbol("cblas_sgemm")
         self._gemm.restype = None
         try:
@@ -101,7 +125,7 @@ class OpenBlas:
             function = getattr(self._dll, prefix + name, None)
             if function is not None:
                 return function
-        raise BuildError(f"OpenBLAS: wanted the function {name}, found none in the wheel; update scipy-openblas32")
+        raise BuildError(f"OpenBLAS: expected the function {name}, got none in the wheel; update scipy-openblas32")
 
     def fingerprint(self) -> tuple[tuple[str, str], ...]:
         texts = {}
@@ -124,43 +148,35 @@ class OpenBlas:
             function = self._multiply(routine, sizes, needs, device)
         launch = device.bind_host(function, buffers)
         if launch is None:
-            raise MeasureError(f"{routine}: wanted a device that shares memory with the host, found {device.info.name}")
+            raise MeasureError(f"{routine}: expected a device that shares memory with the host, got {device.info.name}")
         return launch
 
     def _share_threads(self, device: Device) -> None:
-        """Let OpenBLAS's jobs run on the threads this device uses. Its caller holds the process's lock."""
-        if OpenBlas._shared_with == device.info.kind:
+        """Let the threads that this device uses compute products. Its caller holds the process's lock."""
+        kind = device.info.kind
+        if OpenBlas._shared_with == kind:
             return
-        register = getattr(self._dll, _PREFIX + "openblas_set_threads_callback_function", None)
-        threads = self.threads
-        if register is not None and device.info.kind == "c":
-            names = ("relax_tune_blas_team", "relax_tune_blas_jobs")
-            sources = [KernelSource(names[0], "c", _TEAM_SOURCE), KernelSource(names[1], "c", "")]
-            handles = device.compile(sources)
-            size = device.alloc(4)
-            device.bind(handles[names[0]], [size], [threads], (), ())()
-            threads = int(device.download(size, np.dtype(np.int32), (1,))[0])
-            device.free(size)
-            register(ctypes.cast(handles[names[1]], ctypes.c_void_p))
-        elif register is not None:
-            register(ctypes.cast(_TEAM.callback, ctypes.c_void_p))
-        self._symbol("openblas_set_num_threads")(ctypes.c_int(threads))
-        OpenBlas._shared_with = device.info.kind
+        if kind != "c":
+            register = getattr(self._dll, _PREFIX + "openblas_set_threads_callback_function", None)
+            if register is not None:
+                register(ctypes.cast(_TEAM.callback, ctypes.c_void_p))
+        self._symbol("openblas_set_num_threads")(ctypes.c_int(1 if kind == "c" else self.threads))
+        OpenBlas._shared_with = kind
 
     def _multiply(
         self, routine: str, sizes: dict[str, int], needs: tuple[int, int, int], device: Device
     ) -> Callable[[Views], None]:
-        make = partial(self._calls, sizes)
         kind = device.info.kind
+        make = partial(self._pieces, device, sizes) if kind == "c" else partial(self._calls, sizes)
         known: list[int] = []
         calls: list[Callable[[], object]] = []
 
         def multiply(views: Views) -> None:
             nonlocal known, calls
             _check_views(routine, needs, views)
-            found = [int(view.__array_interface__["data"][0]) for view in views]
-            if found != known:
-                calls, known = make(found), found
+            addresses = [int(view.__array_interface__["data"][0]) for view in views]
+            if addresses != known:
+                calls, known = make(addresses), addresses
             with _PROCESS:
                 if OpenBlas._shared_with != kind:
                     self._share_threads(device)
@@ -168,6 +184,15 @@ class OpenBlas:
                     call()
 
         return multiply
+
+    def _pieces(self, device: Device, sizes: dict[str, int], addresses: Sequence[int]) -> list[Callable[[], object]]:
+        """Return the call that computes a product in pieces on the threads of the C device."""
+        if OpenBlas._in_pieces is None:
+            OpenBlas._in_pieces = device.compile([KernelSource("relax_tune_blas", "c", _PIECES)])["relax_tune_blas"]
+        flags = {name: _TRANSPOSED if sizes[name] else _PLAIN for name in ("trans_a", "trans_b")}
+        values = (ctypes.c_int64 * len(_SCALARS))(*({**sizes, **flags}[name] for name in _SCALARS))
+        pointers = [ctypes.c_void_p(address) for address in addresses]
+        return [partial(OpenBlas._in_pieces, *pointers, ctypes.cast(self._gemm, ctypes.c_void_p), values)]
 
     def _calls(self, sizes: dict[str, int], addresses: Sequence[int]) -> list[Callable[[], object]]:
         c_int, pointer = ctypes.c_int, ctypes.c_void_p
@@ -196,9 +221,9 @@ def _nothing() -> None:
 
 
 def _check_views(routine: str, needs: Sequence[int], views: Views) -> None:
-    for which, wanted, view in zip("ABC", needs, views):
-        if view.nbytes < wanted:
-            raise MeasureError(f"{routine}: buffer {which}: wanted {wanted} bytes, found {view.nbytes}")
+    for which, nbytes, view in zip("ABC", needs, views):
+        if view.nbytes < nbytes:
+            raise MeasureError(f"{routine}: buffer {which}: expected {nbytes} bytes, got {view.nbytes}")
 
 
 def _clear(routine: str, sizes: dict[str, int], needs: Sequence[int], views: Views) -> None:

@@ -1,12 +1,14 @@
-"""The registry of libraries: built-in ones, and ones from entry points of installed packages."""
+"""Registry of libraries: the built-in ones and the plug-ins of installed distributions.
+
+Tests: `tests/tuner/emit/test_library_packages.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
-from typing import Any
+from collections.abc import Mapping
 
 from relax_tune.errors import ArtifactError, BuildError
+from relax_tune.plugins import Plugin, load_plugins
 from relax_tune.runtime.library import clblast, cublas_api
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.clblast import ClBlast
@@ -30,25 +32,24 @@ OURS: Mapping[type[Library], str] = {
 def open_libraries() -> dict[str, Library]:
     """Open every installed library, by name: a class of the `Library` protocol that opens without arguments.
 
-    Raises: BuildError for a package whose entry point gives something else, or a name twice.
+    Raises:
+        BuildError: A plug-in cannot be imported, is not such a class, or has a name that is in use.
     """
-    found: dict[str, Library] = {}
-    for origin, kind in (*(("relax-tune", k) for k in OURS), *from_packages(GROUP)):
+    libraries: dict[str, Library] = {}
+    for plugin in (*(Plugin(k.name, k, "relax-tune") for k in OURS), *load_plugins(GROUP, strict=True)):
         try:
-            library: Library = kind()
+            library: Library = plugin.value()
         except BuildError:  # not installed: a program that needs it says so, with what installs it
             continue
         except TypeError as error:
-            raise BuildError(
-                f"{origin}: wanted a class that opens a library, found: {error}; correct or remove it"
-            ) from None
-        if library.name in found or not all(r.split(".")[0] == library.name for r in library.routines):
-            raise BuildError(
-                f"{origin}: wanted a library of a name of its own, which its routines begin with, found {library.name!r} with "
-                f"{', '.join(library.routines) or 'no routines'}; correct or remove it"
+            raise plugin.refusal("a class that opens a library", error) from None
+        if library.name in libraries or not all(r.split(".")[0] == library.name for r in library.routines):
+            routines = ", ".join(library.routines) or "no routines"
+            raise plugin.refusal(
+                "a library of an unused name that its routines begin with", f"{library.name!r} with {routines}"
             )
-        found[library.name] = library
-    return found
+        libraries[library.name] = library
+    return libraries
 
 
 def needed_libraries(program: Program, given: Mapping[str, Library] | None) -> Mapping[str, Library]:
@@ -64,11 +65,11 @@ def needed_libraries(program: Program, given: Mapping[str, Library] | None) -> M
         name = routine.split(".")[0]
         if name not in libraries:
             raise BuildError(
-                f"{program.name}: wanted the library {name}, found {sorted(libraries) or 'none'}; "
+                f"{program.name}: expected the library {name}, got {sorted(libraries) or 'none'}; "
                 f"{how_to_install(name)}"
             )
         if routine not in libraries[name].routines:
-            raise ArtifactError(f"{program.name}: wanted a routine of {name}, found {routine}")
+            raise ArtifactError(f"{program.name}: expected a routine of {name}, got {routine}")
     return libraries
 
 
@@ -83,16 +84,3 @@ def how_to_install(name: str) -> str:
     """Say how to install a library: a command, or a place to look."""
     known = {kind.name: what for kind, what in OURS.items()}
     return known.get(name, f"install the package that brings the library {name!r}")
-
-
-def from_packages(group: str) -> Iterator[tuple[str, Any]]:
-    """Load the entry points of a group, each with its origin, in the order of package and name.
-
-    Raises: BuildError for an entry point that cannot be imported."""
-    points = sorted(entry_points(group=group), key=lambda p: (p.dist.name if p.dist else "", p.name))
-    for point in points:
-        origin = f"package {point.dist.name if point.dist else '?'}, entry point {group} {point.name!r}"
-        try:
-            yield origin, point.load()
-        except (ImportError, AttributeError) as error:
-            raise BuildError(f"{origin}: wanted {point.value}, found: {error}; correct or remove the package") from None

@@ -1,7 +1,9 @@
-"""A team of threads that sleep while idle, for host libraries on a device with threads of its own.
+"""A team of threads that sleep while idle, for host libraries on a device that has threads.
 
 Two pools that spin between jobs compete for the processors. A sleeping pool instead costs a wake-up (about ten
 microseconds) per job. Jobs are C function pointers, so they run without the interpreter's lock.
+
+Tests: `tests/runtime/library/test_library.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Device memory for arrays that stay between the subgraphs of a host program."""
+"""Device memory for arrays that stay between the subgraphs of a host program.
+
+Tests: `tests/runtime/test_resident.py`.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,12 @@ class BufferPool:
         size = max(LEAST, 1 << (math.prod(shape) * dtype.itemsize - 1).bit_length())
         free = self._free[size]
         buffer = free.pop() if free else self._alloc(size)
-        made = DeviceArray(self._download, buffer, dtype, shape)
-        weakref.finalize(made, free.append, buffer).atexit = False
-        return made
+        array = DeviceArray(self._download, buffer, dtype, shape)
+        weakref.finalize(array, free.append, buffer).atexit = False
+        return array
 
     def _alloc(self, size: int) -> DeviceBuffer:
-        """Allocate memory; without any left, after that of other sizes is freed."""
+        """Allocate memory; if there is not enough, free the idle buffers of other sizes first."""
         try:
             return self.device.alloc(size)
         except MeasureError:
@@ -45,12 +48,12 @@ class BufferPool:
 
     def upload(self, array: NDArray[Any]) -> DeviceArray:
         """Copy a host array, which is not written afterwards."""
-        given = np.ascontiguousarray(array)
+        contiguous = np.ascontiguousarray(array)
         with self.device.turn:
-            made = self.empty(given.dtype, array.shape)
-            self.device.upload(made.buffer, given)
-        made.host = array
-        return made
+            copied = self.empty(contiguous.dtype, array.shape)
+            self.device.upload(copied.buffer, contiguous)
+        copied.host = array
+        return copied
 
     def _download(self, array: DeviceArray) -> NDArray[Any]:
         with self.device.turn:
@@ -65,7 +68,7 @@ class BufferPool:
 
 
 def pool_of(device: Device) -> BufferPool | None:
-    """Return a pool for a device with memory of its own; None where launches reach the host's arrays."""
+    """Return a pool for a device with separate memory; None where launches reach the host's arrays."""
     with device.turn:
         probe = device.alloc(LEAST)
         try:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from relax_tune.runtime.device.memory import aligned_array, aligned_bytes
 
 LEAST = 64 << 10
-"""Bytes of the smallest array whose memory is kept for others; smaller ones come from pages that are there."""
+"""Bytes of the smallest array whose memory is reused; smaller ones come from mapped pages."""
 
 
 class HostPool:
@@ -35,8 +35,9 @@ class HostPool:
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < LEAST:
             return aligned_array(dtype, shape)
+        # Rounded sizes, so that results of nearby shapes reuse each other's memory.
         step = 1 << (nbytes.bit_length() - 3)  # a quarter of the power of two below
-        memory = self._found(nbytes)
+        memory = self._reusable(nbytes)
         if memory is None:
             memory = aligned_bytes(-(-nbytes // step) * step)
             self._idle.setdefault(memory.nbytes, [])  # here, since `_keep` must add no key while others read them
@@ -45,8 +46,9 @@ class HostPool:
         weakref.finalize(block, self._keep, memory).atexit = False
         return np.asarray(block)[:nbytes].view(dtype).reshape(shape)
 
-    def _found(self, nbytes: int) -> NDArray[np.uint8] | None:
+    def _reusable(self, nbytes: int) -> NDArray[np.uint8] | None:
         for size in sorted(self._idle):
+            # A small result in a much larger block would take it from the arrays that need its size.
             if nbytes <= size <= 4 * nbytes and (blocks := self._idle[size]):
                 return blocks.pop()
         return None
@@ -57,7 +59,7 @@ class HostPool:
             self._idle[memory.nbytes].append(memory)
 
     def close(self) -> None:
-        """Free the memory, that of arrays in use when they end."""
+        """Free the idle memory; memory of arrays in use is freed when they end."""
         self._most = self._taken = 0
         self._idle.clear()
 

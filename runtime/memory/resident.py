@@ -1,4 +1,7 @@
-"""Arrays that stay in a device's memory between the subgraphs of a host program."""
+"""Arrays that stay in a device's memory between the subgraphs of a host program.
+
+Tests: `tests/runtime/test_resident.py`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class DeviceArray:
 
     @property
     def owner(self) -> DeviceArray:
-        """The array whose life is that of the memory."""
+        """The array with whose end the memory is freed."""
         return self if self._owner is None else self._owner
 
     @property
@@ -50,7 +53,7 @@ class DeviceArray:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def numpy(self) -> NDArray[Any]:
-        """Return a read-only copy in the host's memory, made once. Waits for the launches that write it."""
+        """Return a read-only copy in the host's memory, copied once. Waits for the launches that write it."""
         if self.host is None:
             self.host = self.download(self)
             self.host.flags.writeable = False
@@ -63,7 +66,7 @@ class DeviceArray:
     def reshape(self, shape: Sequence[int]) -> DeviceArray:
         """Return the same memory under other dims. Raises UserError for another number of elements."""
         if math.prod(shape) != math.prod(self.shape):
-            raise UserError(f"reshape_to: wanted {math.prod(self.shape)} elements, found dims {tuple(shape)}")
+            raise UserError(f"reshape_to: expected {math.prod(self.shape)} elements, got dims {tuple(shape)}")
         host = None if self.host is None else self.host.reshape(shape)
         return DeviceArray(self.download, self.buffer, self.dtype, tuple(shape), host, self.owner)
 
@@ -73,7 +76,7 @@ def on_host(value: Any) -> Any:
     return value.numpy() if isinstance(value, DeviceArray) else value
 
 
-def kept_array(
+def stored_array(
     device: Device, spec: BufferSpec, buffer: DeviceBuffer, shape: tuple[int, ...], owner: DeviceArray
 ) -> DeviceArray:
     """Return an array of a program as it is stored, `spec.outer` first, under the dims that its caller sees."""

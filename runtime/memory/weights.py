@@ -1,4 +1,7 @@
-"""Constants on a device: each uploaded once, and packed once, however many programs read it."""
+"""Constants on a device: each uploaded once, and packed once, however many programs read it.
+
+Tests: `tests/runtime/test_artifact_memory.py`.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,9 @@ class DeviceWeights:
         """
         array = self._arrays.get(name)
         if array is None:
-            raise ArtifactError(f"wanted the constant {name}, found none of that name")
+            raise ArtifactError(f"expected the constant {name}, got none of that name")
         if array.dtype != dtype or array.shape != shape:
-            raise ArtifactError(f"constant {name}: wanted {dtype} {shape}, found {array.dtype} {array.shape}")
+            raise ArtifactError(f"constant {name}: expected {dtype} {shape}, got {array.dtype} {array.shape}")
         if name not in self._constants:
             self._constants[name] = self.device.alloc(array.nbytes, lasting=True)
             self.device.upload(self._constants[name], np.ascontiguousarray(array))
@@ -62,13 +65,17 @@ def load_constants(
     weights: DeviceWeights,
     shared: Mapping[int, DeviceBuffer],
     launch: Callable[[LaunchStep], None],
-    found: dict[int, DeviceBuffer],
+    buffers: dict[int, DeviceBuffer],
 ) -> None:
-    """Place constants, then run the `prepare` steps; `found` gets the buffers. Arrays packed by another program of the same
-    weights are shared.
+    """Place constants, then run the `prepare` steps. Arrays packed by another program of the same weights are shared.
 
-    values: of the slots that depend on no symbol; shared: buffers of the caller; launch: runs a step, which finds its buffers in
-    `found`
+    Args:
+        program: The program.
+        values: Values of the slots that depend on no symbol.
+        weights: Device memory of the constants.
+        shared: Buffers of the caller.
+        launch: Runs a step over `buffers`.
+        buffers: Gets the buffer of each constant and packed weight.
     """
     sizes: dict[int, int] = {}
     for index, spec in enumerate(program.buffers):
@@ -76,32 +83,32 @@ def load_constants(
             continue
         shape = _fixed(program, values, spec.shape, f"buffer {spec.name}")
         if any(dim < 0 for dim in shape):
-            raise ArtifactError(f"{program.name}: buffer {spec.name}: wanted dims of 0 or more, found {shape}")
+            raise ArtifactError(f"{program.name}: buffer {spec.name}: expected dims of 0 or more, got {shape}")
         dtype = np.dtype(spec.dtype)
         sizes[index] = math.prod(shape) * dtype.itemsize
         if index in shared:
             check_size(program, index, shared[index], sizes[index])
         elif spec.role == "const":
             try:
-                found[index] = weights.constant(spec.name, dtype, shape)
+                buffers[index] = weights.constant(spec.name, dtype, shape)
             except ArtifactError as error:
                 raise ArtifactError(f"{program.name}: {error}") from None
     identity: dict[int, Hashable] = {i: (i, id(shared[i])) if i in shared else program.buffers[i].name for i in sizes}
     for position, step in enumerate(program.prepare):
         where = f"prepare step {position} ({step.target})"
         numbers = _fixed(program, values, (*step.scalars, *step.grid), where)
-        made = [i for i in step.buffers if program.buffers[i].role == "packed" and i not in found]
-        sources = tuple(None if i in made else identity[i] for i in step.buffers)
-        fresh = not made
-        for i in made:
+        unpacked = [i for i in step.buffers if program.buffers[i].role == "packed" and i not in buffers]
+        sources = tuple(None if i in unpacked else identity[i] for i in step.buffers)
+        fresh = not unpacked
+        for i in unpacked:
             identity[i] = ("packed", step.target, sources, numbers, step.local, step.buffers.index(i))
-            found[i], new = weights.packed(identity[i], sizes[i])
+            buffers[i], new = weights.packed(identity[i], sizes[i])
             fresh = fresh or new
         if fresh:
             launch(step)
     for i in sizes:
-        if i not in found and i not in shared:  # packed, and never written
-            found[i], _ = weights.packed(("unwritten", program.name, i), sizes[i])
+        if i not in buffers and i not in shared:  # packed, and never written
+            buffers[i], _ = weights.packed(("unwritten", program.name, i), sizes[i])
 
 
 def check_size(program: Program, index: int, buffer: DeviceBuffer, nbytes: int) -> None:
@@ -109,12 +116,12 @@ def check_size(program: Program, index: int, buffer: DeviceBuffer, nbytes: int) 
     size = getattr(buffer, "nbytes", None)
     if size is not None and size < nbytes:
         name = program.buffers[index].name
-        raise UserError(f"{program.name}: shared buffer {name}: wanted {nbytes} bytes, found {size}")
+        raise UserError(f"{program.name}: shared buffer {name}: expected {nbytes} bytes, got {size}")
 
 
 def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int], where: str) -> tuple[int, ...]:
     """Return the values of slots that must not depend on symbols."""
-    found = [values[slot] for slot in slots]
-    if any(value is None for value in found):
-        raise ArtifactError(f"{program.name}: {where}: wanted sizes that depend on no symbol, found one that does")
-    return tuple(value for value in found if value is not None)
+    numbers = [values[slot] for slot in slots]
+    if any(value is None for value in numbers):
+        raise ArtifactError(f"{program.name}: {where}: expected sizes that depend on no symbol, got one that does")
+    return tuple(value for value in numbers if value is not None)

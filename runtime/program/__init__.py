@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""Built programs, host programs and plans as plain data: verified, serialised, evaluated. Any module may be imported."""

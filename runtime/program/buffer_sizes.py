@@ -1,4 +1,7 @@
-"""Bytes of a program's buffers for one set of slot values, those of like dims at once: a decoder binds other ones at every step."""
+"""Bytes of a program's buffers for one set of slot values.
+
+Buffers of equal dims are computed once, since a decoder binds new values at every step.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class BufferSizes:
             for n, b in enumerate(program.buffers)
             if b.storage is None and b.base is not None and program.buffers[b.base].role != "input"
         ]
-        # by kind, each once: kinds and the slots of their storages, kinds and those of what they view
+        # by kind, each once: kinds and the slots of their storages, kinds and the kinds of the buffers they view
         self._dims = sorted({slot for shape, _ in self._rows for slot in shape})
         self._kinds_stored = sorted({(self.kinds[n], slot) for n, slot in self._stored})
         self._kinds_viewed = sorted({(self.kinds[n], self.kinds[base]) for n, base in self._views})
@@ -63,19 +66,19 @@ class BufferSizes:
         for index, buffer in enumerate(self._program.buffers):
             if min(self.shape(index, values), default=0) < 0:
                 raise ArtifactError(
-                    f"{self._program.name}: buffer {buffer.name}: wanted dims of 0 or more, found {self.shape(index, values)}"
+                    f"{self._program.name}: buffer {buffer.name}: expected dims of 0 or more, got {self.shape(index, values)}"
                 )
 
     def _refuse_larger(self, sizes: Sequence[int], values: Sequence[int]) -> None:
-        program, found = self._program, [sizes[kind] for kind in self.kinds]
+        program, nbytes = self._program, [sizes[kind] for kind in self.kinds]
         for index, slot in self._stored:
-            if found[index] > values[slot]:
+            if nbytes[index] > values[slot]:
                 raise ArtifactError(
-                    f"{program.name}: buffer {program.buffers[index].name}: wanted {found[index]} bytes, its storage has {values[slot]}"
+                    f"{program.name}: buffer {program.buffers[index].name}: expected {nbytes[index]} bytes, its storage has {values[slot]}"
                 )
         for index, base in self._views:
-            if found[index] > found[base]:
+            if nbytes[index] > nbytes[base]:
                 raise ArtifactError(
-                    f"{program.name}: buffer {program.buffers[index].name}: wanted {found[index]} bytes, "
-                    f"{program.buffers[base].name} that it views has {found[base]}"
+                    f"{program.name}: buffer {program.buffers[index].name}: expected {nbytes[index]} bytes, "
+                    f"{program.buffers[base].name} that it views has {nbytes[base]}"
                 )

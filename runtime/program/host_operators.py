@@ -1,4 +1,7 @@
-"""Operators with data-dependent sizes or shape operands, computed in NumPy between subgraphs."""
+"""Operators with data-dependent sizes or shape operands, computed in NumPy between subgraphs.
+
+Tests: `tests/runtime/program/test_host_program.py`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class HostOperator:
 
 def _array(name: str, value: Any) -> Any:
     if not isinstance(value, np.ndarray):
-        raise UserError(f"{name}: wanted an array, found a {type(value).__name__}")
+        raise UserError(f"{name}: expected an array, got a {type(value).__name__}")
     return value
 
 
@@ -34,7 +37,7 @@ def is_shape(value: Any) -> bool:
 
 def _unique(x: Any) -> Any:
     array = _array("unique", x)
-    # NumPy orders NaN of its own types alone
+    # NumPy orders NaN only for its built-in types
     ordered = array.astype(np.float32) if array.dtype.kind in "fV" and array.itemsize < 4 else array
     return np.unique(ordered, equal_nan=False).astype(array.dtype)
 
@@ -46,25 +49,25 @@ def _shape_of(x: Any) -> Any:
 def _reshape_to(x: Any, to: Any) -> Any:
     size = _array("reshape_to", x).size
     if not is_shape(to) or any(d < 0 for d in to):
-        raise UserError(f"reshape_to: wanted a shape of dims >= 0, found {to!r:.200}")
+        raise UserError(f"reshape_to: expected a shape of dims >= 0, got {to!r:.200}")
     count = 1
     for d in to:
         count *= d
     if count != size:
-        raise UserError(f"reshape_to: wanted {size} elements, found dims {to}")
+        raise UserError(f"reshape_to: expected {size} elements, got dims {to}")
     return x.reshape(to)
 
 
 def _tensor_to_shape(x: Any) -> Any:
     array = _array("tensor_to_shape", x)
     if array.ndim != 1 or array.dtype != np.int64:
-        raise UserError(f"tensor_to_shape: wanted int64 in one dim, found {array.dtype} {array.shape}")
-    found = tuple(int(d) for d in array)
-    if any(d < 0 for d in found):
+        raise UserError(f"tensor_to_shape: expected int64 in one dim, got {array.dtype} {array.shape}")
+    dims = tuple(int(d) for d in array)
+    if any(d < 0 for d in dims):
         raise UserError(
-            f"tensor_to_shape: wanted dims >= 0, found {found}; a number below 0 is no size: use it as a tensor"
+            f"tensor_to_shape: expected dims >= 0, got {dims}; a number below 0 is no size: use it as a tensor"
         )
-    return found
+    return dims
 
 
 HOST_OPERATORS: Mapping[str, HostOperator] = {

@@ -3,7 +3,7 @@
 A host program works on *registers*. A register holds a NumPy array, a whole number (a symbol or a scalar), a tuple (a shape
 or several values) or a function of the same artifact. Tensor work is done by outlined subgraphs, each a `Program`. A block
 is a list of instructions. A branch names two later blocks, so loops exist only as calls of functions.
-`relax_tune.runtime.vm` executes host programs.
+`relax_tune.runtime.vm.machine` executes host programs.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class _Instruction:
         return self._registers(self.WRITES)
 
     def _registers(self, names: tuple[str, ...]) -> tuple[int, ...]:
-        held = (getattr(self, name) for name in names)
-        return tuple(r for x in held if x is not None for r in ((x,) if isinstance(x, int) else x))
+        values = (getattr(self, name) for name in names)
+        return tuple(r for x in values if x is not None for r in ((x,) if isinstance(x, int) else x))
 
     @property
     def entered(self) -> tuple[int, ...]:
@@ -97,8 +97,8 @@ class CallSubgraph(_Instruction):
 
     def verify(self, among: Surroundings, where: str) -> None:
         part = among.parts.get(self.part)
-        wanted = None if part is None else (len(part.inputs), len(part.symbols), len(part.outputs))
-        if wanted is None or wanted != (len(self.args), len(self.symbols), len(self.into)):
+        arity = None if part is None else (len(part.inputs), len(part.symbols), len(part.outputs))
+        if arity is None or arity != (len(self.args), len(self.symbols), len(self.into)):
             raise wrong(where, "a program with as many inputs, symbols and outputs", self.part)
 
 
@@ -252,8 +252,8 @@ class CheckValue(_Instruction):
 
     def verify(self, among: Surroundings, where: str) -> None:
         for text in (self.where, self.wanted):
-            check_shown(f"{where}.wanted", text)
-        _check_lines(f"{where}.wanted", self.shown)
+            check_shown(f"{where}.expected", text)
+        _check_lines(f"{where}.expected", self.shown)
         if self.dtype is not None and self.dtype not in DTYPES:
             raise wrong(f"{where}.dtype", "an element type", self.dtype)
         dims = {"tensor": self.count, "shape": self.count, "scalar": 1}.get(self.want, 0)
@@ -476,10 +476,10 @@ def _verify_defined(host_program: HostProgram, where: str) -> None:
 
 
 def _bits(registers: Iterable[int]) -> int:
-    found = 0
+    bits = 0
     for r in registers:
-        found |= 1 << r
-    return found
+        bits |= 1 << r
+    return bits
 
 
 def _check_lines(where: str, text: str) -> None:

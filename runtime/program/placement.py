@@ -1,4 +1,7 @@
-"""The devices of programs in an artifact for several devices: a field of the manifest."""
+"""The devices of programs in an artifact for several devices: a field of the manifest.
+
+Tests: `tests/runtime/vm/test_machine.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ class PartDevice:
 
 @dataclass(frozen=True, slots=True)
 class PlacementOption:
-    """One placement of a function: a host program of its own with the same meaning.
+    """One placement of a function: another host program with the same meaning.
 
     function: the host program
     devices: kinds of the devices that run its calls; runs: the one of each call of the function
-    where: the shapes that it is chosen for, in words; empty for a spare one
+    where: the shapes that it is chosen for, as text; empty for a spare one
     secs: for each of the devices, predicted seconds of its calls at each point of the function
     moved: predicted seconds of the transfers at each point
     """
@@ -84,12 +87,12 @@ def placement_from_json(manifest: Mapping[str, Any]) -> Placement:
     if "placement" not in manifest:
         return NOWHERE
     data = manifest["placement"]
-    found: Placement = read_value(Placement, data if isinstance(data, dict) else {"parts": data}, "placement")
-    for at, part in enumerate(found.parts):
+    placement: Placement = read_value(Placement, data if isinstance(data, dict) else {"parts": data}, "placement")
+    for at, part in enumerate(placement.parts):
         if part.device not in LANGUAGES:
             raise wrong(f"placement.parts[{at}].device", f"one of {', '.join(LANGUAGES)}", part.device)
         check_shown(f"placement.parts[{at}].program", part.program)
-    for at, f in enumerate(found.functions):
+    for at, f in enumerate(placement.functions):
         where = f"placement.functions[{at}]"
         if any(len(p) != len(f.symbols) for p in f.points):
             raise wrong(f"{where}.points", f"{len(f.symbols)} values at each point", f.points)
@@ -102,9 +105,9 @@ def placement_from_json(manifest: Mapping[str, Any]) -> Placement:
                 raise wrong(f"{where}.alternatives", "a device for each call", a.runs)
             if not set(a.devices) <= set(LANGUAGES):
                 raise wrong(f"{where}.alternatives", f"devices among {', '.join(LANGUAGES)}", a.devices)
-    if len(found.devices) != len(found.parts):
-        raise ArtifactError("placement.parts: wanted each program once, found one twice")
-    return found
+    if len(placement.devices) != len(placement.parts):
+        raise ArtifactError("placement.parts: expected each program once, got one twice")
+    return placement
 
 
 def explain_placement(placement: Placement) -> str:

@@ -3,6 +3,8 @@
 A plan is an ordered, total list of (guard, variant). A guard is a scalar slot that is non-zero where the entry applies;
 the first that applies wins, and the last entry is unconditional. `choice_slot` folds a plan into one slot, so one
 evaluation of the scalar list decides every plan of a program.
+
+Tests: `tests/runtime/program/test_plan_c.py`.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ def choice_slot(builder: ScalarBuilder, plan: Sequence[Entry]) -> int:
     Raises: UserError when the plan is empty, its last entry has a guard, or an earlier one has none.
     """
     if not plan or plan[-1].guard is not None:
-        raise UserError(f"plan: wanted a last entry without a guard, found {list(plan)}")
+        raise UserError(f"plan: expected a last entry without a guard, got {list(plan)}")
     slot = builder.const(plan[-1].variant)
     for position in range(len(plan) - 2, -1, -1):
         guard = plan[position].guard
         if guard is None:
-            raise UserError(f"plan: wanted a guard on every entry but the last, found none on entry {position}")
+            raise UserError(f"plan: expected a guard on every entry but the last, got none on entry {position}")
         slot = builder.op(Opcode.SELECT, guard, builder.const(plan[position].variant), slot)
     return slot
 

@@ -5,7 +5,7 @@ several variants and a scalar slot that says which variant this symbol binding d
 one variant. So measuring and serving run through the same code.
 
 Everything that depends on shapes is a *slot*: the index of an instruction in `Program.scalars` (see
-`relax_tune.runtime.program.scalars`), one flat int64 list evaluated once per symbol binding. No live IR object is held.
+`relax_tune.runtime.program.scalars`), one flat int64 list evaluated once per symbol binding. It refers to no IR object.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ class Symbol:
     name: str
     lower: int = 0
     upper: int | None = None
+
+
+SIZE_LIMIT = (1 << 31) - 1
+"""Largest value of a symbol without a declared upper bound: products of two sizes stay within int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +233,7 @@ def format_message(message: str, values: Sequence[int]) -> str:
 def program_from_json(text: str) -> Program:
     """Read the text of `Program.to_json`; hostile text is refused, never repaired.
 
-    Raises: ArtifactError saying where (a path such as `calls[3].variants[0].steps[1].target`), wanted and found.
+    Raises: ArtifactError saying where (a path such as `calls[3].variants[0].steps[1].target`), what was expected and what it got.
     """
     return _program(parse_json(text, "program"), "program")
 
@@ -238,9 +242,9 @@ def programs_from_json(text: str) -> tuple[Program, ...]:
     """Read a list of `Program.to_json` texts, with distinct names. Raises as `program_from_json`."""
     data = parse_json(text, "programs")
     check_list(data, "programs", "a list of programs")
-    found = tuple(_program(item, "program" if len(data) == 1 else f"programs[{i}]") for i, item in enumerate(data))
-    verify_names(found)
-    return found
+    programs = tuple(_program(item, "program" if len(data) == 1 else f"programs[{i}]") for i, item in enumerate(data))
+    verify_names(programs)
+    return programs
 
 
 def verify_names(programs: Sequence[Program]) -> None:
@@ -257,17 +261,20 @@ def _program(data: Any, where: str) -> Program:
     return program
 
 
-def _unique(names: Iterable[str], where: str, weights: Container[str] = ()) -> None:
-    """Check that names are names, and used once. Weights have the names of the model, such as `0.weight`."""
-    seen: set[str] = set()
+def _unique(names: Iterable[str], where: str, outside: Container[str] = ()) -> None:
+    """Check that names are names, and used once.
+
+    outside: names that the model has, such as `0.weight` of a weight or `input:0` of an input; these need only be printable
+    """
+    used: set[str] = set()
     for position, name in enumerate(names):
-        if name in weights:
+        if name in outside:
             check_shown(f"{where}[{position}].name", name)
         elif not _NAME.fullmatch(name.replace(".", "_").replace("/", "_")):
             raise wrong(f"{where}[{position}].name", "a name of letters, digits, _ . /", name)
-        if name in seen:
+        if name in used:
             raise wrong(f"{where}[{position}].name", "a name used once", name)
-        seen.add(name)
+        used.add(name)
 
 
 def _shown_texts(program: Program) -> Iterator[tuple[str, str]]:
@@ -288,7 +295,7 @@ def _shown_texts(program: Program) -> Iterator[tuple[str, str]]:
 def verify_program(program: Program) -> None:
     """Check every index, name and reference, so that executing can trust them. Raises ArtifactError saying where."""
     if program.schema != SCHEMA:
-        raise ArtifactError(f"program: wanted schema {SCHEMA}, found {program.schema}")
+        raise ArtifactError(f"program: expected schema {SCHEMA}, got {program.schema}")
     for where, text in _shown_texts(program):
         check_shown(where, text)
     _unique((s.name for s in program.symbols), "symbols")
@@ -311,7 +318,11 @@ def verify_program(program: Program) -> None:
 
 
 def _verify_buffers(program: Program, slots: int) -> None:
-    _unique((b.name for b in program.buffers), "buffers", {b.name for b in program.buffers if b.role == "const"})
+    _unique(
+        (b.name for b in program.buffers),
+        "buffers",
+        {b.name for b in program.buffers if b.role in ("const", "input", "output")},
+    )
     for position, buffer in enumerate(program.buffers):
         where = f"buffers[{position}]"
         if buffer.dtype not in DTYPES:
@@ -335,8 +346,8 @@ def _verify_buffers(program: Program, slots: int) -> None:
             check_index(buffer.base, len(program.buffers), f"{where}.base", "buffer")
             base = program.buffers[buffer.base]
             if base.role not in ("input", "output", "const") or base.dtype != buffer.dtype:
-                wanted = f"an input, output or constant of {buffer.dtype}"
-                raise wrong(f"{where}.base", wanted, f"{base.role} of {base.dtype}")
+                expected = f"an input, output or constant of {buffer.dtype}"
+                raise wrong(f"{where}.base", expected, f"{base.role} of {base.dtype}")
 
 
 def _verify_kernels(program: Program) -> None:
@@ -399,12 +410,12 @@ def _verify_boundary(program: Program) -> None:
                     f"{side}[{position}]", f"a buffer of role {' or '.join(roles)}", program.buffers[index].role
                 )
     slots = len(program.scalars) // scalar_list.WIDTH
-    for position, found in enumerate(program.ranges):
+    for position, checked in enumerate(program.ranges):
         where = f"ranges[{position}]"
-        if found.buffer not in program.inputs:
-            raise wrong(f"{where}.buffer", "an input", found.buffer)
-        check_indices((found.low, found.high), slots, f"{where}.low", "scalar slot")
-        check_index(found.column, found.every, f"{where}.column", "column")
+        if checked.buffer not in program.inputs:
+            raise wrong(f"{where}.buffer", "an input", checked.buffer)
+        check_indices((checked.low, checked.high), slots, f"{where}.low", "scalar slot")
+        check_index(checked.column, checked.every, f"{where}.column", "column")
     for position, computed in enumerate(program.checked):
         where = f"checked[{position}]"
         check_index(computed.buffer, len(program.buffers), f"{where}.buffer", "buffer")

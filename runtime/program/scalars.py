@@ -78,29 +78,29 @@ Evaluator = Callable[[Sequence[int]], list[int]]
 
 
 def verify(code: Sequence[int], n_symbols: int) -> None:
-    """Check every number of `code`. Raises ArtifactError naming the slot, what was wanted and what was found."""
+    """Check every number of `code`. Raises ArtifactError naming the slot, what was expected and what it got."""
     if len(code) % WIDTH:
-        raise ArtifactError(f"scalar list: wanted a multiple of {WIDTH} numbers, found {len(code)}")
+        raise ArtifactError(f"scalar list: expected a multiple of {WIDTH} numbers, got {len(code)}")
     last = max(Opcode)
     for index, number in enumerate(code):
         if type(number) is not int or not INT64_MIN <= number <= INT64_MAX:
-            raise ArtifactError(f"scalar slot {index // WIDTH}: wanted int64 numbers, found {number!r:.40}")
+            raise ArtifactError(f"scalar slot {index // WIDTH}: expected int64 numbers, got {number!r:.40}")
     for slot in range(len(code) // WIDTH):
         opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
         if not 0 <= opcode <= last:
-            raise ArtifactError(f"scalar slot {slot}: wanted an opcode 0..{int(last)}, found {opcode}")
+            raise ArtifactError(f"scalar slot {slot}: expected an opcode 0..{int(last)}, got {opcode}")
         op = Opcode(opcode)
         used = ARITY[op]
         if op is Opcode.SYMBOL and not 0 <= operands[0] < n_symbols:
-            raise ArtifactError(f"scalar slot {slot}: wanted a symbol 0..{n_symbols - 1}, found {operands[0]}")
+            raise ArtifactError(f"scalar slot {slot}: expected a symbol 0..{n_symbols - 1}, got {operands[0]}")
         if used == 0:
             used = 1  # the immediate
         else:
             for operand in operands[:used]:
                 if not 0 <= operand < slot:
-                    raise ArtifactError(f"scalar slot {slot} ({op.name}): wanted an earlier slot, found {operand}")
+                    raise ArtifactError(f"scalar slot {slot} ({op.name}): expected an earlier slot, got {operand}")
         if any(operands[used:]):
-            raise ArtifactError(f"scalar slot {slot} ({op.name}): wanted 0 for unused operands, found {operands}")
+            raise ArtifactError(f"scalar slot {slot} ({op.name}): expected 0 for unused operands, got {operands}")
 
 
 def _over(slot: int, value: int) -> None:
@@ -115,7 +115,7 @@ def compile_scalars(code: Sequence[int], n_symbols: int) -> Evaluator:
     """Verify once and return a fast function `symbol values -> value of every slot`.
 
     The list becomes Python functions of straight-line assignments. That is safe for hostile lists. The text consists of the
-    fixed templates above and of ints that `verify` found in range, never of strings of the input. The functions see no
+    fixed templates above and of ints that `verify` has checked, never of strings of the input. The functions see no
     builtins, and no globals but the two that raise.
 
     Raises: ArtifactError for a bad list. The function raises UserError for symbol values of a wrong count, type or
@@ -127,10 +127,10 @@ def compile_scalars(code: Sequence[int], n_symbols: int) -> Evaluator:
 
     def run(symbols: Sequence[int]) -> list[int]:
         if len(symbols) != n_symbols:
-            raise UserError(f"scalars: wanted {n_symbols} symbol values, found {len(symbols)}")
+            raise UserError(f"scalars: expected {n_symbols} symbol values, got {len(symbols)}")
         for index, value in enumerate(symbols):
             if type(value) is not int or not INT64_MIN <= value <= INT64_MAX:
-                raise UserError(f"scalars: wanted an int64 for symbol {index}, found {value!r}")
+                raise UserError(f"scalars: expected an int64 for symbol {index}, got {value!r}")
         values: list[int] = []
         for part in parts:
             part(symbols, values)
@@ -215,7 +215,7 @@ class ScalarBuilder:
         """Return slot of a constant. Raises UserError outside int64."""
         value = int(value)
         if not INT64_MIN <= value <= INT64_MAX:
-            raise UserError(f"scalar constant: wanted an int64, found {value}")
+            raise UserError(f"scalar constant: expected an int64, got {value}")
         slot = self._intern((int(Opcode.CONST), value, 0, 0))
         self._constants[slot] = value
         return slot
@@ -229,10 +229,10 @@ class ScalarBuilder:
         arity = ARITY[op]
         operands = (a, b, c)
         if arity == 0:
-            raise UserError(f"scalar {op.name}: wanted const() or symbol(), found op()")
+            raise UserError(f"scalar {op.name}: expected const() or symbol(), got op()")
         for operand in operands[:arity]:
             if not 0 <= operand < len(self):
-                raise UserError(f"scalar {op.name}: wanted a slot below {len(self)}, found {operand}")
+                raise UserError(f"scalar {op.name}: expected a slot below {len(self)}, got {operand}")
         if op in COMMUTATIVE and b < a:
             a, b = b, a
         folded = self._fold(op, a, b, c)

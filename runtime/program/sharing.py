@@ -1,4 +1,7 @@
-"""Memory that buffers of a program share."""
+"""Memory that buffers of a program share.
+
+Tests: `tests/runtime/test_resident.py`.
+"""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from relax_tune.ir.core.expr import Expr, Var, as_int, ceildiv, const, free_vars
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, For, blocks
 from relax_tune.schedules.cost.gpu_features import gpu_features
-from relax_tune.schedules.cost.mean_extents import uneven_blocks, with_mean_extents
 from relax_tune.schedules.cost.vectorized import Array, compile_numpy
 from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
+from relax_tune.schedules.mean_extents import uneven_blocks, with_mean_extents
 from relax_tune.schedules.sketch import Sketch
 from relax_tune.schedules.target import HardwareInfo
 
@@ -45,13 +45,13 @@ class Feature:
 class FeatureFunction:
     """The features of one sketch as a vectorised function."""
 
-    def __init__(self, sketch: Sketch, machine: HardwareInfo) -> None:
+    def __init__(self, sketch: Sketch, hardware: HardwareInfo) -> None:
         self.tunables = sketch.tunables
-        self.features = sketch_features(sketch.func, machine)
+        self.features = sketch_features(sketch.func, hardware)
         exprs = [e for f in self.features for e in (f.numerator, f.denominator)]
         self._run, self.variables = compile_numpy(exprs)
         # a GPU's workers are its multiprocessors, not threads of this process
-        self._threads = 2 if machine.is_gpu else machine.workers
+        self._threads = 2 if hardware.is_gpu else hardware.workers
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,6 +84,7 @@ class FeatureFunction:
         values = self._run(columns)
         plane = np.empty((len(self.features), *out.shape[:2]), np.float32)
         for a, f in enumerate(self.features):
+            # A count of 0 in the denominator gives a large number, not NaN, which trees take for a missing feature.
             x = np.asarray(values[2 * a] / np.maximum(values[2 * a + 1], 1e-9), np.float32)
             plane[a] = np.log2(1 + np.maximum(x, 0)) if f.log else x
         out[...] = plane.transpose(1, 2, 0)
@@ -120,11 +121,11 @@ class _Access:
 def _accesses(func: PrimFunc, block: Block) -> list[_Access]:
     env = loop_env(enclosing(func, block))
     spots = [(block.body.buffer, block.body.indices), *((x.buffer, x.indices) for x in block_loads(block))]
-    seen: dict[tuple[int, tuple[Expr, ...]], _Access] = {}
+    accesses: dict[tuple[int, tuple[Expr, ...]], _Access] = {}
     for buffer, indices in spots:
         where = tuple(simplify(block_value(block, i), env) for i in indices)
-        seen.setdefault((id(buffer), where), _Access(buffer, where))
-    return list(seen.values())
+        accesses.setdefault((id(buffer), where), _Access(buffer, where))
+    return list(accesses.values())
 
 
 # The loops of a tile (the innermost serial one and below), of a worker, and all around the main block.
@@ -137,9 +138,9 @@ def _footprints(access: _Access, levels: _Levels) -> tuple[Expr, ...]:
     totals: list[Expr] = [const(access.buffer.dtype.bytes)] * len(levels)
     for e, dim in zip(access.indices, access.buffer.shape):
         free = free_vars(e)
-        own = [{p.var: p.extent for p in inner if p.var in free} for inner in levels]
-        covered = extents_within(e, own, dim) if any(own) else []
-        totals = [mul(t, c) if ranges else t for t, c, ranges in zip(totals, covered or totals, own)]
+        varying = [{p.var: p.extent for p in inner if p.var in free} for inner in levels]
+        covered = extents_within(e, varying, dim) if any(varying) else []
+        totals = [mul(t, c) if ranges else t for t, c, ranges in zip(totals, covered or totals, varying)]
     return tuple(totals)
 
 
@@ -152,13 +153,14 @@ def _stride(access: _Access, var: Var | None) -> Expr:
     for e, dim in zip(reversed(access.indices), reversed(access.buffer.shape)):
         if var in free_vars(e):
             parts = linear(e, (var,))
+            # an index that is not linear counts as a long stride: 64 is the largest stride that the feature shows
             total = total + mul(scale, const(64) if parts is None else parts[0].get(var, const(0)))
         scale = mul(scale, dim)
     return simplify(total)
 
 
-def sketch_features(func: PrimFunc, machine: HardwareInfo) -> tuple[Feature, ...]:
-    """Return the features: the same names in the same order for every sketch on one kind of machine."""
+def sketch_features(func: PrimFunc, hardware: HardwareInfo) -> tuple[Feature, ...]:
+    """Return the features: the same names in the same order for every sketch on one kind of hardware."""
     uneven = uneven_blocks(func)
     func = with_mean_extents(func)
     main = _main(func)
@@ -175,7 +177,7 @@ def sketch_features(func: PrimFunc, machine: HardwareInfo) -> tuple[Feature, ...
     points = _product([p.extent for p in path])
     useful = points_of(main)
     parallel = _product([p.extent for p in spread])
-    workers = const(machine.workers)
+    workers = const(hardware.workers)
     reach = _accesses(func, main)
     reads = [a for a in reach if a.buffer is not main.body.buffer][:OPERANDS]
     tile = (serial and path[path.index(serial[-1]) :]) or path
@@ -198,11 +200,11 @@ def sketch_features(func: PrimFunc, machine: HardwareInfo) -> tuple[Feature, ...
         Feature("wave_use", parallel, mul(ceildiv(parallel, workers), workers), log=False),
         Feature("work_each", points, parallel),
         Feature("flops_each", flops, parallel),
-        *_register_tile_features(path, machine),
+        *_register_tile_features(path, hardware),
         Feature("inner_trip", serial[-1].extent if serial else ONE),
         Feature("outer_trip", _product([p.extent for p in serial[:-1]])),
         Feature("trip_each", _product([p.extent for p in serial])),
-        *_footprint_features(touched, (tile, within, path), machine, parallel),
+        *_footprint_features(touched, (tile, within, path), hardware, parallel),
         Feature("other_work", other_points),
         Feature("scalar_work", scalar_others),
         Feature("tail_pow2", const(sum(p.tail == "pow2" for p in path)), log=False),
@@ -213,39 +215,39 @@ def sketch_features(func: PrimFunc, machine: HardwareInfo) -> tuple[Feature, ...
         Feature("scratch", _sum([_param_bytes(a) for a in func.allocs if a.scope == "global"])),
     ]
     out += _operand_features(reads, touched, path)
-    if machine.is_gpu:
-        out += [Feature(*f) for f in gpu_features(func, main, machine)]
+    if hardware.is_gpu:
+        out += [Feature(*f) for f in gpu_features(func, main, hardware)]
     return tuple(out)
 
 
-def _register_tile_features(path: Sequence[For], machine: HardwareInfo) -> list[Feature]:
+def _register_tile_features(path: Sequence[For], hardware: HardwareInfo) -> list[Feature]:
     """Return the features of the register tile: the vectorized loop by the unrolled ones."""
     vector = _vector_of(path)
     width = vector.extent if vector else ONE
-    vectors = ceildiv(width, machine.lanes)
+    vectors = ceildiv(width, hardware.lanes)
     tile_rows = _product([p.extent for p in path if p.kind == "unrolled"])
     return [
         Feature("vector", width),
         Feature("vectors", vectors),
-        Feature("lane_use", width, mul(vectors, machine.lanes), log=False),
+        Feature("lane_use", width, mul(vectors, hardware.lanes), log=False),
         Feature("tile_rows", tile_rows),
         Feature("registers", mul(vectors, tile_rows)),
-        Feature("register_use", mul(vectors, tile_rows) + vectors + 1, const(machine.registers)),
+        Feature("register_use", mul(vectors, tile_rows) + vectors + 1, const(hardware.registers)),
         Feature("loads_per_point", tile_rows + vectors, mul(tile_rows, vectors)),
     ]
 
 
-def _footprint_features(touched: _Footprints, levels: _Levels, machine: HardwareInfo, parallel: Expr) -> list[Feature]:
+def _footprint_features(touched: _Footprints, levels: _Levels, hardware: HardwareInfo, parallel: Expr) -> list[Feature]:
     """Return the features that relate footprints of tile, worker and nest to the caches."""
     _, within, path = levels
     per_tile, per_worker, everything = (_sum(of_level) for of_level in zip(*touched.values(), strict=True))
     return [
         Feature("tile_bytes", per_tile),
-        Feature("tile_l1", per_tile, const(machine.l1_bytes)),
+        Feature("tile_l1", per_tile, const(hardware.l1_bytes)),
         Feature("worker_bytes", per_worker),
-        Feature("worker_l2", per_worker, const(machine.l2_bytes)),
+        Feature("worker_l2", per_worker, const(hardware.l2_bytes)),
         Feature("all_bytes", everything),
-        Feature("all_l3", everything, const(machine.l3_bytes)),
+        Feature("all_l3", everything, const(hardware.l3_bytes)),
         Feature("reuse", _product([p.extent for p in path]), everything),
         Feature("worker_reuse", _product([p.extent for p in within]), per_worker),
         Feature("traffic", mul(parallel, per_worker)),

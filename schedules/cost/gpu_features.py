@@ -36,7 +36,8 @@ from relax_tune.ir.core.stmt import Block, For, Stmt, blocks
 from relax_tune.ir.hardware.intrinsics import INTRINSICS
 from relax_tune.ir.hardware.mma import ROW
 from relax_tune.ir.hardware.swizzle import ACCESS_BYTES, LINE_BYTES, swizzled
-from relax_tune.schedules.cost.occupancy import (
+from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
+from relax_tune.schedules.occupancy import (
     group_items,
     kernels,
     registers,
@@ -44,7 +45,6 @@ from relax_tune.schedules.cost.occupancy import (
     shared_bytes,
     stored_shape,
 )
-from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
 from relax_tune.schedules.target import HardwareInfo
 
 # Bytes of a memory sector, the unit of transfer; banks of shared memory, of four bytes each.
@@ -59,11 +59,13 @@ ONE: Expr = const(1)
 class WarpAccess:
     """An access as the work-items of a warp make it.
 
-    path: the loops around
-    stride: elements between neighbouring work-items of the first axis; 0 if they touch the same
-    width: adjacent elements that each work-item touches
-    bank_words: places of the vectors (or words) served at once, where a stride does not tell; counted in vectors, as many as
-        fill all banks
+    Attributes:
+        path: The loops around.
+        stride: Elements between neighbouring work-items of the first axis; 0 if they touch the same.
+        width: Adjacent elements that each work-item touches.
+        bank_words: Places of the vectors (or words) served at once, where a stride does not determine them; counted in vectors, as many
+            as fill all
+            banks.
     """
 
     buffer: Buffer
@@ -108,7 +110,7 @@ def _warp_access(
 def _bank_words(
     buffer: Buffer, where: Sequence[Expr], shape: Sequence[Expr], path: Sequence[For], width: Expr
 ) -> tuple[Expr, ...]:
-    """Return the places that the work-items of a warp access at once; () where a stride tells them.
+    """Return the places that the work-items of a warp access at once; () where a stride determines them.
 
     They are rows of a matrix that a warp loads, vectors of swizzled rows that its first work-items access, or words of all
     its work-items. The last apply where indices are digits of the work-item's number.
@@ -123,20 +125,20 @@ def _bank_words(
         return ()
     count = LINE_BYTES // (size * buffer.dtype.bytes)
     if by_warp:
-        found: list[tuple[Expr, Expr]] = [(const(r), const(0)) for r in range(count)]
+        words: list[tuple[Expr, Expr]] = [(const(r), const(0)) for r in range(count)]
     else:
         row: Expr = const(0)
         for e, d in zip(where[:-1], shape[:-1]):
             row = row * d + e
         start: dict[Var, Expr] = {p.var: const(0) for p in path}
-        found = []
+        words = []
         for t in range(count):
             left: Expr = const(t)
             for p in items:
                 start[p.var], left = floormod(left, p.extent), floordiv(left, p.extent)
-            found.append((substitute(row, start), substitute(where[-1], start) // size))
+            words.append((substitute(row, start), substitute(where[-1], start) // size))
     vectors = shape[-1] // size
-    return tuple(simplify(r * vectors + (swizzled(r, c, vectors, count) if buffer.swizzle else c)) for r, c in found)
+    return tuple(simplify(r * vectors + (swizzled(r, c, vectors, count) if buffer.swizzle else c)) for r, c in words)
 
 
 def _has_remainder(where: Sequence[Expr], items: Sequence[For]) -> bool:
@@ -181,8 +183,9 @@ def sector_bytes(x: WarpAccess) -> Expr:
     """Return the bytes of memory sectors per work-item: the used bytes at least, its own sectors at most."""
     size = x.buffer.dtype.bytes
     used = mul(x.width, size)
-    own = mul(ceildiv(used, SECTOR_BYTES), SECTOR_BYTES)
-    return select(eq(x.stride, 0), const(0), maximum(used, minimum(mul(x.stride, size), own)))
+    # With strides beyond a sector, work-items share no sector: each moves whole ones.
+    one_sector_each = mul(ceildiv(used, SECTOR_BYTES), SECTOR_BYTES)
+    return select(eq(x.stride, 0), const(0), maximum(used, minimum(mul(x.stride, size), one_sector_each)))
 
 
 def bank_conflicts(x: WarpAccess) -> Expr:
@@ -198,45 +201,54 @@ def bank_conflicts(x: WarpAccess) -> Expr:
         )
     if x.bank_words:
         count = len(x.bank_words)
-        alone = [and_(*(ne(a, b) for b in x.bank_words[:at])) for at, a in enumerate(x.bank_words)]
+        first_of_word = [and_(*(ne(a, b) for b in x.bank_words[:at])) for at, a in enumerate(x.bank_words)]
         same = [
-            _sum([select(and_(f, eq(floormod(a - b, count), 0)), ONE, const(0)) for f, b in zip(alone, x.bank_words)])
+            _sum(
+                [
+                    select(and_(f, eq(floormod(a - b, count), 0)), ONE, const(0))
+                    for f, b in zip(first_of_word, x.bank_words)
+                ]
+            )
             for a in x.bank_words
         ]
         return reduce(maximum, same)
+    # Banks are four bytes wide, and an access of several words is served in several passes over fewer work-items.
     wide = ceildiv(mul(x.width, x.buffer.dtype.bytes), 4)
-    apart = ceildiv(ceildiv(mul(x.stride, x.buffer.dtype.bytes), 4), wide)
+    words_between = ceildiv(ceildiv(mul(x.stride, x.buffer.dtype.bytes), 4), wide)
     total: Expr = ONE
     step = 2
     while step <= BANKS:
         total = total + select(
-            and_(eq(floormod(apart, step), 0), le(mul(wide, step), BANKS)), const(step // 2), const(0)
+            # 1 + 1 + 2 + 4 ...: each power of two that divides the stride doubles the sum, which is then the common divisor
+            and_(eq(floormod(words_between, step), 0), le(mul(wide, step), BANKS)),
+            const(step // 2),
+            const(0),
         )
         step *= 2
     return select(eq(x.stride, 0), ONE, total)
 
 
-def group_bytes(found: Sequence[WarpAccess]) -> Expr:
+def group_bytes(accesses: Sequence[WarpAccess]) -> Expr:
     """Return the bytes of global memory that a group touches, once for each access in the program."""
-    return _sum([_footprint(x) for x in found])
+    return _sum([_footprint(x) for x in accesses])
 
 
 def _footprint(x: WarpAccess) -> Expr:
     total: Expr = const(x.buffer.dtype.bytes)
     inner = {p.var: p.extent for p in x.path if p.kind != "group"}
     for e, dim in zip(x.where, x.buffer.shape):
-        own = {v: inner[v] for v in free_vars(e) if v in inner}
-        if own:
-            total = mul(total, extent_within(e, own, dim))
+        extents = {v: inner[v] for v in free_vars(e) if v in inner}
+        if extents:
+            total = mul(total, extent_within(e, extents, dim))
     return total
 
 
-def gpu_features(func: PrimFunc, main: Block, machine: HardwareInfo) -> list[tuple[str, Expr, Expr, bool]]:
+def gpu_features(func: PrimFunc, main: Block, hardware: HardwareInfo) -> list[tuple[str, Expr, Expr, bool]]:
     """Return (name, numerator, denominator, logarithmic) of the GPU features, of the kernel that `main` is in."""
     kernel = next(k for k in kernels(func) if main in blocks(k))
-    items, at_once = group_items(func, kernel), resident_groups(func, kernel, machine)
+    items, at_once = group_items(func, kernel), resident_groups(func, kernel, hardware)
     groups = _product([p.extent for p in enclosing(func, main) if p.kind == "group"])
-    room = mul(at_once, machine.workers)
+    room = mul(at_once, hardware.workers)
     waves = ceildiv(groups, maximum(room, 1))
     far, near = list(warp_accesses(func, kernel, False)), list(warp_accesses(func, kernel, True))
     used = _sum([mul(x.executions, mul(x.width, x.buffer.dtype.bytes)) for x in far])
@@ -244,10 +256,10 @@ def gpu_features(func: PrimFunc, main: Block, machine: HardwareInfo) -> list[tup
     return [
         ("gpu_items", items, ONE, True),
         ("gpu_groups", groups, ONE, True),
-        ("gpu_shared", shared_bytes(func, kernel, machine), ONE, True),
+        ("gpu_shared", shared_bytes(func, kernel, hardware), ONE, True),
         ("gpu_registers", registers(func, kernel), ONE, True),
         ("gpu_at_once", at_once, ONE, True),
-        ("gpu_occupancy", mul(at_once, items), const(machine.sm_max_threads), False),
+        ("gpu_occupancy", mul(at_once, items), const(hardware.sm_max_threads), False),
         ("gpu_waves", waves, ONE, True),
         ("gpu_wave_use", groups, mul(waves, room), False),
         ("gpu_used_of_moved", used, maximum(moved, 1), False),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from relax_tune.ir.core.expr import Const, Expr, Load, Var, free_vars, postorder
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
+from relax_tune.schedules.sketch import Sketch
 
 Array = NDArray[np.float64]
 Compiled = Callable[[Mapping[str, Array]], list[Array]]
@@ -38,7 +39,7 @@ def compile_numpy(exprs: Sequence[Expr]) -> tuple[Compiled, tuple[Var, ...]]:
             names[node] = repr(float(node.value))
             continue
         if isinstance(node, Load) or node.op not in _TEMPLATES:
-            raise ValueError(f"wanted an expression over shapes and tunables, found {node!r}")
+            raise ValueError(f"expected an expression over shapes and tunables, got {node!r}")
         names[node] = f"t{number}"
         lines.append(f"    t{number} = " + _TEMPLATES[node.op].format(*(names[x] for x in node.args)))
     lines.append("    return [" + ", ".join(names[e] for e in exprs) + "]")
@@ -53,3 +54,19 @@ def compile_numpy(exprs: Sequence[Expr]) -> tuple[Compiled, tuple[Var, ...]]:
             return [np.asarray(x, dtype=np.float64) for x in inner(columns)]
 
     return run, variables
+
+
+class ConstraintFunction:
+    """True where every constraint of the sketch holds."""
+
+    def __init__(self, sketch: Sketch) -> None:
+        self._run, self.variables = compile_numpy(list(sketch.constraints))
+
+    def __call__(self, tunables: Mapping[str, NDArray[np.int64]]) -> NDArray[np.bool_]:
+        """Evaluate the constraints for each row of tunables (R,): (R,) bool."""
+        rows = len(next(iter(tunables.values()))) if tunables else 1
+        result = np.ones(rows, bool)
+        columns = {n: np.asarray(a, np.float64) for n, a in tunables.items()}
+        for value in self._run(columns):
+            result &= value.astype(bool)
+        return result

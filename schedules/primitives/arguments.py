@@ -1,4 +1,7 @@
-"""Checks of the scalar arguments of primitives."""
+"""Checks of the scalar arguments of primitives.
+
+Tests: `tests/schedules/primitives/test_golden.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,21 @@ from relax_tune.schedules.symbols import LIMIT
 def scalar(func: PrimFunc, step: str, value: ExprLike, *touched: Block) -> Expr:
     """Return `value` as an expression over shape symbols and tunables whose divisors are provably positive.
 
-    touched: blocks that the primitive changes; `prepack` blocks know no shape symbols
-    Raises: ScheduleError.
+    Args:
+        touched: Blocks that the primitive changes; `prepack` blocks know no shape symbols.
     """
     e = expr(value)
     number = as_int(e)
     if number is not None:
         if abs(number) >= LIMIT:
-            raise ScheduleError(f"{func.name}: {step} wants factors below {LIMIT}, found {number}")
+            raise ScheduleError(f"{func.name}: {step} expects factors below {LIMIT}, got {number}")
         return e
     known = set(func.symbols)
     symbols = [v for v in free_vars(e) if not isinstance(v, Tunable)]
     for v in symbols:
         if v not in known:
             raise ScheduleError(
-                f"{func.name}: {step} wants factors of shape symbols and tunables, found {v.name!r} in {e!r}"
+                f"{func.name}: {step} expects factors of shape symbols and tunables, got {v.name!r} in {e!r}"
             )
     for n in postorder((e,)):
         if n.op in ("floordiv", "floormod") and prove(le(1, n.args[1])) is not Proof.YES:
@@ -37,7 +40,7 @@ def scalar(func: PrimFunc, step: str, value: ExprLike, *touched: Block) -> Expr:
     once = [b.name for b in touched if b.role != "compute"]
     if symbols and once:
         raise ScheduleError(
-            f"{func.name}: {step} wants factors without shape symbols for {once[0]!r}, which runs once before any call; found {e!r}"
+            f"{func.name}: {step} expects factors without shape symbols for {once[0]!r}, which runs once before any call; got {e!r}"
         )
     return e
 
@@ -47,7 +50,7 @@ def positive(func: PrimFunc, step: str, value: ExprLike, *touched: Block) -> Exp
     e = scalar(func, step, value, *touched)
     if prove(le(1, e)) is not Proof.YES:
         raise ScheduleError(
-            f"{func.name}: {step} wants a positive factor, found {e!r}"
+            f"{func.name}: {step} expects a positive factor, got {e!r}"
             + ("" if as_int(e) is not None else ", which may be zero; max(..., 1) is positive")
         )
     return e

@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""Schedule rules: generators of sketches. Other folders reach them through `relax_tune.schedules.sketch`."""

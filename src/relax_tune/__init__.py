@@ -15,132 +15,96 @@ Names are imported when they are first used, so a program that only runs artifac
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# The public names. Type checkers follow these imports; at run time `_public` reads them, so that each name is written once.
 if TYPE_CHECKING:
-    from relax_tune.database.store import Store
-    from relax_tune.database.store import open_store as open_database
-    from relax_tune.errors import ModelStateError, RelaxTuneError, UserError
-    from relax_tune.ir.core.function import IRModule
-    from relax_tune.ir.frontend.graph_builder import GraphBuilder
-    from relax_tune.ir.frontend.load import load_model
-    from relax_tune.ir.frontend.text import save_text as save_model
-    from relax_tune.ir.passes.graph.lift import LiftParameters
-    from relax_tune.ir.passes.graph.quantize import QuantizeWeights
-    from relax_tune.ir.rewrite.rules import Rule, rewrite
-    from relax_tune.ir.text.parser import parse_prim_func
-    from relax_tune.runtime.artifact import Artifact, load, load_artifact
-    from relax_tune.runtime.generate import beam_search, generate, generate_steps
-    from relax_tune.runtime.generation.config import GenerationConfig
-    from relax_tune.runtime.generation.detokenizer import IncrementalDetokenizer
-    from relax_tune.runtime.model import Model
-    from relax_tune.runtime.shapes import ShapeProfile
-    from relax_tune.runtime.signature import TensorSpec
-    from relax_tune.runtime.calls.stream import Stream
-    from relax_tune.tuner.api import TuneResult, build, submit, tune
-    from relax_tune.tuner.job.progress import TuningProgress
-    from relax_tune.tuner.pack.install import Installation, install
-    from relax_tune.tuner.pack.pack import ModelPack, make_pack, read_pack
-    from relax_tune.tuner.search.named import Search, SearchSpace
+    from relax_tune.ir.frontend.load import load_model as load_model
+    from relax_tune.ir.frontend.text import save_text
+    from relax_tune.ir.frontend.graph_builder import GraphBuilder as GraphBuilder
+    from relax_tune.ir.text.parser import parse_prim_func as parse_prim_func
+    from relax_tune.ir.rewrite.rules import Rule as Rule
+    from relax_tune.ir.rewrite.rules import rewrite as rewrite
+    from relax_tune.ir.core.function import IRModule as IRModule
+    from relax_tune.ir.passes.graph.quantize import QuantizeWeights as QuantizeWeights
+    from relax_tune.ir.passes.graph.lift import LiftParameters as LiftParameters
+    from relax_tune.tuner.api import tune as tune, TuneResult as TuneResult
+    from relax_tune.tuner.job.progress import TuningProgress as TuningProgress
+    from relax_tune.tuner.search.named import SearchSpace as SearchSpace, Search as Search
+    from relax_tune.tuner.api import build as build
+    from relax_tune.tuner.pack.pack import make_pack as make_pack, read_pack as read_pack, ModelPack as ModelPack
+    from relax_tune.tuner.pack.install import install as install, Installation as Installation
+    from relax_tune.tuner.api import submit as submit
+    from relax_tune.runtime.artifact import Artifact as Artifact, load_artifact as load_artifact, load as load
+    from relax_tune.runtime.model import Model as Model
+    from relax_tune.runtime.generate import generate as generate, generate_steps as generate_steps
+    from relax_tune.runtime.generate import beam_search as beam_search
+    from relax_tune.runtime.generation.config import GenerationConfig as GenerationConfig
+    from relax_tune.runtime.generation.detokenizer import IncrementalDetokenizer as IncrementalDetokenizer
+    from relax_tune.runtime.shapes import ShapeProfile as ShapeProfile
+    from relax_tune.runtime.calls.stream import Stream as Stream
+    from relax_tune.runtime.signature import TensorSpec as TensorSpec
+    from relax_tune.database.store import open_store, Store as Store
+    from relax_tune.errors import RelaxTuneError as RelaxTuneError
+    from relax_tune.errors import UserError as UserError, ModelStateError as ModelStateError
 
-# Name -> (module, name there, the extra to install for it).
-_PUBLIC = {
-    "load_model": ("relax_tune.ir.frontend.load", "load_model", "tune"),
-    "save_model": ("relax_tune.ir.frontend.text", "save_text", "tune"),
-    "GraphBuilder": ("relax_tune.ir.frontend.graph_builder", "GraphBuilder", "tune"),
-    "parse_prim_func": ("relax_tune.ir.text.parser", "parse_prim_func", "tune"),
-    "Rule": ("relax_tune.ir.rewrite.rules", "Rule", "tune"),
-    "rewrite": ("relax_tune.ir.rewrite.rules", "rewrite", "tune"),
-    "IRModule": ("relax_tune.ir.core.function", "IRModule", "tune"),
-    "QuantizeWeights": ("relax_tune.ir.passes.graph.quantize", "QuantizeWeights", "tune"),
-    "LiftParameters": ("relax_tune.ir.passes.graph.lift", "LiftParameters", "tune"),
-    "tune": ("relax_tune.tuner.api", "tune", "tune"),
-    "TuneResult": ("relax_tune.tuner.api", "TuneResult", "tune"),
-    "TuningProgress": ("relax_tune.tuner.job.progress", "TuningProgress", "tune"),
-    "SearchSpace": ("relax_tune.tuner.search.named", "SearchSpace", "tune"),
-    "Search": ("relax_tune.tuner.search.named", "Search", "tune"),
-    "build": ("relax_tune.tuner.api", "build", "tune"),
-    "make_pack": ("relax_tune.tuner.pack.pack", "make_pack", "tune"),
-    "read_pack": ("relax_tune.tuner.pack.pack", "read_pack", "tune"),
-    "ModelPack": ("relax_tune.tuner.pack.pack", "ModelPack", "tune"),
-    "install": ("relax_tune.tuner.pack.install", "install", "tune"),
-    "Installation": ("relax_tune.tuner.pack.install", "Installation", "tune"),
-    "submit": ("relax_tune.tuner.api", "submit", "jobs"),
-    "Artifact": ("relax_tune.runtime.artifact", "Artifact", "opencl"),
-    "load_artifact": ("relax_tune.runtime.artifact", "load_artifact", "opencl"),
-    "load": ("relax_tune.runtime.artifact", "load", "opencl"),
-    "Model": ("relax_tune.runtime.model", "Model", "opencl"),
-    "generate": ("relax_tune.runtime.generate", "generate", "opencl"),
-    "generate_steps": ("relax_tune.runtime.generate", "generate_steps", "opencl"),
-    "beam_search": ("relax_tune.runtime.generate", "beam_search", "opencl"),
-    "GenerationConfig": ("relax_tune.runtime.generation.config", "GenerationConfig", "opencl"),
-    "IncrementalDetokenizer": ("relax_tune.runtime.generation.detokenizer", "IncrementalDetokenizer", "opencl"),
-    "ShapeProfile": ("relax_tune.runtime.shapes", "ShapeProfile", "opencl"),
-    "Stream": ("relax_tune.runtime.calls.stream", "Stream", "opencl"),
-    "TensorSpec": ("relax_tune.runtime.signature", "TensorSpec", "opencl"),
-    "open_database": ("relax_tune.database.store", "open_store", "tune"),
-    "Store": ("relax_tune.database.store", "Store", "tune"),
-    "RelaxTuneError": ("relax_tune.errors", "RelaxTuneError", "tune"),
-    "UserError": ("relax_tune.errors", "UserError", "tune"),
-    "ModelStateError": ("relax_tune.errors", "ModelStateError", "opencl"),
-}
+    save_model, open_database = save_text, open_store
+    __version__: str
 
-__all__ = [
-    "load_model",
-    "save_model",
-    "GraphBuilder",
-    "parse_prim_func",
-    "Rule",
-    "rewrite",
-    "IRModule",
-    "QuantizeWeights",
-    "LiftParameters",
-    "tune",
-    "TuneResult",
-    "TuningProgress",
-    "SearchSpace",
-    "Search",
-    "build",
-    "make_pack",
-    "read_pack",
-    "ModelPack",
-    "install",
-    "Installation",
-    "submit",
-    "Artifact",
-    "load_artifact",
-    "load",
-    "Model",
-    "generate",
-    "generate_steps",
-    "beam_search",
-    "GenerationConfig",
-    "IncrementalDetokenizer",
-    "ShapeProfile",
-    "Stream",
-    "TensorSpec",
-    "open_database",
-    "Store",
-    "RelaxTuneError",
-    "UserError",
-    "ModelStateError",
-]
+_EXTRAS = {"submit": "jobs"}
+"""Extras of single names; others need `opencl` to run artifacts, and `tune` for anything else."""
+
+_public_names: dict[str, tuple[str, str]] = {}
+
+
+def _public() -> dict[str, tuple[str, str]]:
+    """Return the module and the name there of each public name."""
+    if not _public_names:
+        import ast
+        import pkgutil
+
+        source = pkgutil.get_data(__name__, "__init__.py")
+        if source is None:
+            raise ImportError(f"{__name__}: its source __init__.py is missing; install relax-tune with its .py files")
+        tree = ast.parse(source)
+        (block,) = (node for node in tree.body if isinstance(node, ast.If))
+        origins: dict[str, tuple[str, str]] = {}
+        for node in block.body:
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                origins.update({a.name: (node.module, a.name) for a in node.names})
+                _public_names.update({a.name: (node.module, a.name) for a in node.names if a.asname})
+            elif isinstance(node, ast.Assign):  # names that differ from the names in their modules
+                (names,) = node.targets
+                for name, value in zip(ast.walk(names), ast.walk(node.value)):
+                    if isinstance(name, ast.Name) and isinstance(value, ast.Name):
+                        _public_names[name.id] = origins[value.id]
+    return _public_names
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_PUBLIC)}")
-    module, attribute, extra = _PUBLIC[name]
+    if name == "__version__":
+        from relax_tune.runtime.hashed_zip import tool_version
+
+        return tool_version()
+    if name == "__all__":
+        return list(_public())
+    if name.startswith("__"):  # asked by Python itself, and by tools
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _public():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_public())}")
+    module, attribute = _public()[name]
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        value = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("relax_tune"):
             raise
+        extra = _EXTRAS.get(name, "opencl" if module.startswith("relax_tune.runtime") else "tune")
+        package = error.name.partition(".")[0]
         raise ImportError(
-            f"relax_tune.{name} wants the package {error.name}, found none; pip install 'relax-tune[{extra}]'",
+            f"relax_tune.{name} needs the package {package}, which is not installed; pip install 'relax-tune[{extra}]'",
             name=error.name,
         ) from None
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_public()})

@@ -1,6 +1,14 @@
-"""The one family of errors: each says what was wanted, what was found, where, and what to do."""
+"""The errors of relax-tune: each says what was expected, what it got, where, and what to do."""
 
 from __future__ import annotations
+
+import errno
+import sqlite3
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import extract_tb
 
 
 class RelaxTuneError(Exception):
@@ -8,7 +16,52 @@ class RelaxTuneError(Exception):
 
 
 class TryAgainLater(RelaxTuneError):
-    """A server, cluster or device that is away or busy: the same command may succeed later."""
+    """A server, cluster or device that is away or busy: the same command may succeed later (`is_temporary`)."""
+
+
+_TEMPORARY = frozenset(
+    (
+        *(errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE),  # a resource is used up
+        *(errno.EAGAIN, errno.EBUSY, errno.ETXTBSY),  # somebody else uses it
+        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT),  # a server is away
+        *(errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.ESTALE),
+    )
+)
+_PERMANENT = frozenset(
+    (
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO),  # a person has to change rights or hardware
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
+        *(errno.EFBIG, errno.ENXIO, errno.ENODEV),
+    )
+)
+_SQLITE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS, sqlite3.SQLITE_PERM: errno.EACCES}
+_SQL_STATES = {"53100": errno.ENOSPC, "53200": errno.ENOMEM, "42501": errno.EACCES, "25006": errno.EROFS}
+
+
+def is_temporary(error: BaseException) -> bool:
+    """Return True if the same command may succeed later without a change of its input or settings.
+
+    The failed system call that caused the error decides, where there is one: a full disk or a lost connection is temporary, missing
+    rights or a read-only file system are not. Otherwise a `TryAgainLater` is temporary.
+    """
+    number = _system_error(error)
+    return number in _TEMPORARY or (isinstance(error, TryAgainLater) and number not in _PERMANENT)
+
+
+def _system_error(error: BaseException) -> int | None:
+    """Return the number of the failed system call at the root of an error; None if there is none."""
+    cause: BaseException | None = error
+    for _ in range(8):  # longer chains come from elsewhere
+        if cause is None:
+            return None
+        if isinstance(cause, OSError) and cause.errno is not None and type(cause).__module__ != "ssl":
+            return cause.errno  # not of TLS errors, whose numbers are OpenSSL's
+        if isinstance(cause, sqlite3.Error) and (code := getattr(cause, "sqlite_errorcode", 0) & 0xFF) in _SQLITE:
+            return _SQLITE[code]
+        if (state := getattr(cause, "sqlstate", None)) in _SQL_STATES:
+            return _SQL_STATES[state]
+        cause = getattr(cause, "orig", None) or cause.__cause__ or cause.__context__
+    return None
 
 
 def system_reason(error: BaseException) -> str:
@@ -44,8 +97,8 @@ class MemoryLack(MeasureError):
     """A device or host without enough free memory for a request. The device itself is well."""
 
 
-class FleetAway(MeasureError, TryAgainLater):
-    """A scheduler or its workers are away."""
+class FleetUnavailable(MeasureError, TryAgainLater):
+    """A scheduler, or every worker for a target, does not answer or is not connected."""
 
 
 class DatabaseError(RelaxTuneError):
@@ -62,3 +115,41 @@ class UserError(RelaxTuneError):
 
 class ModelStateError(UserError, RuntimeError):
     """A call of a model that was closed, or one from inside a call of the same model."""
+
+
+class UnexpectedErrorWarning(UserWarning):
+    """A fault of relax-tune in one candidate, rule or check, which is left out while everything else goes on."""
+
+
+@contextmanager
+def left_out(part: str, function: str, *expected: type[Exception]) -> Iterator[None]:
+    """Suppress an error of `part`, and warn of it unless its class is `expected`.
+
+    Args:
+        part: The part that may raise it, such as `rule windows`.
+        function: Name of the tensor function.
+        expected: Classes of errors to suppress without a warning.
+
+    Raises:
+        UnexpectedErrorWarning: Warnings are errors, as in the tests.
+    """
+    try:
+        yield
+    except expected:
+        return
+    except UnexpectedErrorWarning:
+        raise
+    except Exception as error:  # the boundary of one part of many: any error of it is limited to that part
+        warn_unexpected(part, function, error)
+
+
+def warn_unexpected(part: str, function: str, error: Exception) -> None:
+    """Warn of an error that costs `part` of a function's kernels. Python shows a repeated warning once."""
+    frames = extract_tb(error.__traceback__)
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    warnings.warn(
+        f"{part} failed for function {function!r} and is left out: {type(error).__name__}{where}: {error}. This is a fault of "
+        "relax-tune, and the rest goes on without it. Report it with the function, which `relax-tune show` prints",
+        UnexpectedErrorWarning,
+        stacklevel=2,
+    )

@@ -1,4 +1,4 @@
-"""Shapes of JSON data that anybody may have written."""
+"""Shapes of untrusted JSON data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 def has_shape(data: object, shape: Any) -> bool:
     """Tell whether JSON data has a shape.
 
-    shape: a class for its instances, a tuple for a list of items of these shapes, or a mapping for an object that has at least these
-        fields, each of its shape.
+    Args:
+        data: The data.
+        shape: A class for its instances, a tuple for a list of items of these shapes, or a mapping for an object that has at least
+            these fields, each of its shape.
     """
     if isinstance(shape, Mapping):
         return isinstance(data, Mapping) and all(k in data and has_shape(data[k], s) for k, s in shape.items())

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line. Other packages import nothing of it."""

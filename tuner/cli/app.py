@@ -3,6 +3,8 @@
 Exit codes: 0 done, 2 a mistake the user can correct, 3 nothing usable was measured, 4 a server or a
 fleet is away or busy (the same command may succeed later), 130 interrupted
 (`tuner/cli/start.py`); 1 when the reader of the output has gone (`relax-tune db top | head -1`), without a message.
+
+Tests: `tests/tuner/cli/test_cli.py`, `tests/tuner/cli/test_cli_help.py`.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ import importlib
 import io
 import os
 import sys
+import warnings
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from relax_tune.errors import RelaxTuneError, TryAgainLater
-from relax_tune.tuner.printable import printable
+from relax_tune.errors import RelaxTuneError, UnexpectedErrorWarning, is_temporary, system_reason
+from relax_tune.printable import printable
 
 USER_ERROR, NOTHING_MEASURED, TRY_LATER = 2, 3, 4
 
@@ -105,7 +108,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "plan": CommandEntry(
         "plan",
         "plan",
-        "Show what is dispatched where; check it against use.",
+        "Show which kernel runs for which shapes; check against use.",
         (
             "relax-tune plan encoder-c.rta --c plans.c",
             "relax-tune plan ./encoder --target c --check --profile served.json",
@@ -114,7 +117,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "show": CommandEntry(
         "show",
         "show",
-        "Show a model's program and tasks, or all about one task.",
+        "Show a model's program and tasks, or one task in detail.",
         (
             "relax-tune show ./encoder --what tasks",
             "relax-tune show ./encoder --after FuseOps",
@@ -125,7 +128,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "report": CommandEntry(
         "views.report",
         "report",
-        "Write what tuning did to one HTML file, with pictures.",
+        "Write an HTML report of what tuning did.",
         (
             "relax-tune report encoder-c.rta --db records.db --out encoder.html",
             "relax-tune report ./encoder --target c --bound b=1:8 --bound n=1:512",
@@ -150,13 +153,13 @@ COMMANDS: dict[str, CommandEntry] = {
     "db": CommandEntry(
         "exchange",
         "app",
-        "Look at, move and mend the database of measurements.",
+        "Inspect, move and repair the database of measurements.",
         ("relax-tune db stats", "relax-tune db top softmax --count 5", "relax-tune db export records.jsonl"),
     ),
     "model": CommandEntry(
         "model",
         "app",
-        "Train a cost model for kernels that nobody measured.",
+        "Train a cost model for kernels without measurements.",
         (
             "relax-tune model train --target c --out team.prior",
             "relax-tune model evaluate --target c",
@@ -165,7 +168,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "jobs": CommandEntry(
         "fleet.jobs",
         "app",
-        "Submit models to be tuned by services, and look after them.",
+        "Submit models to tuning services and manage the jobs.",
         (
             "relax-tune jobs submit ./encoder --target cuda --bound n=1:512 --priority 5",
             "relax-tune jobs work --device c --db postgresql://tuner@records.lan/tuning --files /shared/files",
@@ -175,7 +178,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "scheduler": CommandEntry(
         "fleet.cluster",
         "scheduler",
-        "Start the scheduler that jobs and workers meet at.",
+        "Start the scheduler that connects jobs and workers.",
         (
             "relax-tune scheduler",
             "relax-tune scheduler --host 10.0.0.1 --ca ca.pem --certificate head.pem --key head.key",
@@ -202,13 +205,13 @@ COMMANDS: dict[str, CommandEntry] = {
     "doctor": CommandEntry(
         "devices",
         "doctor",
-        "Say what is installed, what is missing, what would be faster.",
+        "Report what is installed, missing, or would be faster.",
         ("relax-tune doctor", "relax-tune doctor --json --db sqlite:///records.db"),
     ),
     "certificate": CommandEntry(
         "fleet.certificates",
         "app",
-        "Make the certificates of a fleet.",
+        "Create the certificates of a fleet.",
         (
             "relax-tune certificate authority ./fleet",
             "relax-tune certificate issue ./fleet gpu1 --role worker",
@@ -218,13 +221,13 @@ COMMANDS: dict[str, CommandEntry] = {
     "sign": CommandEntry(
         "portable.sign",
         "sign",
-        "Sign a file with a key of yours, beside the file as FILE.sig.",
+        "Sign a file with your key; write FILE.sig next to it.",
         ("relax-tune sign --make-key release.key", "relax-tune sign encoder-c.rta --key release.key"),
     ),
     "verify": CommandEntry(
         "portable.sign",
         "verify",
-        "Check that the holder of a key signed a file as it is.",
+        "Check the signature of a file against a public key.",
         ("relax-tune verify encoder-c.rta --public release.key.pub",),
     ),
     "allow": CommandEntry(
@@ -283,17 +286,22 @@ class LazyCommands(TyperGroup):
             return super().invoke(ctx)
         except RelaxTuneError as error:
             print(f"error: {printable(str(error))}", file=sys.stderr)
-            raise typer.Exit(TRY_LATER if isinstance(error, TryAgainLater) else USER_ERROR) from None
+            raise typer.Exit(TRY_LATER if is_temporary(error) else USER_ERROR) from None
+        except OSError as error:
+            if error.filename is None:
+                raise  # the command's own output, see `main`
+            print(f"error: {printable(str(error.filename))}: {system_reason(error)}", file=sys.stderr)
+            raise typer.Exit(TRY_LATER if is_temporary(error) else USER_ERROR) from None
 
 
 def load_command(name: str) -> Any:
-    """Return the command `name` of `COMMANDS`, its module imported now."""
+    """Import the module of a command in `COMMANDS`, and return the command."""
     entry = COMMANDS[name]
-    found = getattr(importlib.import_module(f"relax_tune.tuner.cli.commands.{entry.module}"), entry.attribute)
-    if isinstance(found, typer.Typer):
-        return typer.main.get_command(found)
+    function = getattr(importlib.import_module(f"relax_tune.tuner.cli.commands.{entry.module}"), entry.attribute)
+    if isinstance(function, typer.Typer):
+        return typer.main.get_command(function)
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, epilog=examples(*entry.examples))(found)
+    single.command(name, epilog=examples(*entry.examples))(function)
     return typer.main.get_command(single)
 
 
@@ -309,13 +317,13 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         try:
-            found = version("relax-tune")
+            installed = version("relax-tune")
         except PackageNotFoundError:
-            found = "0 (not installed)"
-        print(f"relax-tune {found}")
+            installed = "0 (not installed)"
+        print(f"relax-tune {installed}")
         raise typer.Exit
 
 
@@ -332,6 +340,7 @@ def relax_tune(
 def main() -> None:
     """Run the command line with prepared standard streams. Raises SystemExit."""
     _prepare_output()
+    warnings.showwarning = _show_warning
     try:
         app(prog_name="relax-tune")
     except OSError as error:
@@ -339,8 +348,24 @@ def main() -> None:
             raise
         # a full disk behind `> file`: the rest of the buffer cannot be written either
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        print(f"error: the output could not be written: {error.strerror}; send it elsewhere", file=sys.stderr)
-        sys.exit(USER_ERROR)
+        print(f"error: the output could not be written: {error.strerror}; write it to another place", file=sys.stderr)
+        sys.exit(TRY_LATER if is_temporary(error) else USER_ERROR)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning about a fault of relax-tune as one line, any other as Python does."""
+    if issubclass(category, UnexpectedErrorWarning):
+        print(f"warning: {printable(str(message))}", file=sys.stderr)
+    else:
+        text = warnings.formatwarning(message, category, filename, lineno, line)
+        print(printable(text), end="", file=file or sys.stderr)
 
 
 def _prepare_output() -> None:

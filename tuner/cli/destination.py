@@ -51,26 +51,26 @@ def check_destination(path: Path, model_key: str, overwrite: bool, form: FileFor
         pass
     except OSError as error:  # a name too long, a file where a folder should be
         raise UserError(
-            f"--out {path!s:.200}: wanted a file to write, found: {error.strerror}; give another name"
+            f"--out {path!s:.200}: expected a file to write, got: {error.strerror}; give another name"
         ) from None
     if path.is_dir():
         raise UserError(
-            f"--out {path}: wanted the name of a file, found a folder; give a name in it, such as {path / f'model{form.suffix}'}"
+            f"--out {path}: expected the name of a file, got a folder; give a name in it, such as {path / f'model{form.suffix}'}"
         )
     folder = next(p for p in path.absolute().parents if p.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         raise UserError(
-            f"--out {path}: wanted a folder that can be written, found that {folder} cannot; choose another place"
+            f"--out {path}: expected a folder that can be written, but {folder} cannot; choose another place"
         )
     if overwrite or not path.exists():
         return
     try:
-        found = read_file(form, path).manifest["extra"].get("model")
+        stored = read_file(form, path).manifest["extra"].get("model")
     except ArtifactError as error:
         raise UserError(
             f"{path} is there already and is no whole {form.noun} ({error}); give another name with --out, or --overwrite"
         ) from None
-    if found != model_key:
+    if stored != model_key:
         raise UserError(
             f"{path} is there already and is the {form.noun} of another model; give this one another name with --out, or --overwrite"
         )

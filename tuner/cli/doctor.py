@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -19,13 +18,15 @@ import numpy as np
 from relax_tune.database.engine import default_url, masked, parse_url, sqlite_path
 from relax_tune.database.store import MEMORY_URL, open_store
 from relax_tune.errors import BuildError, DatabaseError, MeasureError, RelaxTuneError, UserError
+from relax_tune.runtime.child_process import find_program, interpreter
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.binaries import cache_folder
 from relax_tune.runtime.device.c import find_compiler
+from relax_tune.runtime.device.device_class import DeviceFailure
 from relax_tune.runtime.device.quirks import quirks_of
-from relax_tune.runtime.device.registry import DeviceFailure, list_devices, open_device
-from relax_tune.runtime.device.webgpu.listing import run_apart
+from relax_tune.runtime.device.registry import find_devices, is_probed_in_process, open_device, service_kernels
+from relax_tune.runtime.device.webgpu.listing import run_separately
 from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.runtime.program.program import KernelSource
 from relax_tune.tuner.measure.device_process.sandbox import landlock_version
@@ -85,13 +86,6 @@ THREAD_VARIABLES = (
 )
 # Below this many free bytes a tuning job may fill the disk.
 SPACE = 2 * 2**30
-PROBE = {
-    "c": "void probe(float *a) {\n#pragma omp parallel for\n  for (int i = 0; i < 8; i++) a[i] += 1.0f;\n}\n",
-    "cuda": 'extern "C" __global__ void probe(float *a) { a[blockIdx.x] += 1.0f; }\n',
-    "webgpu": "@group(0) @binding(0) var<storage, read_write> a: array<f32>;\n@compute @workgroup_size(1)\n"
-    "fn probe(@builtin(workgroup_id) at: vec3<u32>) { a[at.x] += 1.0f; }\n",
-    "opencl": "__kernel void probe(__global float *a) { a[get_global_id(0)] += 1.0f; }\n",
-}
 
 # What OpenBLAS calls processors without 512-bit vectors.
 _NARROW_CORES = ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott")
@@ -99,12 +93,16 @@ _NARROW_CORES = ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One checked thing. `advice` names a remedy; empty if none is needed."""
+    """The result of one check.
+
+    Attributes:
+        advice: a remedy; empty if none is needed.
+    """
 
     area: str
     name: str
     state: State
-    found: str
+    result: str
     advice: str = ""
 
     def to_json(self) -> dict[str, str]:
@@ -118,7 +116,7 @@ def examine(db: str | None, environment: Mapping[str, str] | None = None) -> lis
     Devices, libraries and the database are opened and closed. Only the cache of compiled kernels changes.
     """
     variables = os.environ if environment is None else environment
-    devices = list_devices()
+    devices = find_devices()
     return [
         *_machine(),
         *_devices(devices),
@@ -146,7 +144,7 @@ def settings_findings(sources: Mapping[str, SettingSource]) -> Iterator[Finding]
 
 
 def _machine() -> Iterator[Finding]:
-    yield Finding("machine", "python", "ok", f"{platform.python_version()} at {sys.executable}")
+    yield Finding("machine", "python", "ok", f"{platform.python_version()} at {interpreter()}")
     yield Finding("machine", "processor", "ok", f"{host.cpu_model()}, {host.vector_bits()}-bit vectors")
     yield Finding("machine", "system", "ok", f"{platform.system()} {platform.release()}")
     load, cpus = os.getloadavg()[0], host.usable_cpus()
@@ -176,25 +174,23 @@ def cpu_quota(path: Path) -> float | None:
         return None
 
 
-def _devices(devices: list[DeviceInfo | DeviceFailure]) -> Iterator[Finding]:
-    for at, entry in enumerate(devices):
+def _devices(devices: list[tuple[str, DeviceInfo | DeviceFailure]]) -> Iterator[Finding]:
+    for spec, entry in devices:
         if isinstance(entry, DeviceFailure):
             yield Finding("device", entry.spec, "missing", "cannot be opened", entry.reason)
             continue
         facts = dict(entry.fingerprint)
         driver = facts.get("platform", facts.get("compiler", ""))
-        number = sum(isinstance(e, DeviceInfo) and e.kind == entry.kind for e in devices[:at])
-        part = {"c": "", "cuda": f":{number}"}.get(entry.kind, f":{driver} {entry.name}")
-        problem = (_probe_apart if entry.kind == "webgpu" else probe)(entry.kind + part, entry.kind)
+        problem = (probe if is_probed_in_process(spec) else _probe_separately)(spec, entry.kind)
         if problem is None:
             yield Finding("device", entry.kind, "ok", f"{entry.name} ({driver}), ran a kernel")
-            yield _sandbox(entry.kind + part, entry.kind)
+            yield _sandbox(spec, entry.kind)
             for quirk in quirks_of(entry.kind, entry.fingerprint):
-                yield Finding("quirk", f"{entry.kind}: {quirk.name}", "ok", f"{quirk.changes} ({quirk.seen})")
+                yield Finding("quirk", f"{entry.kind}: {quirk.name}", "ok", f"{quirk.changes} ({quirk.symptom})")
         else:
             text = f"{entry.name} ({driver}) does not run a kernel"
             yield Finding("device", entry.kind, "missing", text, problem)
-    opened = [e for e in devices if isinstance(e, DeviceInfo) and e.kind == "opencl"]
+    opened = [e for _, e in devices if isinstance(e, DeviceInfo) and e.kind == "opencl"]
     pocl = [e for e in opened if any("max_vector_lanes" in q.caps for q in quirks_of(e.kind, e.fingerprint))]
     others = [e for e in opened if e not in pocl]
     faster = [e for e in others if "oclgrind" not in dict(e.fingerprint).get("platform", "").lower()]
@@ -203,60 +199,61 @@ def _devices(devices: list[DeviceInfo | DeviceFailure]) -> Iterator[Finding]:
             "device",
             "opencl speed",
             "advice",
-            "only an old PoCL, whose vectors are kept to 8 floats",
+            "only an old PoCL, whose vectors are limited to 8 floats",
             "this processor has wider vectors: target `c` uses them, and so does a newer OpenCL driver "
             "(Debian, Ubuntu: apt-get install pocl-opencl-icd), chosen with --target opencl:PART of its name",
         )
 
 
 def probe(spec: str, kind: str) -> str | None:
-    """Compile and run a kernel of one line on a device. Returns None when its result is right, else the reason."""
+    """Compile and run a small kernel on a device. Returns None if its result is correct, else the reason."""
     try:
         device = open_device(spec)
     except UserError as error:
         return str(error)
     try:
         start = np.arange(8, dtype=np.float32)
-        kernel = device.compile([KernelSource("probe", kind, PROBE[kind])])["probe"]
+        service = service_kernels(kind)
+        kernel = device.compile([KernelSource("probe", kind, service.probe)])["probe"]
         buffer = device.alloc(start.nbytes)
         device.upload(buffer, start)
-        device.bind(kernel, [buffer], [], *(([], []) if kind == "c" else ([8], [1])))()
-        found = device.download(buffer, start.dtype, start.shape)
+        device.bind(kernel, [buffer], [], *service.launch_shape(8, 1))()
+        result = device.download(buffer, start.dtype, start.shape)
         device.free(buffer)
     except RelaxTuneError as error:
         return str(error)
     finally:
         device.close()
-    return None if np.array_equal(found, start + 1) else f"wanted {(start + 1).tolist()}, found {found.tolist()}"
+    return None if np.array_equal(result, start + 1) else f"expected {(start + 1).tolist()}, got {result.tolist()}"
 
 
 def _sandbox(spec: str, kind: str) -> Finding:
-    """Say whether kernels of a device are measured in a sandbox: the device is opened as for measuring."""
+    """Check whether kernels of a device are measured in a sandbox, by opening the device as for measuring."""
     try:
         with LocalRunner(spec, lock=False) as runner:
             version = runner.sandbox
     except MeasureError as error:
-        return Finding("sandbox", kind, "missing", "cannot be opened in a process of its own", str(error))
+        return Finding("sandbox", kind, "missing", "cannot be opened in a separate process", str(error))
     if version:
         return Finding("sandbox", kind, "ok", f"kernels are measured in one (Landlock {version})")
     if kind in CONFINED and not landlock_version():
         why, advice = (
             "this system has no Landlock",
-            "measure kernels of others on Linux 5.13 or newer, or as a user who owns nothing",
+            "measure untrusted kernels on Linux 5.13 or newer, or as a user without files",
         )
         return Finding("sandbox", kind, "advice", f"none, kernels are measured with your rights: {why}", advice)
     why = "its driver does not work in one"
-    return Finding("sandbox", kind, "ok", f"none, programs and drivers of it have your rights: {why}")
+    return Finding("sandbox", kind, "ok", f"none, its programs and drivers have your rights: {why}")
 
 
-def _probe_apart(spec: str, kind: str) -> str | None:
-    """Do as `probe` in a process of its own, whose drivers disturb no other device."""
+def _probe_separately(spec: str, kind: str) -> str | None:
+    """Run `probe` in a separate process, so that its drivers do not disturb other devices."""
     code = f"import json; from {__name__} import probe; print(json.dumps(probe({spec!r}, {kind!r})))"
     try:
-        found: str | None = json.loads(run_apart(["-c", code]))
+        failure: str | None = json.loads(run_separately(["-c", code]))
     except BuildError as error:
         return str(error)
-    return found
+    return failure
 
 
 def _compilers(variables: Mapping[str, str]) -> Iterator[Finding]:
@@ -335,7 +332,7 @@ def _threads(variables: Mapping[str, str]) -> Iterator[Finding]:
         if name in variables:
             advice = thread_advice(name, variables[name], host.usable_cpus())
             yield Finding("threads", name, "advice" if advice else "ok", variables[name], advice)
-    if shutil.which("nproc") and (os.cpu_count() or 1) != host.usable_cpus():
+    if find_program("nproc") and (os.cpu_count() or 1) != host.usable_cpus():
         yield Finding("threads", "affinity", "ok", f"{host.usable_cpus()} of {os.cpu_count()} processors are allowed")
 
 
@@ -367,8 +364,8 @@ def thread_advice(name: str, value: str, cpus: int) -> str:
         return (
             f"OpenCL and library threads that start later inherit the binding and share a processor: unset it, {same}"
         )
-    if (name == "OMP_WAIT_POLICY" and value == "passive") or (name == "GOMP_SPINCOUNT" and value == "0"):
-        return f"threads sleep between kernels, which costs small kernels most: unset it, {same}"
+    if (name == "OMP_WAIT_POLICY" and value == "active") or (name == "GOMP_SPINCOUNT" and (count or 0) > 10_000):
+        return f"oneDNN's threads spin after its products and take processors from kernels: unset it, {same}"
     if name == "OPENBLAS_NUM_THREADS" and count is not None and count != cpus:
         return "it changes nothing here: OpenBLAS gets as many threads as kernels; OMP_NUM_THREADS sets both"
     if name == "POCL_DEVICES" and "basic" in value and "pthread" not in value:

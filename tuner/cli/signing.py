@@ -1,6 +1,6 @@
-"""Signatures of files beside them: Ed25519 (RFC 8032) over the BLAKE2b hash of a file, made and checked without a network.
+"""Detached signatures of files: Ed25519 (RFC 8032) over the BLAKE2b hash of a file, without network access.
 
-A signature says who vouches for an artifact or an export, where the hash inside of one only finds accidents.
+A signature identifies the author of an artifact or an export; the hash inside of the file only detects accidental damage.
 """
 
 from __future__ import annotations
@@ -19,55 +19,56 @@ from relax_tune.json_shapes import has_shape
 from relax_tune.runtime.atomic_write import write_whole
 
 SUFFIX = ".sig"
-"""Ending of the name of a signature, after the whole name of its file."""
+"""Suffix that is appended to the name of the signed file."""
 FORMAT = "relax-tune-signature-1"
 _BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class SignedFile:
-    """A file that was verified: how it was then, so that what is read later can be known for the same file.
+    """A verified file, with its identity at that time, so that a later read can check that it is the same file.
 
-    identity: device, inode, size and times of the file
+    Attributes:
+        identity: device, inode, size and times of the file.
     """
 
     path: Path
     identity: tuple[int, ...]
 
     def check_same(self) -> None:
-        """Raise UserError for a file that has changed since."""
+        """Raise UserError if the file has changed since it was verified."""
         if _identity(os.stat(self.path)) != self.identity:
-            raise UserError(
-                f"{self.path}: wanted the file that was verified, found that it changed since; run it again"
-            )
+            raise UserError(f"{self.path}: the file has changed since it was verified; run the command again")
 
 
 def make_keys(path: Path) -> Path:
-    """Make a private key for its owner alone, and its public key beside it. Returns the path of the public key.
+    """Create a private key that only its owner can read, and its public key next to it; return the path of the public key.
 
-    Raises: UserError for a file that exists or cannot be written."""
+    Raises:
+        UserError: a file exists or cannot be written.
+    """
     primitives, serialization = _cryptography()
     key = primitives.Ed25519PrivateKey.generate()
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    beside = path.with_name(path.name + ".pub")
+    public_path = path.with_name(path.name + ".pub")
     try:
-        for place, mode, content in ((path, 0o600, private), (beside, 0o644, public)):
+        for place, mode, content in ((path, 0o600, private), (public_path, 0o644, public)):
             with os.fdopen(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
                 file.write(content)
     except OSError as error:
-        raise UserError(
-            f"{error.filename}: wanted to write a new key, found: {system_reason(error)}; choose another place"
-        ) from None
-    return beside
+        raise UserError(f"{error.filename} cannot be written: {system_reason(error)}; choose another path") from None
+    return public_path
 
 
 def sign(path: Path, key: Path) -> Path:
-    """Write the signature of a file beside it. Returns its path.
+    """Write the signature of a file next to it; return its path.
 
-    Raises: UserError for a file that cannot be read or written, and for a key that is none of ours or that others may read."""
+    Raises:
+        UserError: a file cannot be read or written, the key is not a private Ed25519 key, or other users can read it.
+    """
     primitives, serialization = _cryptography()
     try:
         loaded = serialization.load_pem_private_key(_read(key, "a private key"), None)
@@ -75,64 +76,65 @@ def sign(path: Path, key: Path) -> Path:
         loaded = None
     if not isinstance(loaded, primitives.Ed25519PrivateKey):
         raise UserError(
-            f"{key}: wanted a private Ed25519 key in PEM without a passphrase, found none; `relax-tune sign --make-key` makes one"
+            f"{key}: expected a private Ed25519 key in PEM without a passphrase, got another file; `relax-tune sign --make-key` creates one"
         )
     if os.stat(key).st_mode & 0o077:
-        raise UserError(f"{key}: wanted a key for its owner alone, found that others may read it; chmod 600 {key.name}")
+        raise UserError(f"{key}: expected a key that only its owner can read, but others can; chmod 600 {key.name}")
     public = loaded.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     digest, _ = _digest(path)
     document = {"format": FORMAT, "key": _text(public), "signature": _text(loaded.sign(_message(digest)))}
-    beside = path.with_name(path.name + SUFFIX)
+    signature_path = path.with_name(path.name + SUFFIX)
     try:
-        write_whole(beside, memoryview(json.dumps(document).encode() + b"\n"))
+        write_whole(signature_path, memoryview(json.dumps(document).encode() + b"\n"))
     except OSError as error:
-        raise UserError(
-            f"{beside}: wanted to write a signature, found: {system_reason(error)}; choose another place"
-        ) from None
-    return beside
+        raise UserError(f"{signature_path} cannot be written: {system_reason(error)}; choose another path") from None
+    return signature_path
 
 
 def verify(path: Path, public: Path) -> SignedFile:
-    """Check that the holder of a key signed a file as it is.
+    """Check the signature of a file.
 
-    public: public key in PEM
+    Args:
+        public: public key in PEM.
 
-    Raises: UserError for a file without a signature, of another key, or altered since."""
+    Raises:
+        UserError: the file has no signature, was signed by another key, or was altered.
+    """
     primitives, serialization = _cryptography()
     try:
         key = serialization.load_pem_public_key(_read(public, "a public key"))
     except ValueError:
         key = None
     if not isinstance(key, primitives.Ed25519PublicKey):
-        raise UserError(f"{public}: wanted a public Ed25519 key in PEM, found none; give the .pub file of the signer")
-    beside = path.with_name(path.name + SUFFIX)
-    if not beside.exists():
+        raise UserError(f"{public}: expected a public Ed25519 key in PEM, got none; give the .pub file of the signer")
+    signature_path = path.with_name(path.name + SUFFIX)
+    if not signature_path.exists():
         raise UserError(
-            f"{path}: wanted its signature in {beside.name}, found none; ask for it, or `relax-tune sign` it"
+            f"{path}: its signature {signature_path.name} does not exist; ask for it, or sign the file with `relax-tune sign`"
         )
-    signature, signer = _parts(beside)
+    signature, signer = _parts(signature_path)
     if signer != key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw):
-        raise UserError(f"{path}: wanted it signed by the key in {public}, found the signature of another key")
+        raise UserError(f"{path}: expected a signature by the key in {public}, got one by another key")
     digest, signed = _digest(path)
     try:
         key.verify(signature, _message(digest))
     except importlib.import_module("cryptography.exceptions").InvalidSignature:
-        raise UserError(f"{path}: wanted the file that was signed, found it altered since; get it anew") from None
+        raise UserError(f"{path}: the file was altered after it was signed; get it again") from None
     return signed
 
 
 def _parts(path: Path) -> tuple[bytes, bytes]:
-    """Return the signature and the public key of a signature's file."""
+    """Return the signature and the public key of a signature file."""
     try:
-        found = json.loads(_read(path, "a signature"))
+        document = json.loads(_read(path, "a signature"))
     except (ValueError, RecursionError):
-        found = None
-    if not has_shape(found, {"format": str, "key": str, "signature": str}) or found["format"] != FORMAT:
-        raise UserError(f"{path}: wanted a signature of `relax-tune sign`, found another file")
+        document = None
+    if not has_shape(document, {"format": str, "key": str, "signature": str}) or document["format"] != FORMAT:
+        raise UserError(f"{path}: expected a signature of `relax-tune sign`, got another file")
     try:
-        return base64.b64decode(found["signature"], validate=True), base64.b64decode(found["key"], validate=True)
+        return base64.b64decode(document["signature"], validate=True), base64.b64decode(document["key"], validate=True)
     except ValueError:  # not base64, or not ASCII
-        raise UserError(f"{path}: wanted a signature and a key in base64, found others") from None
+        raise UserError(f"{path}: expected a signature and a key in base64") from None
 
 
 def _digest(path: Path) -> tuple[bytes, SignedFile]:
@@ -141,12 +143,12 @@ def _digest(path: Path) -> tuple[bytes, SignedFile]:
             before = os.fstat(file.fileno())
             digest = hashlib.file_digest(file, "blake2b").digest()
     except OSError as error:
-        raise UserError(f"{path}: wanted a file to read, found: {system_reason(error)}; check the path") from None
+        raise UserError(f"{path} cannot be read: {system_reason(error)}; check the path") from None
     return digest, SignedFile(path, _identity(before))
 
 
-def _identity(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _message(digest: bytes) -> bytes:
@@ -162,15 +164,13 @@ def _read(path: Path, what: str) -> bytes:
         with path.open("rb") as file:
             return file.read(_BYTES)
     except OSError as error:
-        raise UserError(f"{path}: wanted {what}, found: {system_reason(error)}; check the path") from None
+        raise UserError(f"{path} cannot be read as {what}: {system_reason(error)}; check the path") from None
 
 
 def _cryptography() -> tuple[Any, Any]:
-    """Import Ed25519 and the forms of keys. Raises UserError naming the extra without the package."""
+    """Import Ed25519 and the serialization of keys. Without the package, raises UserError that names the extra."""
     try:
         primitives = importlib.import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
         return primitives, importlib.import_module("cryptography.hazmat.primitives.serialization")
     except ImportError as error:
-        raise UserError(
-            f"wanted the package cryptography for signatures, found: {error}; pip install 'relax-tune[sign]'"
-        ) from None
+        raise UserError(f"signatures need the package cryptography: {error}; pip install 'relax-tune[sign]'") from None

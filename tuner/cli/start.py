@@ -1,18 +1,23 @@
-"""The `relax-tune` program: at any point of its run, an interruption gives one sentence and an exit code."""
+"""The `relax-tune` program: at any point of its run, an interruption gives one sentence and an exit code.
+
+Tests: `tests/tuner/cli/test_cli_pipes.py`.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import signal
 import sys
 import time
 from typing import Any
 
+from relax_tune.runtime.child_process import clean_environment
 from relax_tune.tuner.measure.interrupts import STOPPING
 
 # After a first Ctrl-C, further ones are ignored this long while the first one's clean-up runs.
 GRACE_SECS = 5.0
-SENTENCE = "interrupted; everything measured so far is kept, and the same command again goes on from there"
+SENTENCE = "interrupted; all measurements so far are stored; run the same command again to continue"
 
 
 class Interruptions:
@@ -53,12 +58,21 @@ class Interruptions:
             signal.signal(number, signal.SIG_IGN)
 
 
+def leave_current_folder() -> None:
+    """Take the current folder out of this process's search paths: drivers and libraries start programs too, such as PoCL's linker."""
+    clean = clean_environment()
+    for name in os.environ.keys() - clean.keys():
+        del os.environ[name]
+    os.environ.update(clean, PYTHONSAFEPATH="1")
+
+
 def main() -> None:
     """Run the command line. Exits with its code, or after an interruption with 128 + the signal: 130 for Ctrl-C."""
     interruptions = Interruptions()
     interruptions.install()
     code: int | str | None = 0
     try:
+        leave_current_folder()
         from relax_tune.tuner.cli.app import main as command  # here, so that its imports can be interrupted too
 
         command()
@@ -69,7 +83,7 @@ def main() -> None:
         if interruptions.number is not None:
             code = 1
         elif missing not in ("", "relax_tune"):
-            print(f"error: wanted the package {missing}, found none; pip install 'relax-tune[tune]'", file=sys.stderr)
+            print(f"error: expected the package {missing}, got none; pip install 'relax-tune[tune]'", file=sys.stderr)
             code = 2
         else:
             raise

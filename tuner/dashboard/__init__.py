@@ -1,1 +1,1 @@
-"""The same pictures live, in a browser: a read-only server over a database of records and jobs."""
+"""The dashboard: a read-only web server over a database of records and jobs. `app.make_app` is for callers."""

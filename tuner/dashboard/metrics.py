@@ -1,4 +1,7 @@
-"""Metrics for Prometheus: counts of a database's jobs, measurements and units, read when they are asked for."""
+"""Metrics for Prometheus: counts of a database's jobs, measurements and units, read at each scrape.
+
+Tests: `tests/tuner/dashboard/test_dashboard.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,16 @@ from typing import Any
 from relax_tune.database.jobs.queue import JobQueue
 from relax_tune.database.jobs.submitted import SUBMITTED_STATES, SubmittedJob
 from relax_tune.errors import UserError
-from relax_tune.tuner.printable import printable
+from relax_tune.printable import printable
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 UNENDED: tuple[Any, ...] = ("queued", "running")
 
 
 def check_prometheus() -> None:
-    """Raise UserError where prometheus-client is not installed."""
+    """Raise `UserError` if prometheus-client is not installed."""
     if find_spec("prometheus_client") is None:
-        raise UserError(
-            "wanted prometheus-client for metrics, found it not installed; pip install 'relax-tune[dashboard]'"
-        )
+        raise UserError("metrics need prometheus-client, which is not installed; pip install 'relax-tune[dashboard]'")
 
 
 class DatabaseCollector:
@@ -54,15 +55,15 @@ class DatabaseCollector:
         trials = GaugeMetricFamily(
             "relax_tune_job_candidates", "Candidates measured by a running job.", labels=["job", "device"]
         )
-        wanted = GaugeMetricFamily(
-            "relax_tune_job_candidates_wanted", "Candidates of a running job.", labels=["job", "device"]
+        planned = GaugeMetricFamily(
+            "relax_tune_job_candidates_planned", "Planned candidates of a running job.", labels=["job", "device"]
         )
         for job in jobs:
             if job.state == "running":
                 trials.add_metric([job.id, printable(job.label)], _count(job, "trials"))
-                wanted.add_metric([job.id, printable(job.label)], _count(job, "of"))
+                planned.add_metric([job.id, printable(job.label)], _count(job, "of"))
         yield trials
-        yield wanted
+        yield planned
 
     def _targets(self) -> Iterator[Any]:
         from prometheus_client.core import GaugeMetricFamily
@@ -103,5 +104,5 @@ def database_metrics(store: JobQueue) -> bytes:
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(DatabaseCollector(store))  # type: ignore[arg-type,unused-ignore]
-    made: bytes = generate_latest(registry)
-    return made
+    text: bytes = generate_latest(registry)
+    return text

@@ -1,185 +1,135 @@
-"""The pages of the dashboard, as HTML: the lists, and a page for each job, run, model and device."""
+"""The pages of the dashboard: the lists, and a page for each job, run, model, device and task.
+
+Tests: `tests/tuner/dashboard/test_dashboard.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
 from time import time
-from typing import Any
-from urllib.parse import quote
 
 from relax_tune.database.jobs.queue import JobQueue
-from relax_tune.database.jobs.submitted import SubmittedJob
-from relax_tune.database.records import JobRecord
 from relax_tune.errors import UserError
-from relax_tune.tuner.job.job_log import state_of
-from relax_tune.tuner.report.devices import UnitHealth, lent_units, moment
-from relax_tune.tuner.report.figure import Section
-from relax_tune.tuner.report.page import environment
-from relax_tune.tuner.report.sections import sections_of
-from relax_tune.tuner.report.subject import (
-    Subject,
-    models_of,
-    of_device,
-    of_plan_set,
-    of_run,
-    of_submitted,
+from relax_tune.tuner.measure.cluster.fleet import LentDevice
+from relax_tune.tuner.report.collect import models_of, of_plan_set, of_run, of_submitted, of_target, runs_of
+from relax_tune.tuner.report.devices import fleet_section
+from relax_tune.tuner.report.listings import (
+    NO_JOBS,
+    NO_RUNS,
+    NO_TARGETS,
+    jobs_table,
     run_facts,
-    runs_of,
+    runs_table,
+    targets_table,
 )
+from relax_tune.tuner.report.page import dashboard_page
+from relax_tune.tuner.report.sections import Limits
+from relax_tune.tuner.report.subject import Cell, PageLink, Section, Subject, Table, table
+from relax_tune.tuner.report.texts import named
 
 NEWEST = 200
-"""Jobs, and runs, that the front page lists."""
+"""Number of jobs, and of runs, on the front page."""
+RECORDS = 5_000
+"""Records of a device that the pictures of one page are drawn from; beyond, each task has its pictures on its own page."""
+LIMITS = Limits(records=RECORDS)
 LOG_PARTS = 40
-BAD, GOOD = frozenset({"failed", "interrupted"}), frozenset({"done"})
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row of a list. href: page of the subject; value, most: progress, 0 of 0 if unknown"""
-
-    name: str
-    href: str
-    state: str = ""
-    cells: tuple[str, ...] = ()
-    value: int = 0
-    most: int = 0
-
-    @property
-    def tone(self) -> str:
-        """The style of the state."""
-        return "bad" if self.state in BAD else "good" if self.state in GOOD else ""
 
 
 @dataclass(frozen=True)
 class Pages:
-    """Makes pages from a database that was opened read-only.
+    """Makes pages from a database that is open read-only.
 
-    lent: asks for the units of a scheduler, None without one; tasks: pictures of tasks on a page
+    Attributes:
+        lent: Asks a scheduler for its units; None without a scheduler.
+        limits: Limits of a page, except of the page of one task.
     """
 
     store: JobQueue
-    lent: Callable[[], Sequence[UnitHealth]] | None = None
-    tasks: int = 12
+    lent: Callable[[], Sequence[LentDevice]] | None = None
+    limits: Limits = LIMITS
 
-    def overview(self) -> str:
+    def overview(self) -> Subject:
         """Return the front page: jobs, runs, models, devices."""
-        jobs = [_job_row(job) for job in self.store.submitted(limit=NEWEST)]
-        runs = sorted(self.store.jobs(), key=lambda run: run_facts(run)[2], reverse=True)
-        shown = [_run_row(run) for run in runs[:NEWEST]]
-        hints = {workload.key: workload.hint or workload.key[:12] for workload in self.store.workloads(None)}
-        devices, models = [], dict[str, set[str]]()
+        store = self.store
+        jobs = store.submitted(limit=NEWEST)
+        runs = sorted(store.jobs(), key=lambda run: str(run_facts(run)[2][1]), reverse=True)
+        left = (f"{len(runs) - NEWEST} older runs are not listed.",) if len(runs) > NEWEST else ()
+        full = (f"The newest {NEWEST} jobs are listed.",) if len(jobs) == NEWEST else ()
+        devices = [s for t in store.targets() if (s := store.stats(t.key)) is not None]
+        no_plans = "No plans are on record; `relax-tune tune` stores a model's."
+        fleet = (("fleet", PageLink("units that workers lend now", ("fleet",))),) if self.lent is not None else ()
+        sections = (
+            Section("overview", "Overview", (("database", store.where), *fleet)),
+            _listed("jobs", "Submitted jobs", jobs_table(jobs), NO_JOBS, full),
+            _listed("runs", "Tuning runs", runs_table(runs[:NEWEST]), NO_RUNS, left),
+            _listed("models", "Models", self._models(), no_plans),
+            _listed("devices", "Devices", targets_table(devices), NO_TARGETS),
+        )
+        return Subject("Tuning", sections)
+
+    def _models(self) -> Table:
+        hints = {workload.key: named(workload.key, workload.hint) for workload in self.store.workloads(None)}
+        models: dict[str, set[str]] = {}
         for target in self.store.targets():
-            stats = self.store.stats(target.key)
-            failed = 0 if stats is None else sum(count for _, count in stats.failures)
-            counts = (0, 0, 0) if stats is None else (stats.workloads, stats.measurements, failed)
-            cells = tuple(f"{n:,}" for n in counts)
-            devices.append(Row(f"{target.kind}: {target.name}", f"/devices/{quote(target.key, safe='')}", "", cells))
             for workload, keys in models_of(self.store, target.key).items():
                 for key in keys:
                     models.setdefault(key, set()).add(hints.get(workload, workload[:12]))
-        listed = [
-            Row(
-                key[:12],
-                f"/models/{quote(key, safe='')}",
-                "",
-                (str(len(names)), ", ".join(sorted(names, key=len)[-3:])),
-            )
+        rows: list[list[Cell]] = [
+            [PageLink(key[:12], ("models", key)), str(len(names)), ", ".join(sorted(names, key=len)[-3:])]
             for key, names in sorted(models.items())
         ]
-        return _page(
-            "overview.html", "Tuning", self._now(), jobs=jobs, runs=shown, devices=devices, models=listed, fleet=self.lent is not None,
-            left=max(len(runs) - NEWEST, 0), newest=NEWEST, where=self.store.where,
-        )  # fmt: skip
+        return table(("model", "tasks", "such as"), rows, ("tasks",))
 
-    def job(self, id: str) -> str | None:
+    def job(self, id: str) -> Subject | None:
         """Return the page of a submitted job; None for an unknown id."""
         job = next((j for j in self.store.find(id) if j.id == id), None)
         if job is None:
             return None
-        log = "".join(text for _, _, text in self.store.log(job.id)[-LOG_PARTS:])
-        runs = [_run_row(run) for run in runs_of(self.store, job)]
-        return self._subject(of_submitted(self.store, job), row=_job_row(job), log=log[-60_000:], runs=runs)
+        subject = of_submitted(self.store, job, self.limits)
+        log = "".join(text for _, _, text in self.store.log(job.id)[-LOG_PARTS:])[-60_000:]
+        runs = runs_of(self.store, job)
+        more = [_listed("runs", "Runs", runs_table(runs), "")] if runs else []
+        more += [Section("log", "End of the log", texts=(log,))] if log else []
+        return replace(subject, sections=(*subject.sections, *more))
 
-    def run(self, id: str) -> str | None:
+    def run(self, id: str) -> Subject | None:
         """Return the page of a tuning run; None for an unknown id."""
         run = self.store.job(id)
-        return None if run is None else self._subject(of_run(self.store, run), row=_run_row(run))
+        return None if run is None else of_run(self.store, run, self.limits)
 
-    def model(self, key: str) -> str | None:
+    def model(self, id: str) -> Subject | None:
         """Return the page of a model by its stored plans; None for an unknown key."""
         try:
-            return self._subject(of_plan_set(self.store, key))
+            return of_plan_set(self.store, id, self.limits)
         except UserError:
             return None
 
-    def device(self, key: str) -> str | None:
+    def device(self, id: str) -> Subject | None:
         """Return the page of a device; None for an unknown key."""
-        target = self.store.target(key)
-        if target is None:
-            return None
-        view = of_device(self.store, target)
-        return self._subject(
-            Subject(f"Device {target.kind}: {target.name}", (view,), (("database", self.store.where),))
-        )
+        target = self.store.target(id)
+        return None if target is None else of_target(self.store, target, self.limits)
 
-    def fleet(self) -> str | None:
-        """Return the page of the units that a scheduler's workers lend; None without a scheduler."""
-        if self.lent is None:
-            return None
-        section = Section("fleet", "Units", figures=(lent_units(self.lent(), "fleet-units"),))
-        return _page("subject.html", "Fleet", self._now(), sections=[section], row=None, log="", runs=[])
+    def task(self, id: str, workload: str) -> Subject | None:
+        """Return the page of a task on a device; None for unknown keys."""
+        target, known = self.store.target(id), self.store.workload(workload)
+        return None if target is None or known is None else of_target(self.store, target, Limits(), known)
 
-    def trouble(self, title: str, text: str) -> str:
-        """Return a page that says why there is none."""
-        return _page("trouble.html", title, self._now(), text=text)
-
-    def _subject(self, subject: Subject, row: Row | None = None, log: str = "", runs: Sequence[Row] = ()) -> str:
-        sections = sections_of(subject, self.tasks)
-        return _page("subject.html", subject.title, self._now(), sections=sections, row=row, log=log, runs=list(runs))
-
-    @staticmethod
-    def _now() -> str:
-        return datetime.fromtimestamp(time(), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    def fleet(self) -> Subject | None:
+        """Return the page of the units that workers lend; None without a scheduler."""
+        return None if self.lent is None else Subject("Fleet", (fleet_section(self.lent()),))
 
 
-def _job_row(job: SubmittedJob) -> Row:
-    told = job.values("progress")
-    trials, of = told.get("trials"), told.get("of")
-    known = isinstance(trials, int) and isinstance(of, int) and trials >= 0 and of > 0
-    progress = f"{trials} of {of}" if known else "-"
-    cells = (
-        progress,
-        str(told.get("failures", "-")),
-        job.name,
-        job.label,
-        job.owner,
-        moment(job.submitted_at),
-        job.note or job.message,
-    )
-    value, most = (min(int(str(trials)), int(str(of))), int(str(of))) if known else (0, 0)
-    return Row(job.id, f"/jobs/{quote(job.id, safe='')}", job.state, cells, value, most)
+def trouble(title: str, text: str) -> Subject:
+    """Return a page with the reason of a failure."""
+    return Subject(title, (Section("trouble", notes=(text,)),))
 
 
-def _run_row(run: JobRecord) -> Row:
-    facts = dict(run_facts(run))
-    cells = (facts["last seen"], facts.get("target", "-"), facts.get("effort", "-"), facts.get("submitted", "-"))
-    return Row(run.id.partition("@")[0], f"/runs/{quote(run.id, safe='')}", state_of(run), cells)
+def html(subject: Subject) -> str:
+    """Return a page as HTML, as of now."""
+    return dashboard_page(subject, datetime.fromtimestamp(time(), UTC).strftime("%Y-%m-%d %H:%M:%S UTC"))
 
 
-@cache
-def _templates() -> Any:
-    import jinja2
-
-    own = environment().overlay()
-    own.loader = jinja2.ChoiceLoader(
-        [jinja2.PackageLoader("relax_tune.tuner.dashboard", "templates"), environment().loader]
-    )
-    return own
-
-
-def _page(template: str, title: str, now: str, **values: Any) -> str:
-    text: str = _templates().get_template(template).render(title=title, now=now, **values)
-    return text
+def _listed(id: str, title: str, values: Table, empty: str, notes: tuple[str, ...] = ()) -> Section:
+    return Section(id, title, (), notes if values.rows else (empty,), tables=(values,) if values.rows else ())

@@ -1,1 +1,1 @@
-"""Conversion of candidates and modules to runtime programs; the build."""
+"""The build: plans and a lowered module to programs. Enter by `build.build_programs` and `emit_placed`."""

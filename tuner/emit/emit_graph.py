@@ -1,15 +1,21 @@
-"""Emit one `Program` of a straight-line graph function and the plans of its tasks: arrays, memory, calls and checks."""
+"""Emit one `Program` of a straight-line graph function and the plans of its tasks: arrays, memory, calls and checks.
+
+Tests: `tests/tuner/emit/test_build.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
-from relax_tune.errors import BuildError
+from relax_tune.database.records import VariantRecord
+from relax_tune.errors import BuildError, RelaxTuneError, UnexpectedErrorWarning, warn_unexpected
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.check.aliasing import AllocatedTensor, is_view
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import Expr, Var, substitute
+from relax_tune.ir.core.expr import Expr, Var, as_int, substitute
+from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import (
     Binding,
     CallDPSLibrary,
@@ -27,9 +33,11 @@ from relax_tune.ir.core.graph import (
 from relax_tune.ir.core.graph import Call as GraphCall
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_symbols
+from relax_tune.ir.deduce.index_ranges import IndexRange
 from relax_tune.ir.deduce.relations import is_known
-from relax_tune.ir.op.base import env_of
-from relax_tune.ir.passes.memory.append import logical
+from relax_tune.ir.op.base import RuntimeCheck, env_of
+from relax_tune.ir.passes.control.checked_indices import IndexCheck
+from relax_tune.ir.passes.memory.append import Appended, logical
 from relax_tune.ir.passes.memory.inplace import InplacePair, appended_pairs, inplace_pairs, with_inplace
 from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory, overlay
 from relax_tune.ir.passes.pipeline import LoweredModule
@@ -39,6 +47,7 @@ from relax_tune.runtime.program.program import (
     CallVariant,
     Check,
     CheckedIndex,
+    Fill,
     InputRange,
     LaunchStep,
     Program,
@@ -48,61 +57,145 @@ from relax_tune.tuner.plan.plans import TaskPlan
 from relax_tune.tuner.plan.select import GuardTest
 from relax_tune.tuner.program.program_builder import ProgramBuilder, SlotOf, place_obstacle
 from relax_tune.tuner.task.extract import site_symbols
-from relax_tune.tuner.task.index_ranges import range_fill
-from relax_tune.tuner.task.task import Choices
+from relax_tune.tuner.task.variants import TaskVariants
+
+
+def range_fill(ranges: Sequence[IndexRange]) -> Fill:
+    """Return how test arrays of an index input are filled: with integers of all its ranges, if their limits are numbers.
+
+    Compiled loops clamp an index that is out of range (`ir/op/indexing/indices`): safe, but wrong for the user. So the program
+    states the permitted range of each such input, and the runtime refuses a call with other values.
+    """
+    limits = [
+        (low, high) for r in ranges if (low := as_int(r.low)) is not None and (high := as_int(r.high)) is not None
+    ]
+    if not limits or len(limits) < len(ranges) or any(r.stride > 1 for r in ranges):
+        return Fill()
+    return Fill("integers", max(low for low, _ in limits), min(high for _, high in limits))
+
+
+class RefusedVariant(Exception):
+    """A dispatched variant whose emission raised an unexpected error.
+
+    Args:
+        function: Name of the tensor function.
+        key: Key of the variant.
+    """
+
+    def __init__(self, function: str, key: str, why: str) -> None:
+        super().__init__(f"{function}: {why}")
+        self.function, self.key, self.why = function, key, why
+
+
+@contextmanager
+def refusing(function: str, key: str, variant: VariantRecord) -> Iterator[None]:
+    """Turn an unexpected error into RefusedVariant, with a warning, so that the build goes on without the variant."""
+    try:
+        yield
+    except (RelaxTuneError, UnexpectedErrorWarning):
+        raise
+    except Exception as error:
+        warn_unexpected(f"the {variant.kind} variant {variant.sketch}", function, error)
+        raise RefusedVariant(function, key, f"{type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoweredFunction:
+    """A straight-line function, and what lowering knows about it.
+
+    Attributes:
+        module: The module of the function: bounds of symbols, weights and tensor functions.
+        checks: Conditions that deduction left to run time.
+        ranges: Permitted values of parameters that are used as indices.
+        index_checks: Checks of computed indices, which are the function's last results.
+        appended: Parameters that results extend, stored with another dim outermost.
+    """
+
+    function: Function
+    module: IRModule
+    checks: tuple[RuntimeCheck, ...] = ()
+    ranges: tuple[IndexRange, ...] = ()
+    index_checks: tuple[IndexCheck, ...] = ()
+    appended: tuple[Appended, ...] = ()
+
+
+def lowered_functions(lowered: LoweredModule, module: IRModule) -> list[LoweredFunction]:
+    """Return the straight-line functions of a lowered module, as `module` holds them."""
+    return [
+        LoweredFunction(
+            module.graphs[name],
+            module,
+            lowered.checks[name],
+            lowered.ranges.get(name, ()),
+            lowered.index_checks.get(name, ()),
+            lowered.appended.get(name, ()),
+        )
+        for name in lowered.functions
+    ]
 
 
 def choose_inplace(
-    lowered: LoweredModule, choices: Mapping[str, Choices], plans: Mapping[str, TaskPlan], find: bool
-) -> tuple[LoweredModule, list[str]]:
+    module: IRModule,
+    appended: Mapping[str, tuple[Appended, ...]],
+    task_variants: Mapping[str, TaskVariants],
+    plans: Mapping[str, TaskPlan],
+    search: bool,
+) -> tuple[IRModule, list[str]]:
     """Decide for every output whether it takes the memory of an argument. Returns notes on the refused candidates.
 
-    An output takes it when neither the graph nor a dispatched variant forbids it. find: seek candidates beyond the
-    pairs that the model states, and parameters that results extend
+    An output takes it when neither the graph nor a dispatched variant forbids it.
+
+    Args:
+        appended: By function, the parameters that results extend.
+        search: Consider further pairs than the ones that the model states and the appended parameters.
     """
-    functions, notes = dict(lowered.module.functions), []
-    for name, f in lowered.module.graphs.items():
+    functions, notes = dict(module.functions), []
+    for name, f in module.graphs.items():
         chosen = []
-        extended = appended_pairs(f, lowered.module, lowered.appended.get(name, ()))
-        for pair in (*inplace_pairs(f, lowered.module, find), *extended):
-            why = pair.reason or _variant_obstacle(pair, choices[pair.callee], plans[pair.callee])
-            if why is None:
+        extended = appended_pairs(f, module, appended.get(name, ()))
+        for pair in (*inplace_pairs(f, module, search), *extended):
+            obstacle = pair.reason or _variant_obstacle(pair, task_variants[pair.callee], plans[pair.callee])
+            if obstacle is None:
                 chosen.append(pair)
             else:
-                notes.append(f"{pair.var.name}: not written in place of an argument: {why}")
+                notes.append(f"{pair.var.name}: not written in place of an argument: {obstacle}")
         functions[name] = with_inplace(f, chosen)
-    return replace(lowered, module=replace(lowered.module, functions=functions)), notes
+    return replace(module, functions=functions), notes
 
 
-def _variant_obstacle(pair: InplacePair, own: Choices, plan: TaskPlan) -> str | None:
+def _variant_obstacle(pair: InplacePair, task_variants: TaskVariants, plan: TaskPlan) -> str | None:
     """Return why a dispatched variant may not write the output in the memory of the argument; None if every one may."""
-    func = own.task.func
+    func = task_variants.task.func
     output, sources = func.output_buffers[pair.output], [func.input_buffers[k] for k in pair.inputs]
-    found = (
-        place_obstacle(own.stages(plan.variants[key]), output, source)
-        for source in sources
-        for key in plan.plan.variants
-    )
-    return next((why for why in found if why is not None), None)
+    for source in sources:
+        for key in plan.plan.variants:
+            with refusing(pair.callee, key, plan.variants[key]):
+                obstacle = place_obstacle(task_variants.stages(plan.variants[key]), output, source)
+            if obstacle is not None:
+                return obstacle
+    return None
 
 
 def workspaces(
-    lowered: LoweredModule,
+    module: IRModule,
     main: Function,
-    choices: Mapping[str, Choices],
+    task_variants: Mapping[str, TaskVariants],
     plans: Mapping[str, TaskPlan],
     builder: ProgramBuilder,
 ) -> dict[GVar, tuple[tuple[Expr, ...], tuple[tuple[int, ...], ...]]]:
     """Return the workspace of every call: sizes in bytes that suffice for each variant, and the parts each variant uses."""
-    env = env_of(lowered.module.bounds)
-    found = {}
+    env = env_of(module.bounds)
+    by_call = {}
     for var, call in _calls(main):
-        own, plan = choices[call.callee], plans[call.callee]
-        meaning = site_symbols(own.task.func, call)
-        variants = [own.stages(plan.variants[key]) for key in plan.plan.variants]
-        needs = [builder.workspaces(stages, own.task.func.buffers) for stages in variants]
-        found[var] = overlay([[simplify(substitute(e, meaning), env) for e in n] for n in needs], env)
-    return found
+        func, plan = task_variants[call.callee].task.func, plans[call.callee]
+        meaning = site_symbols(func, call)
+        needs = []
+        for key in plan.plan.variants:
+            with refusing(call.callee, key, plan.variants[key]):
+                stages = task_variants[call.callee].stages(plan.variants[key])
+                needs.append(builder.workspaces(stages, func.buffers))
+        by_call[var] = overlay([[simplify(substitute(e, meaning), env) for e in n] for n in needs], env)
+    return by_call
 
 
 def _calls(main: Function) -> Iterator[tuple[GVar, CallTIR]]:
@@ -115,29 +208,27 @@ class GraphEmitter:
 
     def __init__(
         self,
-        lowered: LoweredModule,
-        main: Function,
-        choices: Mapping[str, Choices],
+        lowered: LoweredFunction,
+        task_variants: Mapping[str, TaskVariants],
         plans: Mapping[str, TaskPlan],
         builder: ProgramBuilder,
         memory: PlanMemory,
     ) -> None:
-        self.lowered, self.main = lowered, main
-        self.choices = choices
+        self.lowered, self.main = lowered, lowered.function
+        self.task_variants = task_variants
         self.plans = plans
         self.builder = builder
         self.symbols: dict[Var, int] = {}
         self.arrays: dict[AllocatedTensor, int] = {}
-        self.definitions = {x.var: x.value for x in main.bindings}
-        extended = lowered.appended.get(main.name, ())
-        self.outer: dict[AllocatedTensor | int, int] = {(main.params[a.param], 0): a.axis for a in extended}
-        self.outer |= {a.result: a.axis for a in extended}
         self.constants: dict[str, int] = {}
-        self.names = {*lowered.module.constants, *(p.name for p in main.params), *(n for _, n in results(main.ret))}
-        found = workspaces(lowered, main, choices, plans, builder)
-        self.places = {v: places for v, (_, places) in found.items()}
-        sizes = {v: sizes for v, (sizes, _) in found.items()}
-        self.memory: MemoryPlan = memory.plan(lowered.module, main.name, sizes)
+        main, module = self.main, lowered.module
+        self.definitions = {x.var: x.value for x in main.bindings}
+        self.outer: dict[AllocatedTensor | int, int] = {(main.params[a.param], 0): a.axis for a in lowered.appended}
+        self.outer |= {a.result: a.axis for a in lowered.appended}
+        self.names = {*module.constants, *(p.name for p in main.params), *(n for _, n in results(main.ret))}
+        by_call = workspaces(module, main, task_variants, plans, builder)
+        self.places = {v: places for v, (_, places) in by_call.items()}
+        self.memory: MemoryPlan = memory.plan(module, main.name, {v: sizes for v, (sizes, _) in by_call.items()})
 
     def run(self) -> Program:
         main, b = self.main, self.builder
@@ -151,16 +242,16 @@ class GraphEmitter:
         for position, p in enumerate(main.params):
             if isinstance(p.info, ShapeInfo):  # the caller gives the symbols in it
                 continue
-            own = [r for r in self.lowered.ranges.get(main.name, ()) if r.position == position]
-            fill = range_fill(own)
-            own = [] if fill.kind == "integers" else own
+            index_ranges = [r for r in self.lowered.ranges if r.position == position]
+            fill = range_fill(index_ranges)
+            index_ranges = [] if fill.kind == "integers" else index_ranges
             outer = self.outer.get((p, 0), 0)
-            wanted = _buffer(p.name, logical(_known(p.name, p.info), outer))
-            self.arrays[p, 0] = b.buffer(p.name, wanted, "input", self.symbols, fill=fill, outer=outer)
+            buffer = _buffer(p.name, logical(_known(p.name, p.info), outer))
+            self.arrays[p, 0] = b.buffer(p.name, buffer, "input", self.symbols, fill=fill, outer=outer)
             inputs.append(self.arrays[p, 0])
-            for r in own:
+            for r in index_ranges:
                 low, high = (b.slot(e, self.symbols) for e in (r.low, r.high))
-                b.ranges.append(InputRange(self.arrays[p, 0], low, high, r.every, r.column))
+                b.ranges.append(InputRange(self.arrays[p, 0], low, high, r.stride, r.offset))
         storages = [b.storage(size, self.symbols) for size in self.memory.storages]
         outputs = [self._output(v, name, self.outer.get(i, 0)) for i, (v, name) in enumerate(results(main.ret))]
         for binding in main.bindings:
@@ -172,15 +263,15 @@ class GraphEmitter:
             elif not is_view(value) and not isinstance(
                 value, (TupleValue, TupleItem, GVar, Constant, ShapeValue, PrimValue)
             ):
-                raise BuildError(f"{binding.var.name}: wanted a lowered graph, found {type(value).__name__}")
-        for check in self.lowered.checks[main.name]:
+                raise BuildError(f"{binding.var.name}: expected a lowered graph, got {type(value).__name__}")
+        for check in self.lowered.checks:
             slot = b.slot(check.cond, self.symbols)
             b.checks.append(Check(slot, check.message, tuple(b.slot(v, self.symbols) for v in check.values)))
         return b.finish(inputs, self._checked(outputs))
 
     def _checked(self, outputs: Sequence[int]) -> Sequence[int]:
         """Declare the checks of computed indices, the last outputs. Return the outputs of the model itself."""
-        checks = self.lowered.index_checks.get(self.main.name, ())
+        checks = self.lowered.index_checks
         own = len(outputs) - len({c.result for c in checks})
         for c in checks:
             size = self.builder.slot(c.size, self.symbols)
@@ -188,19 +279,20 @@ class GraphEmitter:
         return outputs[:own]
 
     def _output(self, value: Value, name: str, outer: int) -> int:
-        """Return the array from which a result is read. outer: the dim stored outermost
+        """Return the array from which a result is read: its own, or the array of another result, a parameter or a weight.
 
-        It may be that of another result, a parameter or a weight.
+        Args:
+            outer: The dim stored outermost.
         """
-        source, wanted = self._source(value), _buffer(name, logical(_known(name, value.info), outer))
+        source, buffer = self._source(value), _buffer(name, logical(_known(name, value.info), outer))
         if isinstance(source, tuple) and source not in self.arrays:
-            self.arrays[source] = self.builder.buffer(name, wanted, "output", self.symbols, outer=outer)
+            self.arrays[source] = self.builder.buffer(name, buffer, "output", self.symbols, outer=outer)
             return self.arrays[source]
-        held = self._array(source)
-        return self.builder.view(name, wanted, held, self.symbols, outer)
+        array = self._array(source)
+        return self.builder.view(name, buffer, array, self.symbols, outer)
 
     def _source(self, v: Value) -> AllocatedTensor | Constant:
-        """Return the allocated tensor, parameter or weight whose memory `v` is.
+        """Return the allocated tensor, parameter or weight whose memory `v` shares.
 
         It follows casts, tuples, views and in-place calls.
         """
@@ -208,24 +300,24 @@ class GraphEmitter:
         while True:
             if isinstance(v, Constant):
                 return v
-            made = self.definitions.get(v) if isinstance(v, GVar) else v
-            if isinstance(v, GVar) and (made is None or isinstance(made, (CallTIR, CallDPSLibrary))):
+            value = self.definitions.get(v) if isinstance(v, GVar) else v
+            if isinstance(v, GVar) and (value is None or isinstance(value, (CallTIR, CallDPSLibrary))):
                 field = fields.pop() if fields else 0
-                at = made.inplace[field] if isinstance(made, CallTIR) and made.inplace else None
-                if at is None or not isinstance(made, CallTIR):
+                at = value.inplace[field] if isinstance(value, CallTIR) and value.inplace else None
+                if at is None or not isinstance(value, CallTIR):
                     return v, field
-                v = made.args[at]
-            elif isinstance(made, TupleItem):
-                fields.append(made.index)
-                v = made.value
-            elif isinstance(made, TupleValue):
-                v = made.fields[fields.pop()]
-            elif isinstance(made, GraphCall) and is_view(made):
-                v = made.args[0]
-            elif isinstance(made, (GVar, Constant)):
-                v = made
+                v = value.args[at]
+            elif isinstance(value, TupleItem):
+                fields.append(value.index)
+                v = value.value
+            elif isinstance(value, TupleValue):
+                v = value.fields[fields.pop()]
+            elif isinstance(value, GraphCall) and is_view(value):
+                v = value.args[0]
+            elif isinstance(value, (GVar, Constant)):
+                v = value
             else:
-                raise BuildError(f"wanted a tensor, found {made!r}")
+                raise BuildError(f"expected a tensor, got {value!r}")
 
     def _array(self, v: Value | AllocatedTensor) -> int:
         source = v if isinstance(v, tuple) else self._source(v)
@@ -238,7 +330,7 @@ class GraphEmitter:
 
     def _destinations(self, var: GVar, call: CallTIR | CallDPSLibrary, storages: Sequence[int]) -> list[int]:
         """Return the arrays that a call writes, declared unless they are results of the model."""
-        found = []
+        arrays = []
         for i, info in enumerate(call.out):
             source = self._source(var if len(call.out) == 1 else TupleItem(var, i))
             assert isinstance(source, tuple)
@@ -249,8 +341,8 @@ class GraphEmitter:
                 self.names.add(name := fresh(name, self.names))
                 buffer = _buffer(name, info)
                 self.arrays[source] = self.builder.buffer(name, buffer, "temp", self.symbols, storages[number])
-            found.append(self.arrays[source])
-        return found
+            arrays.append(self.arrays[source])
+        return arrays
 
     def _library(self, var: GVar, call: CallDPSLibrary, storages: Sequence[int]) -> None:
         """Emit the call of a routine that the model names: one variant without a choice."""
@@ -261,8 +353,8 @@ class GraphEmitter:
 
     def _call(self, var: GVar, call: CallTIR, storages: Sequence[int]) -> None:
         b = self.builder
-        choices, task_plan = self.choices[call.callee], self.plans[call.callee]
-        func = choices.task.func
+        task_variants, task_plan = self.task_variants[call.callee], self.plans[call.callee]
+        func = task_variants.task.func
         arguments = {p: self._array(a) for p, a in zip(func.input_buffers, call.args, strict=True)}
         arguments |= zip(func.output_buffers, self._destinations(var, call, storages), strict=True)
         meaning = site_symbols(func, call)
@@ -272,19 +364,20 @@ class GraphEmitter:
         workspaces = [storages[number] for number in self.memory.workspaces.get(var, ())]
         for key, places in zip(keys, self.places[var], strict=True):
             record = task_plan.variants[key]
-            own = [workspaces[p] for p in places]
+            own_workspaces = [workspaces[p] for p in places]
             label = "predicted" if key in task_plan.predicted else record.kind
-            variants.append(b.variant(label, key, choices.stages(record), arguments, symbols, own))
+            with refusing(call.callee, key, record):
+                variants.append(b.variant(label, key, task_variants.stages(record), arguments, symbols, own_workspaces))
         entries = []
         for entry in task_plan.plan.entries:
             guard = None
-            for test, wanted in entry.tests:
+            for test, outcome in entry.tests:
                 slot = self._test(func.symbols, test, symbols)
-                slot = slot if wanted else b.scalars.op(Opcode.NOT, slot)
+                slot = slot if outcome else b.scalars.op(Opcode.NOT, slot)
                 guard = slot if guard is None else b.scalars.op(Opcode.AND, guard, slot)
             entries.append(Entry(guard, keys.index(entry.variant)))
         entries[-1] = Entry(None, entries[-1].variant)
-        b.calls.append(CallSite(var.name, choices.task.key, choice_slot(b.scalars, entries), tuple(variants)))
+        b.calls.append(CallSite(var.name, task_variants.task.key, choice_slot(b.scalars, entries), tuple(variants)))
 
     def _test(self, order: Sequence[Var], test: GuardTest, symbols: SlotOf) -> int:
         product = symbols[order[test.axes[0]]]
@@ -306,7 +399,8 @@ def guard_slot(scalars: ScalarBuilder, product: int, test: GuardTest) -> int:
 def results(ret: Value, name: str = "result") -> Iterator[tuple[Value, str]]:
     """Yield each returned tensor and its name; tuples are flattened.
 
-    Raises BuildError for anything else.
+    Raises:
+        BuildError: A value is no tensor.
     """
     if isinstance(ret, TupleValue):
         for field in ret.fields:
@@ -320,12 +414,12 @@ def results(ret: Value, name: str = "result") -> Iterator[tuple[Value, str]]:
     elif isinstance(info, TensorInfo):
         yield ret, name
     else:
-        raise BuildError(f"wanted tensors as results, found {ret!r}")
+        raise BuildError(f"expected tensors as results, got {ret!r}")
 
 
 def _known(name: str, info: StructInfo) -> TensorInfo:
     if not is_known(info):
-        raise BuildError(f"{name}: wanted a tensor of known dims and dtype, found {info!r}; add a match_cast")
+        raise BuildError(f"{name}: expected a tensor of known dims and dtype, got {info!r}; add a match_cast")
     return info
 
 

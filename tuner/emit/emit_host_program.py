@@ -1,4 +1,7 @@
-"""Emit host programs: the instructions over registers that connect the subgraphs of an outlined function."""
+"""Emit host programs: the instructions over registers that connect the subgraphs of an outlined function.
+
+Tests: `tests/tuner/emit/test_host_programs.py`.
+"""
 
 from __future__ import annotations
 
@@ -66,15 +69,18 @@ def emit_host_program(
     entry: bool,
     checks: Sequence[RuntimeCheck] = (),
 ) -> HostProgram:
-    """Return the host program of the graph function `name`, whose subgraphs are `programs`. Raises BuildError for
-    anything that no run can do.
+    """Return the host program of the graph function `name`, whose subgraphs are `programs`.
 
-    checks: conditions over the symbols of the parameters
+    Args:
+        checks: Conditions over the symbols of the parameters.
+
+    Raises:
+        BuildError: The function has a value that no instruction computes.
     """
     return _Emitter(name, cut, programs).run(entry, checks)
 
 
-_WANTED: Mapping[type[StructInfo], Want] = {
+_KIND_OF: Mapping[type[StructInfo], Want] = {
     TensorInfo: "tensor", ShapeInfo: "shape", PrimInfo: "scalar", TupleInfo: "tuple", CallableInfo: "function",
 }  # fmt: skip
 
@@ -83,7 +89,8 @@ _WANTED: Mapping[type[StructInfo], Want] = {
 class _Dim:
     """A dim or scalar that an annotation states over symbols, and the register of its value.
 
-    axis: number of the dim; 0 for a scalar
+    Attributes:
+        axis: Number of the dim; 0 for a scalar.
     """
 
     where: str
@@ -136,17 +143,17 @@ class _Emitter:
     # annotations
 
     def match(self, register: int, info: StructInfo, where: str, node: object) -> list[_Dim]:
-        """Emit a check of everything that `info` claims without symbols. Returns the dims for `bind`."""
+        """Emit a check of everything that `info` states without symbols. Returns the dims for `bind`."""
         return _MATCHED[type(info)](self, register, info, where, node)
 
     def match_tuple(self, register: int, info: TupleInfo, where: str, node: object) -> list[_Dim]:
         self.add(self.want(register, "tuple", None, len(info.fields), (), where, info, node))
-        found: list[_Dim] = []
+        dims: list[_Dim] = []
         for i, part in enumerate(info.fields):
             item = self.register()
             self.add(GetItem(register, i, item))
-            found += self.match(item, part, f"{where}, field {i}", node)
-        return found
+            dims += self.match(item, part, f"{where}, field {i}", node)
+        return dims
 
     def match_function(self, register: int, info: CallableInfo, where: str, node: object) -> list[_Dim]:
         graphs = self.cut.module.graphs
@@ -156,7 +163,7 @@ class _Emitter:
 
     def match_scalar(self, register: int, info: PrimInfo, where: str, node: object) -> list[_Dim]:
         if info.value is not None and not (info.dtype.is_int or info.dtype is bool_):
-            raise BuildError(f"{self.f.name}: {where}: wanted a whole number by symbols, found {info!r}")
+            raise BuildError(f"{self.f.name}: {where}: expected a whole number by symbols, got {info!r}")
         return self.match_dims(register, info, info.dtype, None, where, node)
 
     def match_dims(
@@ -165,7 +172,7 @@ class _Emitter:
         dims = info_dims(info) or ()
         into = tuple(self.register() for _ in dims)
         element = None if dtype is None else dtype.name
-        self.add(self.want(register, _WANTED[type(info)], element, count, into, where, info, node))
+        self.add(self.want(register, _KIND_OF[type(info)], element, count, into, where, info, node))
         return [_Dim(where, info, axis, d, r, node) for axis, (d, r) in enumerate(zip(dims, into, strict=True))]
 
     def want(
@@ -188,10 +195,10 @@ class _Emitter:
         """Give new symbols the values that dims determine, and require that every dim and bound holds."""
         if not dims:
             return
-        stands = {Var(f"found{i}"): d.register for i, d in enumerate(dims)}
+        stands = {Var(f"actual{i}"): d.register for i, d in enumerate(dims)}
         known = tuple(v for v in free_vars(*(d.dim for d in dims)) if v in self.symbols)
-        wanted = ShapeInfo((*known, *(d.dim for d in dims)))
-        meaning = solve(CallableInfo((wanted,), ObjectInfo()), (ShapeInfo((*known, *stands)),), self.ctx.env)
+        declared = ShapeInfo((*known, *(d.dim for d in dims)))
+        meaning = solve(CallableInfo((declared,), ObjectInfo()), (ShapeInfo((*known, *stands)),), self.ctx.env)
         new = {v: e for v, e in meaning.items() if v not in self.symbols}
         scope = {**self.symbols, **stands}
         for v, e in new.items():
@@ -206,12 +213,12 @@ class _Emitter:
             self.symbols[v] = scope[v] = register
         for v in new:
             self.within_bounds(v, dims, scope)
-        for d, found in zip(dims, stands, strict=True):
-            if meaning.get(d.dim) is found if isinstance(d.dim, Var) else False:
+        for d, actual in zip(dims, stands, strict=True):
+            if meaning.get(d.dim) is actual if isinstance(d.dim, Var) else False:
                 continue
             place = "" if isinstance(d.info, PrimInfo) else f" with dim {d.axis} ({d.dim!r})"
-            text = f"{d.where}: wanted {d.info!r}{place} equal to {{0}}, found {{1}}"
-            self.require(eq(d.dim, found), text, (d.dim, found), scope, d.node)
+            text = f"{d.where}: expected {d.info!r}{place} equal to {{0}}, got {{1}}"
+            self.require(eq(d.dim, actual), text, (d.dim, actual), scope, d.node)
 
     def within_bounds(self, v: Var, dims: Sequence[_Dim], scope: Mapping[Var, int]) -> None:
         bound = self.bounds.get(v, Bound(v))
@@ -219,48 +226,48 @@ class _Emitter:
         is_dim = any(d.dim is v and isinstance(d.info, TensorInfo) for d in dims)
         where = at.where if at.where.startswith("match_cast") else "arguments"
         limits = f"{bound.lower} <= {v.name}" + ("" if bound.upper is None else f" <= {bound.upper}")
-        text = f"{where}: wanted {limits}, found {v.name} = {{0}}"
+        text = f"{where}: expected {limits}, got {v.name} = {{0}}"
         if bound.lower > 0 or not is_dim:
             self.require(le(bound.lower, v), text, (v,), scope, at.node)
         if bound.upper is not None:
             self.require(le(v, bound.upper), text, (v,), scope, at.node)
 
     def require(self, cond: Expr, message: str, values: Sequence[Expr], scope: Mapping[Var, int], node: object) -> None:
-        test, *found = self.scalars([cond, *values], scope)
-        self.add(Require(test, f"{message}\n{self.shown(node)}", tuple(found)))
+        test, *registers = self.scalars([cond, *values], scope)
+        self.add(Require(test, f"{message}\n{self.shown(node)}", tuple(registers)))
 
     def add_check(self, check: RuntimeCheck) -> None:
-        test, *found = self.scalars([check.cond, *check.values], self.symbols)
-        self.add(Require(test, check.message, tuple(found)))
+        test, *registers = self.scalars([check.cond, *check.values], self.symbols)
+        self.add(Require(test, check.message, tuple(registers)))
 
-    def agree(self, register: int, wanted: StructInfo, found: StructInfo, where: str, node: object) -> None:
-        """Emit a check that a value fits `wanted`, unless its annotation already proves it."""
-        if any(True for _ in differences(wanted, found, self.ctx.env)):
-            self.bind(self.match(register, wanted, where, node))
+    def agree(self, register: int, declared: StructInfo, inferred: StructInfo, where: str, node: object) -> None:
+        """Emit a check that a value fits `declared`, unless its inferred annotation proves it."""
+        if any(True for _ in differences(declared, inferred, self.ctx.env)):
+            self.bind(self.match(register, declared, where, node))
 
     # values
 
     def scalars(self, exprs: Sequence[Expr], scope: Mapping[Var, int]) -> list[int]:
         """Emit the computation of scalars over symbols; return their registers."""
-        wanted = [e for e in dict.fromkeys(exprs) if not isinstance(e, Var)]
-        for e in wanted:
+        computed = [e for e in dict.fromkeys(exprs) if not isinstance(e, Var)]
+        for e in computed:
             if not e.dtype.is_int and e.dtype is not bool_:
-                raise BuildError(f"{self.f.name}: wanted a whole number or condition over symbols, found {e!r}")
-        into = {e: self.register() for e in wanted}
-        if wanted:
+                raise BuildError(f"{self.f.name}: expected a whole number or condition over symbols, got {e!r}")
+        into = {e: self.register() for e in computed}
+        if computed:
             builder = ScalarBuilder()
-            used = [v for v in free_vars(*wanted) if v in scope]
+            used = [v for v in free_vars(*computed) if v in scope]
             slots = {v: builder.symbol(i) for i, v in enumerate(used)}
-            found = tuple(lower_scalar(builder, e, slots) for e in wanted)
-            names = tuple(e.dtype.name for e in wanted)
+            slots_of = tuple(lower_scalar(builder, e, slots) for e in computed)
+            names = tuple(e.dtype.name for e in computed)
             symbols = tuple(scope[v] for v in used)
-            self.add(Compute(builder.code, symbols, found, names, tuple(into.values())))
+            self.add(Compute(builder.code, symbols, slots_of, names, tuple(into.values())))
         return [scope[e] if isinstance(e, Var) else into[e] for e in exprs]
 
     def value(self, v: g.Value, node: object) -> int:
         """Return the register of an atom, or of a tuple of atoms."""
         if type(v) not in _VALUES:
-            raise BuildError(f"{self.f.name}: wanted a variable or constant, found a {type(v).__name__}")
+            raise BuildError(f"{self.f.name}: expected a variable or constant, got a {type(v).__name__}")
         return _VALUES[type(v)](self, v, node)
 
     def new(self, make: Callable[[int], Instruction]) -> int:
@@ -310,18 +317,18 @@ class _Emitter:
             self.agree(register, b.var.info, b.info, f"value {b.var.name}", b)
             return
         ctx = Deduction(self.ctx.env)
-        found = infer_value(value, ctx)
+        inferred = infer_value(value, ctx)
         if isinstance(value, g.CallFunction):  # a callee checks its own arguments
             if (name := _direct(value)) in self.cut.subgraphs:
                 self.part(b, name, value)
                 return
-            found = found if name else ObjectInfo()  # the signature guarantees the annotation
+            inferred = inferred if name else ObjectInfo()  # the signature guarantees the annotation
         else:
             for check in ctx.checks:
                 self.require(check.cond, check.message, check.values, self.symbols, b)
         compute = _COMPUTED.get(type(value), _Emitter.value)
         self.values[b.var] = compute(self, value, b)
-        self.agree(self.values[b.var], b.var.info, found, f"value {b.var.name}", b)
+        self.agree(self.values[b.var], b.var.info, inferred, f"value {b.var.name}", b)
 
     def call(self, value: g.CallFunction, b: g.Binding) -> int:
         args = tuple(self.value(a, b) for a in value.args)
@@ -437,7 +444,7 @@ def described(name: str, info: StructInfo, path: tuple[int, ...] = ()) -> Value:
     """Describe a parameter or result."""
     element = info.dtype if is_known(info) else None
     if not is_known(info) or element is None:
-        return Value(name, _WANTED.get(type(info)), repr(info), path=path)
+        return Value(name, _KIND_OF.get(type(info)), repr(info), path=path)
     dims = tuple(repr(d) if d.value is None else str(d.value) for d in info.shape or ())
     return Value(name, "tensor", repr(info), element.name, dims, path)
 

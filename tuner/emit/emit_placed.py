@@ -1,4 +1,7 @@
-"""Emit a module placed on several devices: a program for each part, and host programs that call parts and move values."""
+"""Emit a module placed on several devices: a program for each part, and host programs that call parts and move values.
+
+Tests: `tests/runtime/vm/test_machine.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,17 @@ from relax_tune.ir.passes.placement.transfers import InsertTransfers
 from relax_tune.runtime.program.host_program import HostProgram
 from relax_tune.runtime.program.placement import PartDevice
 from relax_tune.runtime.program.program import Program
-from relax_tune.tuner.emit.emit_graph import GraphEmitter, choose_inplace
-from relax_tune.tuner.emit.emit_host_program import emit_host_program
+from relax_tune.tuner.emit.build import emit_host_programs, emit_programs
+from relax_tune.tuner.emit.emit_graph import choose_inplace, lowered_functions
 from relax_tune.tuner.plan.plans import TaskPlan
-from relax_tune.tuner.program.program_builder import ProgramBuilder
-from relax_tune.tuner.task.task import Choices
+from relax_tune.tuner.task.variants import TaskVariants
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceSide:
-    """The parts of a build on one device: the choices and the plan of each task, and the code target."""
+    """One device of a build: the variants and the plan of each task, and the code target."""
 
-    choices: Mapping[str, Choices]
+    task_variants: Mapping[str, TaskVariants]
     plans: Mapping[str, TaskPlan]
     target: CodeTarget
 
@@ -41,9 +43,10 @@ class DeviceSide:
 class PlacementPlan:
     """The placements of a function, and the shapes that each is for.
 
-    options: by placement the device of each call, by the variable of its result
-    entries: conditions over the symbols of the parameters, with the number of a placement; the first that holds counts, and the
-        last has none. Placements that no entry names are spare
+    Attributes:
+        options: For each placement the device of each call, by the variable of its result.
+        entries: Conditions over the symbols of the parameters, each with the number of a placement. The first condition that holds
+            decides; the last entry has none. A placement without an entry replaces others when a device is lost.
     """
 
     options: tuple[Mapping[g.GVar, str], ...]
@@ -54,10 +57,11 @@ class PlacementPlan:
 class PlacedPrograms:
     """The programs of a placed module.
 
-    parts: the device of each program
-    names: of each function the host programs of its placements, in order
-    notes: what could not be written in place, one sentence each
-    module: the module of parts and host functions, for people
+    Attributes:
+        parts: Device of each program.
+        names: Host programs of the placements of each function, in order.
+        notes: Outputs that could not be written in place, one sentence each.
+        lowered: Module of parts and host functions, for people.
     """
 
     programs: Mapping[str, Program]
@@ -76,29 +80,25 @@ def emit_placed(
 ) -> PlacedPrograms:
     """Emit every straight-line function in each of its placements, and the host functions around them.
 
-    placements: by function
-    sides: by the kind of a device
-    memory: as of `emit.build.MEMORY`
+    Args:
+        placements: By function.
+        sides: By kind of device.
+        memory: A value of `emit.build.MEMORY`.
     """
     placed, names, devices = place_module(lowered, placements)
     programs: dict[str, Program] = {}
     notes: list[str] = []
     for kind, side in sides.items():
-        own = {n for n, d in devices.items() if d == kind}
-        kept = {n: f for n, f in placed.module.functions.items() if n in own or n in placed.prims}
-        alone = replace(placed, module=replace(placed.module, functions=kept), host_functions=())
-        alone, found = choose_inplace(alone, side.choices, side.plans, find=memory[1])
-        notes += found
-        for n, f in alone.functions.items():
-            builder = ProgramBuilder(n, side.target)
-            programs[n] = GraphEmitter(alone, f, side.choices, side.plans, builder, memory[0]).run()
-    host_programs = []
-    for n in placed.host_functions:
-        checks = placed.checks.get(n, ())
-        entry = n in placed.entries
-        host_programs.append(emit_host_program(n, placed.outlined, programs, entry, checks))
+        parts_here = {n for n, d in devices.items() if d == kind}
+        functions_here = {n: f for n, f in placed.module.functions.items() if n in parts_here or n in placed.prims}
+        device_module = replace(placed, module=replace(placed.module, functions=functions_here), host_functions=())
+        module, refused = choose_inplace(device_module.module, {}, side.task_variants, side.plans, memory[1])
+        notes += refused
+        functions = lowered_functions(device_module, module)
+        programs |= emit_programs(functions, side.task_variants, side.plans, side.target, memory[0])[0]
     parts = tuple(PartDevice(n, devices[n]) for n in sorted(programs))
-    return PlacedPrograms(programs, tuple(host_programs), parts, names, tuple(dict.fromkeys(notes)), placed)
+    host_programs = emit_host_programs(placed, programs)
+    return PlacedPrograms(programs, host_programs, parts, names, tuple(dict.fromkeys(notes)), placed)
 
 
 def place_module(
@@ -115,17 +115,17 @@ def place_module(
     hosts = list(lowered.host_functions)
     for name, f in lowered.functions.items():
         options = placements[name].options
-        alone = len(options) == 1
-        names[name] = (name,) if alone else tuple(f"{name}_placed{i}" for i in range(len(options)))
+        single = len(options) == 1
+        names[name] = (name,) if single else tuple(f"{name}_placed{i}" for i in range(len(options)))
         for own, option in zip(names[name], options, strict=True):
             functions[own] = replace(f, name=own)
             placed = InsertTransfers(option)(replace(lowered.module, functions={own: replace(f, name=own)}))
-            made = cut(placed.graphs[own], functions)
-            parts += made
-            ranges |= _ranges(made, lowered.ranges.get(name, ()))
+            new_parts = cut(placed.graphs[own], functions)
+            parts += new_parts
+            ranges |= _ranges(new_parts, lowered.ranges.get(name, ()))
             checks[own] = lowered.checks.get(name, ())
         hosts += names[name]
-        if not alone:
+        if not single:
             entries = [(cond, names[name][number]) for cond, number in placements[name].entries]
             functions[name] = _chooser(f, entries, functions)
             hosts.append(name)
@@ -141,13 +141,13 @@ def place_module(
 
 
 def _ranges(parts: Sequence[Part], ranges: Sequence[IndexRange]) -> dict[str, tuple[IndexRange, ...]]:
-    """Return what the parameters of parts that are used as indices may hold."""
-    found = {}
+    """Return the permitted values of parameters of parts that are used as indices."""
+    by_part = {}
     for part in parts:
-        own = [replace(r, position=at) for at, p in enumerate(part.params) for r in ranges if r.position == p]
-        if own:
-            found[part.name] = tuple(own)
-    return found
+        part_ranges = [replace(r, position=at) for at, p in enumerate(part.params) for r in ranges if r.position == p]
+        if part_ranges:
+            by_part[part.name] = tuple(part_ranges)
+    return by_part
 
 
 def _chooser(
@@ -158,7 +158,7 @@ def _chooser(
     info = on_device(f.ret_info, HOME)
     first = functions[entries[0][1]]
     assert isinstance(first, g.Function)
-    ret = first.ret  # its names are those of a build for one device
+    ret = first.ret  # keeps the result names of a build for one device
 
     def side(number: int) -> g.Body:
         cond, name = entries[number]

@@ -1,7 +1,7 @@
 """Export of an artifact as C: sources, a header, the weights and what builds them.
 
-Kernels, plans and places of arrays are those of the artifact. With the same compiler and flags, results equal the artifact's to
-the bit.
+Kernels, plans and places of arrays are the same as in the artifact. With the same compiler and flags, results are bit-identical to
+the artifact's.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.atomic_write import reason, write_whole
-from relax_tune.runtime.device.c import KERNEL_FLAGS, UNIT_KERNELS
+from relax_tune.runtime.device.c import KERNEL_FLAGS, TEAM, UNIT_KERNELS
 from relax_tune.runtime.device.source import group_by_flags, join_sources
 from relax_tune.runtime.hashed_zip import tool_version
 from relax_tune.runtime.program.host_program import Apply, Branch, CallHostProgram, CallHostRoutine, HostProgram
 from relax_tune.runtime.program.plan_c import PRELUDE
-from relax_tune.runtime.program.program import KernelSource, LaunchStep, Program
-from relax_tune.runtime.program.scalars import INT64_MAX, constant_values
+from relax_tune.runtime.program.program import SIZE_LIMIT, KernelSource, LaunchStep, Program
+from relax_tune.runtime.program.scalars import constant_values
 from relax_tune.runtime.signature import tensor_specs
 from relax_tune.tuner.export.c_function import FunctionPrinter, c_text, comment
 from relax_tune.tuner.export.layout import ALIGNMENT, ArrayPlace, lay_out, workspace_bound
@@ -47,15 +47,18 @@ _TYPES = {
     "bool": "uint8_t", "float32": "float", "float64": "double", "float16": "uint16_t", "bfloat16": "uint16_t",
     **{f"{sign}int{bits}": f"{sign}int{bits}_t" for bits in (8, 16, 32, 64) for sign in ("", "u")},
 }  # fmt: skip
-"""C types of elements; those of other types are bytes."""
+"""C types of elements; elements of other types are bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
     """The result of an export.
 
-    files: the written files, by name; sources: C files of the library, with compiler flags of their own
-    functions: names of the functions; nbytes: of sources and weights together
+    Attributes:
+        files: Names of the written files.
+        sources: C files of the library, each with its extra compiler flags.
+        functions: Names of the functions.
+        nbytes: Size of sources and weights together.
     """
 
     files: tuple[str, ...]
@@ -67,17 +70,20 @@ class Exported:
 def export_c(artifact: Artifact, folder: Path, name: str | None = None, functions: Sequence[str] = ()) -> Exported:
     """Write the C form of an artifact's functions to a folder.
 
-    name: begins all names in C, by default the artifact's file name; functions: those to export, by default all
+    Args:
+        name: Prefix of all names in C; by default the artifact's file name.
+        functions: Functions to export; by default all.
 
-    Raises: UserError for an artifact or function that C cannot express, and a name that is no identifier; ArtifactError for
-    kernels of a form of their own.
+    Raises:
+        UserError: C cannot express the artifact or a function, or the name is no identifier.
+        ArtifactError: A kernel has an unknown form.
     """
     programs = _chosen(artifact, functions)
     stem = re.sub(r"\W", "_", Path(artifact.path).stem, flags=re.ASCII) or "model"
     chosen = name or (stem if stem[0].isalpha() else f"m{stem}")
     if not _NAME.fullmatch(chosen):
         raise UserError(
-            f"--name {chosen!r:.80}: wanted letters, digits and _, a letter first, at most 60; give another"
+            f"--name {chosen!r:.80}: expected letters, digits and _, a letter first, at most 60; give another"
         )
     project = _Project(artifact, programs, chosen)
     contents = project.files()
@@ -86,33 +92,33 @@ def export_c(artifact: Artifact, folder: Path, name: str | None = None, function
         for file, data in contents.items():
             write_whole(folder / file, memoryview(data))
     except (OSError, ValueError) as error:
-        raise UserError(f"--c {folder}: wanted to write there, found: {reason(error)}; give another folder") from None
+        raise UserError(f"--c {folder}: cannot be written: {reason(error)}; give another folder") from None
     return Exported(tuple(contents), project.sources, tuple(p.name for p in programs), sum(map(len, contents.values())))
 
 
 def _chosen(artifact: Artifact, functions: Sequence[str]) -> tuple[Program, ...]:
     if artifact.device_kind != "c":
         raise UserError(
-            f"artifact {artifact.path}: wanted one of target c, found one of {artifact.device_kind}; build it with --target c"
+            f"artifact {artifact.path}: expected one of target c, got one of {artifact.device_kind}; build it with --target c"
         )
     unknown = [f for f in functions if f not in artifact.functions]
     if unknown:
         raise UserError(
-            f"--function {unknown[0]!r:.80}: wanted one of {', '.join(artifact.functions)}, which {artifact.path} has"
+            f"--function {unknown[0]!r:.80}: expected one of {', '.join(artifact.functions)}, which {artifact.path} has"
         )
-    wanted = [f for f in artifact.functions if f in functions or not functions]
+    chosen = [f for f in artifact.functions if f in functions or not functions]
     hosted = {h.name: h for h in artifact.host_programs}
-    for f in wanted:
+    for f in chosen:
         if f in hosted:
             others = [x for x in artifact.functions if x not in hosted]
             instead = (
                 f"leave it out with --function {others[0]}" if others else "export its straight parts as functions"
             )
             raise UserError(
-                f"function {f}: wanted one without branches, calls and sizes that data decide, found that it "
+                f"function {f}: expected one without branches, calls and sizes that data decide, but it "
                 f"{_obstacle(hosted[f])}; {instead}, and write what it decides in C"
             )
-    programs = tuple(p for p in artifact.programs if p.name in wanted)
+    programs = tuple(p for p in artifact.programs if p.name in chosen)
     for program in programs:
         _check_libraries(program)
     return programs
@@ -120,29 +126,29 @@ def _chosen(artifact: Artifact, functions: Sequence[str]) -> tuple[Program, ...]
 
 def _obstacle(host_program: HostProgram) -> str:
     """Return what a host program does that a program does not."""
-    found = list(host_program.instructions())
-    texts = [f"calls the host routine {i.routine!r}" for i in found if isinstance(i, CallHostRoutine)]
-    texts += [f"computes {i.operator}, whose size data decide" for i in found if isinstance(i, Apply)]
-    texts += ["branches" for i in found if isinstance(i, Branch)]
-    texts += [f"calls {i.function or 'a function'}" for i in found if isinstance(i, CallHostProgram)]
+    instructions = list(host_program.instructions())
+    texts = [f"calls the host routine {i.routine!r}" for i in instructions if isinstance(i, CallHostRoutine)]
+    texts += [f"computes {i.operator}, whose size data decide" for i in instructions if isinstance(i, Apply)]
+    texts += ["branches" for i in instructions if isinstance(i, Branch)]
+    texts += [f"calls {i.function or 'a function'}" for i in instructions if isinstance(i, CallHostProgram)]
     return texts[0] if texts else "is run by the virtual machine"
 
 
 def _check_libraries(program: Program) -> None:
     steps = [(c.name, s) for c in program.calls for v in c.variants for s in v.steps]
-    found = [
+    calls = [
         (name, s.target) for name, s in (*steps, *(("a packing", s) for s in program.prepare)) if s.kind == "library"
     ]
-    if found:
-        names, routines = sorted({name for name, _ in found}), sorted({target for _, target in found})
+    if calls:
+        names, routines = sorted({name for name, _ in calls}), sorted({target for _, target in calls})
         raise UserError(
-            f"function {program.name}: wanted kernels alone, found {', '.join(routines)} in {len(names)} calls, {names[0]} first; "
+            f"function {program.name}: expected only kernels, got {', '.join(routines)} in {len(names)} calls, {names[0]} first; "
             "build the model with --no-libraries, which takes the fastest kernel of ours for each"
         )
 
 
 class _Project:
-    """The files of an export. `name` begins all names in C."""
+    """The files of an export. `name` is the prefix of all names in C."""
 
     def __init__(self, artifact: Artifact, programs: Sequence[Program], name: str) -> None:
         self.artifact, self.programs, self.name = artifact, programs, name
@@ -152,9 +158,9 @@ class _Project:
         self.weights, self.identity, offsets = _weights(artifact, programs)
         self.packed_bytes = 0
         self.prepared: list[str] = []
-        made: dict[object, ArrayPlace] = {}
+        packed_places: dict[object, ArrayPlace] = {}
         self.layouts = [
-            lay_out(p, self._fixed(p, offsets, made, names), self._written(p, names))
+            lay_out(p, self._fixed(p, offsets, packed_places, names), self._written(p, names))
             for p, names in zip(programs, self.kernel_names)
         ]
         functions = _identifiers([p.name for p in programs])
@@ -182,7 +188,7 @@ class _Project:
         words = self._words() | {"KERNEL_FILES": " ".join(sources), "OWN_FLAGS": own} | body
         texts = {
             f"{self.name}.h": "model.h", f"{self.name}.c": "model.c", f"{self.name}_internal.h": "internal.h",
-            f"{self.name}_weights.c": "weights.c",
+            f"{self.name}_weights.c": "weights.c", f"{self.name}_team.c": "team.c",
             f"{self.name}_main.c": "main.c", f"{self.name}.pc.in": "model.pc.in", "CMakeLists.txt": "CMakeLists.txt",
         }  # fmt: skip
         filled = {file: _filled((_TEMPLATES / template).read_text(), words) for file, template in texts.items()}
@@ -191,7 +197,7 @@ class _Project:
 
     def _words(self) -> dict[str, str]:
         bounds = [workspace_bound(x) for x in self.layouts]
-        held = len(self.weights) + self.packed_bytes + max(bounds)
+        memory_bytes = len(self.weights) + self.packed_bytes + max(bounds)
         fingerprint = self.artifact.manifest["extra"].get("fingerprint")
         return {
             "NAME": self.name,
@@ -203,11 +209,12 @@ class _Project:
             "WEIGHTS_BYTES": str(len(self.weights)),
             "PACKED_BYTES": str(self.packed_bytes),
             "WORKSPACE_BYTES": str(max(bounds)),
-            "WASM_BYTES": str(-(-held // _WASM_PAGE) * _WASM_PAGE + _WASM_SPARE),
+            "WASM_BYTES": str(-(-memory_bytes // _WASM_PAGE) * _WASM_PAGE + _WASM_SPARE),
             "IDENTITY": ", ".join(map(str, self.identity)),
             "PLAN_ARITHMETIC": PRELUDE,
             "PROTOTYPES": "\n".join(f"{p};" for p in self.prototypes.values()),
             "FLAGS": " ".join(KERNEL_FLAGS),
+            "TEAM_SOURCE": TEAM.read_text(encoding="utf-8"),
             "MACHINE": machine_flags(fingerprint if isinstance(fingerprint, dict) else {}),
         }
 
@@ -220,9 +227,9 @@ class _Project:
             crossing = [*program.inputs, *program.outputs]
             dims = [printer.place_of(layout.slots[s]) for index in crossing for s in program.buffers[index].stored]
             sizes = [printer.place_of(layout.nbytes[index]) for index in crossing]
-            kept = [layout.kept.get(position, -1) for position in range(len(program.inputs))]
+            aliased = [layout.aliased.get(position, -1) for position in range(len(program.inputs))]
             rows.append(
-                f"  {{f{i}_evaluate, f{i}_call, {_list(dims)}, {_list(sizes)}, {_list(kept)}, {printer.place_of(layout.workspace)}}},"
+                f"  {{f{i}_evaluate, f{i}_call, {_list(dims)}, {_list(sizes)}, {_list(aliased)}, {printer.place_of(layout.workspace)}}},"
             )
         for printer, call in zip(self.printers, calls):
             texts += [printer.evaluation(), call, ""]
@@ -239,7 +246,7 @@ class _Project:
         name, lines, rows = self.name, list[str](), list[str]()
         for i, program in enumerate(self.programs):
             symbols = [
-                f"{{{c_string(s.name)}, INT64_C({s.lower}), {'INT64_MAX' if s.upper in (None, INT64_MAX) else f'INT64_C({s.upper})'}}}"
+                f"{{{c_string(s.name)}, INT64_C({s.lower}), INT64_C({SIZE_LIMIT if s.upper is None else s.upper})}}"
                 for s in program.symbols
             ]
             lines.append(
@@ -289,21 +296,25 @@ class _Project:
 
     def _kernel_names(self, program: Program) -> dict[str, str]:
         """Return the C names of a program's kernels; equal kernels of several programs are one."""
-        found = {}
+        c_names = {}
         for kernel in program.kernels:
             if kernel not in self.kernels:
-                wanted = f"{self.name}_{kernel.name}"
+                plain = f"{self.name}_{kernel.name}"
                 taken = set(self.kernels.values())
-                again = (f"{wanted}_{k}" for k in range(len(taken)))
-                self.kernels[kernel] = wanted if wanted not in taken else next(n for n in again if n not in taken)
+                numbered = (f"{plain}_{k}" for k in range(len(taken)))
+                self.kernels[kernel] = plain if plain not in taken else next(n for n in numbered if n not in taken)
                 self.prototypes[self.kernels[kernel]] = _prototype(kernel, self.kernels[kernel])
-            found[kernel.name] = self.kernels[kernel]
-        return found
+            c_names[kernel.name] = self.kernels[kernel]
+        return c_names
 
     def _fixed(
-        self, program: Program, offsets: Mapping[str, int], made: dict[object, ArrayPlace], kernels: Mapping[str, str]
+        self,
+        program: Program,
+        offsets: Mapping[str, int],
+        packed_places: dict[object, ArrayPlace],
+        kernels: Mapping[str, str],
     ) -> dict[int, ArrayPlace]:
-        """Return the places of constants and packed weights; note the steps that pack, once for all programs."""
+        """Return the places of constants and packed weights, and record the packing steps, once for all programs."""
         places = {i: ArrayPlace("weights", offsets[b.name]) for i, b in enumerate(program.buffers) if b.role == "const"}
         values = constant_values(program.scalars, len(program.symbols))
         sizes = {i: _size(values, program, i) for i, b in enumerate(program.buffers) if b.role == "packed"}
@@ -317,12 +328,13 @@ class _Project:
             numbers = tuple(values[s] for s in step.scalars)
             new = [i for i in step.buffers if i in sizes and i not in places]
             key = (kernels[step.target], numbers, tuple(None if i in new else places[i] for i in step.buffers))
+            # A step that another program has added already (equal kernel, sources and numbers) is not added again.
             fresh = not new
             for position, i in enumerate(new):
-                fresh = fresh or (key, position) not in made
-                if (key, position) not in made:
-                    made[key, position] = take(i)
-                places[i] = made[key, position]
+                fresh = fresh or (key, position) not in packed_places
+                if (key, position) not in packed_places:
+                    packed_places[key, position] = take(i)
+                places[i] = packed_places[key, position]
             if fresh:
                 self.prepared.append(self._preparing(step, kernels, places, numbers))
         return places | {i: take(i) for i in sizes if i not in places}
@@ -351,16 +363,16 @@ class _Project:
 
     def _written(self, program: Program, kernels: Mapping[str, str]) -> frozenset[int]:
         """Return the buffers that a kernel may write."""
-        found = set[int]()
+        written = set[int]()
         for step in (s for c in program.calls for v in c.variants for s in v.steps):
             parameters = self.prototypes[kernels[step.target]].partition("(")[2].split(",")
-            found |= {i for i, p in zip(step.buffers, parameters) if not p.strip().startswith("const ")}
-        return frozenset(found)
+            written |= {i for i, p in zip(step.buffers, parameters) if not p.strip().startswith("const ")}
+        return frozenset(written)
 
     def _unit(self, kernels: Sequence[KernelSource]) -> str:
         text = re.sub(r"^#line .*\n", "", join_sources(kernels), flags=re.MULTILINE)
         for kernel in kernels:
-            text = re.sub(rf"\b{kernel.name}\b", self.kernels[kernel], text)
+            text = re.sub(rf"\b(rt_[a-z]+_\d+_)?{kernel.name}\b", rf"\g<1>{self.kernels[kernel]}", text)
         return (_TEMPLATES / "kernels.c").read_text().replace("@NAME@", self.name).replace(
             "@VERSION@", tool_version()
         ) + text
@@ -388,7 +400,7 @@ def _size(values: Sequence[int | None], program: Program, index: int) -> int:
         dim = values[slot]
         if dim is None:
             raise ArtifactError(
-                f"{program.name}: buffer {program.buffers[index].name}: wanted a fixed size, found another"
+                f"{program.name}: buffer {program.buffers[index].name}: expected a fixed size, got another"
             )
         size *= dim
     return size
@@ -396,29 +408,29 @@ def _size(values: Sequence[int | None], program: Program, index: int) -> int:
 
 def _prototype(kernel: KernelSource, name: str) -> str:
     """Return the declaration of a kernel under another name."""
-    found = re.search(rf"\bvoid {kernel.name}\(([^)]*)\)", kernel.source)
-    if found is None:
+    match = re.search(rf"\bvoid {kernel.name}\(([^)]*)\)", kernel.source)
+    if match is None:
         raise ArtifactError(
-            f"kernel {kernel.name}: wanted the text `void {kernel.name}(...)`, found none; build it again"
+            f"kernel {kernel.name}: expected the text `void {kernel.name}(...)`, got none; build it again"
         )
-    return f"void {name}({' '.join(found[1].split())})"
+    return f"void {name}({' '.join(match[1].split())})"
 
 
 def _identifiers(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
     """Return distinct C identifiers for names."""
-    found: list[str] = []
+    identifiers: list[str] = []
     for name in names:
         plain = re.sub(r"\W", "_", name, flags=re.ASCII) or "array"
         plain = f"{plain}_" if plain in _KEYWORDS else plain if not plain[0].isdigit() else f"x{plain}"
-        used = {*found, *taken}
-        found.append(next(n for n in (plain, *(f"{plain}_{k}" for k in range(len(used) + 1))) if n not in used))
-    return found
+        used = {*identifiers, *taken}
+        identifiers.append(next(n for n in (plain, *(f"{plain}_{k}" for k in range(len(used) + 1))) if n not in used))
+    return identifiers
 
 
 def _filled(text: str, words: Mapping[str, str]) -> str:
-    for word in sorted(words, key=lambda w: w == "NAME"):  # the name last, since texts that are put in hold it
-        text = text.replace(f"@{word}@", words[word])
-    return text
+    """Replace `@WORD@` by texts. Inside the texts only `@NAME@` is replaced, since names of the model may look like words."""
+    text = re.sub(r"@([A-Z_]+)@", lambda m: m[0] if m[1] == "NAME" else words.get(m[1], m[0]), text)
+    return text.replace("@NAME@", words["NAME"])
 
 
 def _list(numbers: Sequence[int]) -> str:

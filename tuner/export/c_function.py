@@ -1,4 +1,7 @@
-"""One program as C functions: the numbers of a call, and the call itself."""
+"""One program as C functions: the numbers of a call, and the call itself.
+
+Tests: `tests/tuner/export/test_c_export.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,12 @@ _PLACEHOLDER = re.compile(r"\{(\d{1,6})\}")
 
 
 class FunctionPrinter:
-    """A printer of one program. `name` begins the names of its C functions; `kernels` gives the C name of a kernel."""
+    """A printer of one program.
+
+    Args:
+        name: Prefix of the program's C functions.
+        kernels: C name of each kernel.
+    """
 
     def __init__(self, name: str, layout: Layout, kernels: Mapping[str, str]) -> None:
         self.name, self.layout, self.program, self.kernels = name, layout, layout.program, kernels
@@ -98,15 +106,19 @@ class FunctionPrinter:
     def _range(self, position: int, low: str, high: str, every: int, column: int) -> list[str]:
         spec = self.program.buffers[self.program.inputs[position]]
         what = c_text(f"{self.program.name}: parameter {spec.name}")
-        end = c_text(" of the array; are the inputs (token ids, say) made for this model?")
+        end = c_text(" of the array; do the inputs (token ids, say) belong to this model?")
         return self._outside(
             self.program.inputs[position], f"in[{position}]", (low, high, every, column),
-            f'{what} ": wanted values from %" PRId64 " to %" PRId64 ", which the model uses as indices, found %" PRId64 '
+            f'{what} ": expected values from %" PRId64 " to %" PRId64 ", which the model uses as indices, got %" PRId64 '
             f'" at element %" PRId64 {end}, {low}, {high} - 1',
         )  # fmt: skip
 
     def _outside(self, index: int, array: str, bounds: tuple[str, str, int, int], message: str) -> list[str]:
-        """Return the check of an array's elements. `message` is followed by the value found and its place."""
+        """Return the check of an array's elements.
+
+        Args:
+            message: Format of the error; the offending value and its position follow as arguments.
+        """
         low, high, every, column = bounds
         dtype = np.dtype(self.program.buffers[index].dtype)
         kind = f"'{dtype.char.replace('l', 'q').replace('L', 'Q').replace('?', 'B')}'"
@@ -130,12 +142,12 @@ class FunctionPrinter:
 
     def _site(self, call: CallSite) -> list[str]:
         title = f"  /* {comment(call.name)} */"
-        found = [[f"{self.step(s)};" for s in variant.steps] for variant in call.variants]
-        if len(found) == 1:
-            return [title, *(f"  {line}" for line in found[0])]
+        launches = [[f"{self.step(s)};" for s in variant.steps] for variant in call.variants]
+        if len(launches) == 1:
+            return [title, *(f"  {line}" for line in launches[0])]
         lines = [title, f"  switch ({self.of_program(call.choice)}) {{"]
-        for number, (variant, steps) in enumerate(zip(call.variants, found)):
-            label = "default" if number == len(found) - 1 else f"case {number}"
+        for number, (variant, steps) in enumerate(zip(call.variants, launches)):
+            label = "default" if number == len(launches) - 1 else f"case {number}"
             lines += [f"    {label}: /* {comment(variant.label)} */", *(f"      {s}" for s in steps), "      break;"]
         return [*lines, "  }"]
 
@@ -146,13 +158,13 @@ class FunctionPrinter:
 
     def _ends(self) -> list[str]:
         program, lines = self.program, list[str]()
-        for found in program.checked:
-            size = self.of_program(found.size)
-            what = c_text(f"{program.name}: {found.operator}: wanted indices of at least 0 and below ")
-            array = self.array(found.buffer)
+        for check in program.checked:
+            size = self.of_program(check.size)
+            what = c_text(f"{program.name}: {check.operator}: expected indices of at least 0 and below ")
+            array = self.array(check.buffer)
             lines += self._outside(
-                found.buffer, array, ("INT64_C(0)", size, found.every, found.column),
-                f'{what} "%" PRId64 ", found %" PRId64 " at element %" PRId64 "; are the inputs made for this model?", {size}',
+                check.buffer, array, ("INT64_C(0)", size, check.every, check.column),
+                f'{what} "%" PRId64 ", got %" PRId64 " at element %" PRId64 "; do the inputs belong to this model?", {size}',
             )  # fmt: skip
         for number, index in enumerate(program.outputs):
             place = self.layout.places[index]
@@ -183,7 +195,7 @@ def comment(text: str) -> str:
 
 
 def c_text(text: str) -> str:
-    """Return a format of C that prints a text as it is."""
+    """Return a C format string that prints a text unchanged."""
     plain = json.dumps(text.replace("%", "%%"), ensure_ascii=False)
     return re.sub(r"\\u00([0-9a-f]{2})", lambda m: f'\\x{m[1]}""', plain).replace("??", "?\\?")
 
@@ -191,8 +203,8 @@ def c_text(text: str) -> str:
 def _format(message: str) -> tuple[str, Sequence[int]]:
     """Return the format of a check's message, after its function's name, and the numbers of its values in order."""
     parts, values, at = [c_text(": ")], list[int](), 0
-    for found in _PLACEHOLDER.finditer(message):
-        parts += [c_text(message[at : found.start()]), '"%" PRId64']
-        values.append(int(found[1]))
-        at = found.end()
+    for placeholder in _PLACEHOLDER.finditer(message):
+        parts += [c_text(message[at : placeholder.start()]), '"%" PRId64']
+        values.append(int(placeholder[1]))
+        at = placeholder.end()
     return " ".join([*parts, c_text(message[at:])]), values

@@ -1,4 +1,7 @@
-"""The places of a program's arrays in memory, and the numbers a call needs, as slots of one scalar list."""
+"""The places of a program's arrays in memory, and the numbers a call needs, as slots of one scalar list.
+
+Tests: `tests/tuner/export/test_c_export.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,11 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class ArrayPlace:
-    """The place of an array: `kind` is `in`, `out`, `weights`, `packed` or `workspace`.
+    """The place of an array.
 
-    at: its position among the arguments or results, its offset in bytes, or the slot of its offset in the workspace
+    Attributes:
+        kind: `in`, `out`, `weights`, `packed` or `workspace`.
+        at: Position among the arguments or results, offset in bytes, or slot of the offset in the workspace.
     """
 
     kind: str
@@ -29,13 +34,14 @@ class ArrayPlace:
 class Layout:
     """The layout of one program.
 
-    scalars: the program's list, and behind it the bytes of arrays and their offsets in the workspace
-    slots: for each slot of the program, the slot here
-    places: by buffer; a view has the place of its base
-    nbytes: by buffer of the boundary, the slot of its bytes
-    copied: arguments, by buffer, that are copied to their place before the call
-    kept: for an argument in whose memory a result lies, the number of the result
-    workspace: the slot of the bytes that a call needs
+    Attributes:
+        scalars: The program's list, followed by the bytes of arrays and their offsets in the workspace.
+        slots: For each slot of the program, its slot in `scalars`.
+        places: By buffer; a view has the place of its base.
+        nbytes: Slot of the bytes of each buffer that crosses the boundary.
+        copied: Buffers of arguments that are copied to their place before the call.
+        aliased: For an argument whose memory a result takes, the number of the result.
+        workspace: Slot of the bytes that a call needs.
     """
 
     program: Program
@@ -44,21 +50,23 @@ class Layout:
     places: dict[int, ArrayPlace] = field(default_factory=dict)
     nbytes: dict[int, int] = field(default_factory=dict)
     copied: list[int] = field(default_factory=list)
-    kept: dict[int, int] = field(default_factory=dict)
+    aliased: dict[int, int] = field(default_factory=dict)
     workspace: int = 0
 
 
 def lay_out(program: Program, fixed: Mapping[int, ArrayPlace], written: frozenset[int]) -> Layout:
     """Return the layout of a program.
 
-    fixed: places of constants and packed weights; written: buffers that a kernel writes
+    Args:
+        fixed: Places of constants and packed weights.
+        written: Buffers that a kernel writes.
     """
     b = ScalarBuilder()
-    found = Layout(program, b, b.merge(program.scalars, [b.symbol(i) for i in range(len(program.symbols))]))
-    found.places.update(fixed)
+    layout = Layout(program, b, b.merge(program.scalars, [b.symbol(i) for i in range(len(program.symbols))]))
+    layout.places.update(fixed)
     crossing = {*program.inputs, *program.outputs, *(c.buffer for c in program.checked)}
     for index in sorted(crossing | {i for i, s in enumerate(program.buffers) if s.base is not None}):
-        found.nbytes[index] = _bytes(found, index)
+        layout.nbytes[index] = _bytes(layout, index)
     offset = b.const(0)
 
     def take(size: int) -> ArrayPlace:
@@ -68,7 +76,7 @@ def lay_out(program: Program, fixed: Mapping[int, ArrayPlace], written: frozense
         offset = b.op(Opcode.ADD, offset, b.op(Opcode.MUL, units, b.const(ALIGNMENT)))
         return place
 
-    storages = [take(found.slots[slot]) for slot in program.storages]
+    storages = [take(layout.slots[slot]) for slot in program.storages]
     viewed = viewed_inputs(program)
     views: dict[int, list[int]] = {}
     for index, spec in enumerate(program.buffers):
@@ -76,31 +84,33 @@ def lay_out(program: Program, fixed: Mapping[int, ArrayPlace], written: frozense
             views.setdefault(spec.base, []).append(index)
     for index, spec in enumerate(program.buffers):
         if spec.storage is not None:
-            found.places[index] = storages[spec.storage]
+            layout.places[index] = storages[spec.storage]
         elif spec.role == "output":
             own = index in program.outputs
-            found.places[index] = ArrayPlace("out", program.outputs.index(index)) if own else take(_bytes(found, index))
+            layout.places[index] = (
+                ArrayPlace("out", program.outputs.index(index)) if own else take(_bytes(layout, index))
+            )
         elif spec.role == "input":
             position = program.inputs.index(index)
             if index in viewed:
-                found.kept[position] = program.outputs.index(viewed[index])
-                found.places[index] = ArrayPlace("out", found.kept[position])
+                layout.aliased[position] = program.outputs.index(viewed[index])
+                layout.places[index] = ArrayPlace("out", layout.aliased[position])
             elif index in views or index in written:
-                room = found.nbytes[index]
+                room = layout.nbytes[index]
                 for view in views.get(index, ()):
-                    room = b.op(Opcode.MAX, room, found.nbytes[view])
-                found.places[index] = take(room)
+                    room = b.op(Opcode.MAX, room, layout.nbytes[view])
+                layout.places[index] = take(room)
             else:
-                found.places[index] = ArrayPlace("in", position)
+                layout.places[index] = ArrayPlace("in", position)
                 continue
-            found.copied.append(index)
+            layout.copied.append(index)
     for index in range(len(program.buffers)):
         base = index
         while (under := program.buffers[base].base) is not None:
             base = under
-        found.places[index] = found.places[base]
-    found.workspace = offset
-    return found
+        layout.places[index] = layout.places[base]
+    layout.workspace = offset
+    return layout
 
 
 def _bytes(layout: Layout, index: int) -> int:
@@ -113,7 +123,7 @@ def _bytes(layout: Layout, index: int) -> int:
 
 
 def workspace_bound(layout: Layout) -> int:
-    """Return bytes that suffice for every call within the declared bounds; 0 where there is no such number."""
+    """Return bytes that suffice for every call within the declared bounds; 0 if no number suffices."""
     bounds = [(s.lower, s.upper) for s in layout.program.symbols]
     known = [(low, high) for low, high in bounds if high is not None]
     high = _interval(layout.scalars.code, layout.workspace, known)[1] if len(known) == len(bounds) else None
@@ -121,26 +131,23 @@ def workspace_bound(layout: Layout) -> int:
 
 
 def _interval(
-    code: Sequence[int], wanted: int, bounds: Sequence[tuple[int, int]]
+    code: Sequence[int], result: int, bounds: Sequence[tuple[int, int]]
 ) -> tuple[int, int] | tuple[None, None]:
-    """Return the least and greatest value of a slot by interval arithmetic (Moore 1966).
-
-    None where a divisor may be 0.
-    """
-    found: list[tuple[int, int] | None] = []
-    for slot in range(wanted + 1):
+    """Return the least and greatest value of a slot by interval arithmetic (Moore 1966); None if a divisor may be 0."""
+    intervals: list[tuple[int, int] | None] = []
+    for slot in range(result + 1):
         opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
         op = Opcode(opcode)
         if op is Opcode.CONST:
-            found.append((operands[0], operands[0]))
+            intervals.append((operands[0], operands[0]))
             continue
         if op is Opcode.SYMBOL:
-            found.append(bounds[operands[0]])
+            intervals.append(bounds[operands[0]])
             continue
-        given = [found[o] for o in operands[: ARITY[op]]]
-        known = [g for g in given if g is not None]
-        found.append(_combined(op, known) if len(known) == len(given) else None)
-    return found[wanted] or (None, None)
+        operands_known = [intervals[o] for o in operands[: ARITY[op]]]
+        known = [g for g in operands_known if g is not None]
+        intervals.append(_combined(op, known) if len(known) == len(operands_known) else None)
+    return intervals[result] or (None, None)
 
 
 def _combined(op: Opcode, given: Sequence[tuple[int, int]]) -> tuple[int, int] | None:

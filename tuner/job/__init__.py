@@ -1,1 +1,1 @@
-"""A tuning job: the loop over tasks, leases, interruption, scheduling of trials."""
+"""Tuning and building a model on its devices. Enter by `job` and `device_job`; `loop` is the search over all tasks."""

@@ -1,4 +1,4 @@
-"""A check, before anything is measured, that a tuning job's arrays fit in memory.
+"""A check, before anything is measured, that a tuning job's arrays fit in memory. Tests: `tests/wrong_input/test_commands.py`.
 
 A kernel that runs out of memory looks like a broken kernel and is recorded as one, so the record would outlive the mistake.
 Bounds beyond the memory of this machine are therefore refused.
@@ -15,7 +15,7 @@ from relax_tune.ir.core.function import Bound
 from relax_tune.tuner.task.domain import Point
 from relax_tune.tuner.task.task import Task
 
-# An array, and its reference in double precision, which is twice as large.
+# Copies in units of the array: itself, and its reference in double precision, which is twice as large.
 COPIES = 3
 
 
@@ -33,15 +33,19 @@ def point_bytes(task: Task, point: Point) -> int:
 
 
 def check_footprint(tasks: Sequence[Task], bounds: Sequence[Bound], available: int) -> None:
-    """Raise UserError when measuring the largest task takes more than `available` bytes, naming it and the bounds."""
+    """Check that measuring the largest task takes at most `available` bytes.
+
+    Raises:
+        UserError: It takes more; the message names the task and the bounds.
+    """
     largest = max(tasks, key=task_bytes, default=None)
-    wanted = COPIES * task_bytes(largest) if largest is not None else 0
-    if largest is not None and wanted > available:
+    needed = COPIES * task_bytes(largest) if largest is not None else 0
+    if largest is not None and needed > available:
         ends = (
-            ", ".join(f"{b.var.name} <= {'any, for want of a bound' if b.upper is None else b.upper}" for b in bounds)
+            ", ".join(f"{b.var.name} <= {'any, without a bound' if b.upper is None else b.upper}" for b in bounds)
             or "no symbol"
         )
         raise UserError(
-            f"bounds of the model: wanted arrays that fit into the {available / 1e9:.1f} GB of memory here, found that "
-            f"measuring {largest.name} at their upper ends ({ends}) takes {wanted / 1e9:,.1f} GB; lower a bound"
+            f"bounds of the model: expected arrays that fit into the {available / 1e9:.1f} GB of memory here, but "
+            f"measuring {largest.name} at their upper ends ({ends}) takes {needed / 1e9:,.1f} GB; lower a bound"
         )

@@ -1,4 +1,7 @@
-"""Running jobs in a database: written by the job while it runs, judged by readers."""
+"""Running jobs in a database: written by the job while it runs, judged by readers.
+
+Tests: `tests/tuner/job/test_job.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,22 @@ from relax_tune.tuner.job.job_names import lives, new_holder
 from relax_tune.tuner.measure.interrupts import shielded
 from relax_tune.tuner.settings import Settings
 
-# A job records this often that it is alive; one silent for `SILENT_SECS` counts as dead.
+# How often a job records that it is alive. A job without such a record for SILENT_SECS counts as dead.
 BEAT_SECS = 20.0
 SILENT_SECS = 120.0
-SEEN = "seen_at"
+LAST_BEAT = "seen_at"
+"""Setting of a job record: Unix seconds of its last heartbeat. The stored name is part of the database's contents."""
 
 
 class RunningJob:
     """One tuning job in the database, from `running` to `done` or `interrupted`; a context manager.
 
-    name: unique among all writers to the store; readers on this machine also see from it whether the job's process is
-        alive (`relax_tune.tuner.job.job_names`). Other readers use the time of the last `beat`.
-    submitted: id of the submitted job that it runs
+    Attributes:
+        name: Unique among all writers to the store. Readers on this machine tell from it whether the job's process is alive
+            (`relax_tune.tuner.job.job_names`); other readers use the time of the last `beat`.
+
+    Args:
+        submitted: Id of the submitted job that it runs.
     """
 
     def __init__(self, store: Store, settings: Settings, submitted: str = "") -> None:
@@ -48,7 +55,7 @@ class RunningJob:
             self._beaten = time.monotonic()
 
     def _put(self, state: JobState) -> None:
-        text = canonical_json(self._settings | {SEEN: int(time.time())})
+        text = canonical_json(self._settings | {LAST_BEAT: int(time.time())})
         with shielded():
             self._store.put_job(JobRecord(self.name, text, state))
 
@@ -74,8 +81,10 @@ class RunningJob:
 def state_of(job: JobRecord, now: float | None = None) -> JobState:
     """Return the most likely state of a job: one recorded as `running` may have been killed.
 
-    now: Unix seconds. A job of this machine runs as long as its process lives, one of another machine as long as it was
-    seen lately.
+    A job of this machine runs as long as its process lives, one of another machine as long as its last heartbeat is recent.
+
+    Args:
+        now: Unix seconds; None: the present.
     """
     if job.state != "running":
         return job.state
@@ -83,6 +92,8 @@ def state_of(job: JobRecord, now: float | None = None) -> JobState:
     if alive is not None:
         return "running" if alive else "interrupted"
     settings = json.loads(job.settings)
-    seen = settings.get(SEEN) if isinstance(settings, dict) else None
-    lately = isinstance(seen, int | float) and abs((time.time() if now is None else now) - seen) <= SILENT_SECS
-    return "running" if lately else "interrupted"
+    last_beat = settings.get(LAST_BEAT) if isinstance(settings, dict) else None
+    recent = (
+        isinstance(last_beat, int | float) and abs((time.time() if now is None else now) - last_beat) <= SILENT_SECS
+    )
+    return "running" if recent else "interrupted"

@@ -28,34 +28,36 @@ def new_holder() -> str:
 
 
 def lives(holder: str) -> bool | None:
-    """Return True if the named process is alive; None if that is unknown.
+    """Return whether the named process is alive; None if that is unknown.
 
     It is unknown for names of other machines, boots or containers, and on systems without /proc.
     """
-    found = _NAME.fullmatch(holder)
+    match = _NAME.fullmatch(holder)
     machine = _machine()
-    if found is None or machine is None or found[3] != machine:
+    if match is None or machine is None or match[3] != machine:
         return None
-    pid, began = int(found[1]), int(found[2])
+    pid, began = int(match[1]), int(match[2])
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # another user's: there, and its start perhaps hidden from us
+    except PermissionError:  # another user's process: it exists, and its start may be unreadable
         pass
     started = _started(pid)
     return None if started is None else started == began
 
 
 def _started(pid: int) -> int | None:
-    """Return the clock ticks from boot to the start of a process; None when they cannot be read.
+    """Return the clock ticks from boot to the start of a process; None if they cannot be read.
 
-    The result is 0 for a process that has ended but was not waited for.
+    A zombie, which has ended but was not waited for, gives 0.
     """
     try:
+        # The second field, the program's name in parentheses, may itself contain parentheses and spaces.
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return None
+    # starttime, field 22 of proc(5); the list begins at field 3
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 

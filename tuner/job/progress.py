@@ -1,4 +1,7 @@
-"""Reports of a job: the progress after a batch, and counts of the whole."""
+"""Reports of a job: the progress after a batch, and counts of the whole.
+
+Tests: `tests/tuner/job/test_loop.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Records of what a job measures, under its name, target and libraries."""
+"""Records of what a job measures, under its name, target and libraries.
+
+Tests: `tests/tuner/job/test_loop.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,22 @@ from relax_tune.tuner.task.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The identity of a job's records. environment: key of the state of the libraries"""
+    """The identity of a job's records.
+
+    Attributes:
+        environment: Key of the recorded state of the libraries.
+    """
 
     target: str
     job: str
     environment: str
 
     def id(self, task: Task, variant: VariantRecord, part: str) -> str:
-        """Return the id of a measurement. part: names the reason to measure, such as `trial`"""
+        """Return the id of a measurement, the same whenever the job measures the variant for the same reason.
+
+        Args:
+            part: The reason to measure, such as `trial`.
+        """
         timed = "" if task.regime == "warm" else f":{task.regime}"
         text = f"{task.key}:{self.target}:{variant.key}:{self.job}:{part}{timed}"
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -36,8 +36,10 @@ def spread(times: Sequence[float], tried: int) -> float:
 def expected_saving(times: Sequence[float], tried: int, batch: int, dispatched: float) -> float:
     """Return the seconds by which `batch` more candidates are expected to lower the dispatched time at one shape.
 
-    times: of the candidates that have one; tried: number of candidates, failed ones included; dispatched: smallest
-    seconds
+    Args:
+        times: Seconds of the candidates that have a time.
+        tried: Number of candidates, including failed ones.
+        dispatched: Smallest seconds of any variant.
     """
     mean = spread(times, tried) * math.log1p(batch / max(tried, batch))
     behind = max(0.0, math.log(min(times) / dispatched)) if times else mean

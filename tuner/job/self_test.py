@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from relax_tune.errors import BuildError, RelaxTuneError
-from relax_tune.tuner.emit.build import BuildResult
+from relax_tune.errors import BuildError, RelaxTuneError, VerifyError, left_out
+from relax_tune.tuner.emit.build import BuildResult, Refused
 from relax_tune.tuner.job.footprint import point_bytes
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest
 from relax_tune.tuner.plan.plans import TaskPlan
 from relax_tune.tuner.plan.task_rows import variant_text
-from relax_tune.tuner.task.check import check_at, check_case, check_work
+from relax_tune.tuner.task.check import CheckCases, check_work
 from relax_tune.tuner.task.domain import Point
-from relax_tune.tuner.task.task import Choices, Task
+from relax_tune.tuner.task.task import Task
+from relax_tune.tuner.task.variants import TaskVariants
 
-# Loop iterations of the reference at a shape of the plan, and bytes of its arrays; the two shapes of `check_case` are always run.
+# Most loop iterations of the reference and bytes of its arrays at a shape of the plan. The two shapes of `check_case` always run.
 WORK, BYTES = 1 << 22, 1 << 28
 DEADLINE_SECS = 60.0
-
-Refused = Mapping[str, Mapping[str, str]]
-"""By function, the variants that failed, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedVariant:
     """A variant whose outputs were wrong or missing.
 
-    key: the variant's key in the plan; variant: the variant in words; why: stage and message
+    Attributes:
+        key: The variant's key in the plan.
+        variant: Description for people.
+        why: Stage and message.
     """
 
     function: str
@@ -43,32 +44,39 @@ class FailedVariant:
 class SelfTest:
     """The results of a self-test so far.
 
-    passed: (function, key) of the variants whose outputs were right
-    failures: those of the others
+    Attributes:
+        passed: (function, key) of the variants with correct outputs.
+        failures: Variants with wrong outputs.
+        unchecked: Functions for which no check could be computed; their kernels were only compiled.
     """
 
     passed: set[tuple[str, str]] = field(default_factory=set)
     failures: list[FailedVariant] = field(default_factory=list)
+    unchecked: set[str] = field(default_factory=set)
 
     @property
     def failed(self) -> dict[str, dict[str, str]]:
         """By function, why each failed variant failed."""
-        found: dict[str, dict[str, str]] = {}
+        reasons: dict[str, dict[str, str]] = {}
         for f in self.failures:
-            found.setdefault(f.function, {})[f.key] = f.why
-        return found
+            reasons.setdefault(f.function, {})[f.key] = f"it failed the self-test: {f.why}"
+        return reasons
 
     def known(self, function: str, key: str) -> bool:
         return (function, key) in self.passed or key in self.failed.get(function, ())
 
     def notes(self) -> list[str]:
-        """Return one sentence for each failure."""
-        return [
+        """Return one sentence for each failure, and for each function without checks."""
+        failed = (
             f"{f.function}: {f.variant} failed the self-test and is not dispatched ({f.why})" for f in self._sorted()
+        )
+        return [
+            *failed,
+            *(f"{f}: no check could be computed, so its results are not tested" for f in sorted(self.unchecked)),
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plain values that a manifest keeps."""
+        """Return the plain values for the manifest of an artifact."""
         failed = [{"function": f.function, "variant": f.variant, "why": f.why} for f in self._sorted()]
         return {"passed": len(self.passed), "failed": failed}
 
@@ -77,56 +85,77 @@ class SelfTest:
 
 
 def tested(
-    build: Callable[[Refused], BuildResult], choices: Mapping[str, Choices], runner: Runner
+    build: Callable[[Refused], BuildResult], task_variants: Mapping[str, TaskVariants], runner: Runner
 ) -> tuple[BuildResult, SelfTest]:
     """Build, run each dispatched variant at a few sizes, and build again without the variants that failed, until none does.
 
-    build: builds without the given variants
+    Args:
+        build: Builds without the given variants.
 
-    Raises BuildError when no form of a function is right, MeasureError when the device is lost."""
-    found = SelfTest()
+    Raises:
+        BuildError: No form of a function has correct results.
+        MeasureError: The device is lost.
+    """
+    results = SelfTest()
+    plain, exact = CheckCases(slack=False), CheckCases()
     while True:
-        built = build(found.failed)
-        requests = dict(_requests(built.plans, choices, found))
+        built = build(results.failed)
+        requests = dict(_requests(built.plans, task_variants, results, plain))
+        outcomes = {r.id: r for r in runner.submit([r for r, _, _ in requests.values()]).result()}
+        doubtful = {(f, key) for i, (_, f, key) in requests.items() if outcomes[i].stage == "wrong-result"}
+        if doubtful:  # a right kernel of a function that amplifies rounding may differ by more than the plain tolerance
+            again = dict(_requests(built.plans, task_variants, results, exact, doubtful))
+            outcomes |= {r.id: r for r in runner.submit([r for r, _, _ in again.values()]).result()}
         right = True
-        for result in runner.submit([r for r, _, _ in requests.values()]).result():
+        for result in outcomes.values():
             _, function, key = requests[result.id]
             if result.ok:
-                found.passed.add((function, key))
+                results.passed.add((function, key))
             else:
                 right = False
                 why = f"{result.stage}: {_first_line(result.message)}"
                 variant = variant_text(built.plans[function].variants[key])
-                found.failures.append(FailedVariant(function, key, variant, why))
+                results.failures.append(FailedVariant(function, key, variant, why))
         if right:
-            return built, found
+            return built, results
 
 
 def _requests(
-    plans: Mapping[str, TaskPlan], choices: Mapping[str, Choices], found: SelfTest
+    plans: Mapping[str, TaskPlan],
+    task_variants: Mapping[str, TaskVariants],
+    results: SelfTest,
+    checks: CheckCases,
+    only: Collection[tuple[str, str]] | None = None,
 ) -> Iterator[tuple[str, tuple[MeasureRequest, str, str]]]:
-    """Yield the request of each dispatched variant that has not run yet, by id, with its function and key."""
+    """Yield the request of each dispatched variant that has not run yet, by id, with its function and key.
+
+    Args:
+        only: Functions and keys; None: all.
+    """
     for function, plan in plans.items():
-        own = choices[function]
-        keys = [k for k in plan.plan.variants if not found.known(function, k)]
-        standard: Sequence[CheckCase] = _cases(own.task) if keys else ()
+        variants = task_variants[function]
+        keys = [
+            k for k in plan.plan.variants if not results.known(function, k) and (only is None or (function, k) in only)
+        ]
+        standard: Sequence[CheckCase] = ()
+        if keys:
+            with left_out("every check", function, VerifyError):
+                standard = checks.standard(variants.task)
+            if not standard:
+                results.unchecked.add(function)
         for key in keys:
             try:
-                program = own.program(plan.variants[key])
+                program = variants.program(plan.variants[key])
             except RelaxTuneError as error:
-                raise BuildError(f"{function}: {variant_text(plan.variants[key])} cannot be made: {error}") from error
-            identity = hashlib.blake2b(f"{own.task.key}:{function}:{key}".encode(), digest_size=16).hexdigest()
-            cases = (*standard, *(check_at(own.task, p) for p in _dispatched(own.task, plan, key)))
+                raise BuildError(
+                    f"{function}: {variant_text(plan.variants[key])} cannot be generated: {error}"
+                ) from error
+            identity = hashlib.blake2b(f"{variants.task.key}:{function}:{key}".encode(), digest_size=16).hexdigest()
+            cases = (*standard, *checks.all_at(variants.task, _dispatched(variants.task, plan, key)))
             yield (
                 identity,
                 (MeasureRequest(identity, program.to_json(), cases, (), deadline_secs=DEADLINE_SECS), function, key),
             )
-
-
-def _cases(task: Task) -> tuple[CheckCase, ...]:
-    """Return the two shapes at which every candidate is checked; one if they are equal."""
-    first, second = check_case(task, 0), check_case(task, 1)
-    return (first,) if first.symbols == second.symbols else (first, second)
 
 
 def _dispatched(task: Task, plan: TaskPlan, key: str) -> list[Point]:

@@ -1,57 +1,65 @@
-"""The state of one task under tuning: tried variants, their times at the anchors, and the strategy over them."""
+"""The state of one task under tuning: tried variants, their times at the anchors, and the search strategy.
+
+Tests: `tests/tuner/job/test_loop.py`.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from relax_tune.database.records import Measurement, VariantRecord
-from relax_tune.errors import ScheduleError
+from relax_tune.errors import ScheduleError, left_out
 from relax_tune.tuner.job.scheduling import expected_saving
+from relax_tune.tuner.measure.messages import MeasureResult
 from relax_tune.tuner.search.base import Failure, Outcome, Result, SearchStrategy
 from relax_tune.tuner.task.domain import Point
-from relax_tune.tuner.task.task import Choices, Task
+from relax_tune.tuner.task.task import Task
 from relax_tune.tuner.task.unfused_variants import in_parts
+from relax_tune.tuner.task.variants import TaskVariants
 
-UnderWay = Literal["", "trials", "alone"]
-# Contenders of each anchor that are timed once more: this many candidates, besides the best library and generic form.
+UnderWay = Literal["", "trials", "exclusive"]
+# Candidates of each anchor that are timed once more as contenders, in addition to the best library and generic variant.
 FINALISTS = 3
-# Nothing this many times slower than the best is a contender.
+# A variant slower than the best by this factor is no contender.
 HOPELESS = 2.0
-# With as many trials for each sketch, one without any is tried too.
+# Trials per sketch, on average, after which sketches without a trial are tried.
 TRIALS_A_SKETCH = 2
 
 
 @dataclass(eq=False)
 class TaskState:
-    """One task under tuning.
+    """One task under tuning. Variants are identified by their keys.
 
-    times: seconds per variant key and anchor, medians of all samples, for variants without a failure
-    failed: variants with a failure
-    tuned: candidates of this version's space that need no more measuring
-    foreign: sketch of each tuned variant on record that this version's rules do not make
-    attempted, retimed: variants that this job has measured, and measured once more
-    visits: records per variant and anchor
-    counts: a test for records that are valid here; others are ignored
-    finals, validations: numbers of batches of contenders
-    lacking: number of records, and the shapes that contenders lacked then
-    flying: candidates of the budget that are being measured
-    under_way: `trials` if only candidates are being measured, `alone` if something else is, empty if nothing is
-    rng: generator that the strategy draws from
-    strategy: None before it is begun, and for a task without a space
-    untold: results for the strategy once it is begun
+    Attributes:
+        rng: Generator of the strategy.
+        strategy: None until it is constructed, and for a task without a space.
+        pending: Results for the strategy, until it is constructed.
+        tuned: Candidates of this version's space that need no more measuring.
+        failed: Variants with a failure.
+        times: Seconds at each anchor, medians of all samples, of each variant without a failure.
+        foreign: Sketch of each recorded tuned variant that this version's rules do not generate.
+        attempted: Variants that this job has measured.
+        retimed: Variants that this job has measured again as contenders.
+        visits: Number of records by variant and anchor.
+        counts: Test for records that are valid on this device; others are ignored.
+        finals, validations: Numbers of batches of contenders.
+        lacking: Number of records, and the shapes at which contenders lacked times then.
+        flying: Number of budgeted candidates that are being measured.
+        under_way: `trials` if only candidates are being measured, `exclusive` if anything else is, empty if nothing is.
     """
 
     position: int
-    choices: Choices
+    task_variants: TaskVariants
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     strategy: SearchStrategy | None = None
-    untold: dict[str, dict[int, Outcome]] = field(default_factory=dict)
+    pending: dict[str, dict[int, Outcome]] = field(default_factory=dict)
     baselines: tuple[VariantRecord, ...] = ()
     tuned: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
@@ -74,39 +82,52 @@ class TaskState:
 
     @property
     def task(self) -> Task:
-        return self.choices.task
+        return self.task_variants.task
+
+    @property
+    def ended(self) -> bool:
+        """True if the task tries no further candidate."""
+        return self.exhausted or self.given_up
 
     def known(self, key: str) -> bool:
         """Return True if a variant has a time at every anchor, or failed."""
         return key in self.failed or (key in self.times and None not in self.times[key])
 
     def settled(self, key: str) -> bool:
-        """Return True if this job has no reason to measure a variant."""
+        """Return True if this job need not measure a variant."""
         return self.known(key) or key in self.attempted
 
     def missing(self) -> list[VariantRecord]:
-        """Return the variants that are always timed, and are not settled.
+        """Return the variants that are always timed and not yet settled.
 
-        Guesses of a sketch are among them where only variants of its name that other rules made are on record: nothing else says
-        that a candidate of it is worth a trial.
+        They include the guesses of a sketch for which only variants of other versions are on record: nothing else would tell that
+        the sketch is worth a trial.
         """
-        made = set(self.foreign.values()) - {v.sketch for v in self.variants.values()}
-        return [v for v in (*self.baselines, *(self.choices.guesses(made) if made else ())) if not self.settled(v.key)]
+        unknown_sketches = set(self.foreign.values()) - {v.sketch for v in self.variants.values()}
+        return [
+            v
+            for v in (
+                *self.baselines,
+                *(self.task_variants.sketch_set.guesses(unknown_sketches) if unknown_sketches else ()),
+            )
+            if not self.settled(v.key)
+        ]
 
     def untried_guesses(self) -> list[VariantRecord]:
-        """Return the first guess of each sketch without a record, where candidates of the others say nothing about it.
+        """Return the first guess of each sketch without a record, once the other sketches have had their trials.
 
-        What was tried is slower than what can be dispatched without a search, or was enough for every sketch.
+        That is when the candidates so far are slower than what can be dispatched without a search, or when there were
+        TRIALS_A_SKETCH trials per sketch.
         """
         if self.strategy is None or self.flying or not self.tuned:
             return []
-        if not self._is_behind() and len(self.tuned) < TRIALS_A_SKETCH * len(self.choices.sketches):
+        if not self._is_behind() and len(self.tuned) < TRIALS_A_SKETCH * len(self.task_variants.sketch_set.sketches):
             return []
         tried = {v.sketch for v in self.variants.values()}
-        return [v for v in self.choices.first_guesses(tried) if not self.settled(v.key)]
+        return [v for v in self.task_variants.sketch_set.first_guesses(tried) if not self.settled(v.key)]
 
     def _is_behind(self) -> bool:
-        """Return True if candidates take longer over the anchors than what can be dispatched without a search."""
+        """Return True if the best candidates are slower over the anchors than variants that need no search."""
         rows = [row for k, row in self.times.items() if k in self.tuned]
         ours, others = 0.0, 0.0
         for a, (weight, other) in enumerate(zip(self.task.domain.weights, self.dispatchable(), strict=True)):
@@ -115,7 +136,7 @@ class TaskState:
         return ours > others
 
     def best(self, kind: str | None = None) -> float | None:
-        """Return the weighted seconds over the anchors of the best variant at each; None when some anchor lacks a time."""
+        """Return the weighted seconds over the anchors, each by its best variant; None if an anchor has no time."""
         keys = [k for k in self.times if kind is None or self.variants[k].kind == kind]
         total = 0.0
         for a, w in enumerate(self.task.domain.weights):
@@ -130,14 +151,14 @@ class TaskState:
         return min((t for row in self.times.values() if (t := row[anchor]) is not None), default=None)
 
     def dispatchable(self) -> list[float]:
-        """Return the seconds at each anchor of the best variant outside the space; inf without one."""
+        """Return the seconds of the best variant outside the search space at each anchor; inf without one."""
         tried = self.variants
         rows = [row for k, row in self.times.items() if tried[k].kind != "tuned" or in_parts(tried[k])]
         count = len(self.task.domain.points)
         return [min((t for row in rows if (t := row[a]) is not None), default=math.inf) for a in range(count)]
 
     def saving(self, batch: int) -> float:
-        """Return the seconds of the model that a batch is expected to save: over the anchors by weight, at every call."""
+        """Return the seconds per run of the model that a batch is expected to save, weighted over the anchors."""
         total = 0.0
         rows = [row for key, row in self.times.items() if self.variants[key].kind == "tuned"]
         for a, weight in enumerate(self.task.domain.weights):
@@ -149,26 +170,28 @@ class TaskState:
         return total * max(1, len(self.task.sites))
 
     def seconds(self) -> float:
-        """Return the seconds that this task now takes in the model; 0 while some anchor has no time."""
+        """Return the seconds that this task takes per run of the model; 0 while an anchor has no time."""
         return (self.best() or 0.0) * max(1, len(self.task.sites))
 
     def incomplete(self) -> list[VariantRecord]:
-        """Return candidates that lack a time at some anchor, since they were measured over another range. The best ones
-        come first.
-        """
-        found: list[tuple[float, str]] = []
+        """Return candidates without a time at some anchor, since they were measured over another range; the best come first."""
+        ranked: list[tuple[float, str]] = []
         for key, row in self.times.items():
             variant = self.variants[key]
-            if variant.kind != "tuned" or self.settled(key) or self.choices.candidate_of(variant) is None:
+            if (
+                variant.kind != "tuned"
+                or self.settled(key)
+                or self.task_variants.sketch_set.candidate_of(variant) is None
+            ):
                 continue
             lags = [math.log(t / b) for a, t in enumerate(row) if t is not None and (b := self.best_at(a)) is not None]
-            found.append((sum(lags) / len(lags) if lags else math.inf, key))
-        return [self.variants[key] for _, key in sorted(found)]
+            ranked.append((sum(lags) / len(lags) if lags else math.inf, key))
+        return [self.variants[key] for _, key in sorted(ranked)]
 
     def finalists(self) -> list[VariantRecord]:
         """Return the contenders to time once more, in one interleaved batch.
 
-        Empty when every contender has been timed twice; so a job whose trials are all recorded measures nothing.
+        The result is empty once every contender has been timed twice, so a job whose trials are all recorded measures nothing.
         """
         anchors = range(len(self.task.domain.points))
         contenders: dict[str, None] = {}
@@ -182,25 +205,27 @@ class TaskState:
                     if self.variants[k].kind == kind and None not in row and (t := row[a]) is not None
                 ]
                 contenders |= dict.fromkeys(k for t, k in sorted(timed)[:count] if t < HOPELESS * best)
+                # The leaders are timed again with them: times are compared within one batch, under the same conditions.
                 leaders |= dict.fromkeys(k for t, k in timed if t == best)
         new = [k for k in contenders if k not in self.retimed and any(self.visits.get((k, a), 0) < 2 for a in anchors)]
         return [self.variants[k] for k in sorted({*new, *leaders})] if new else []
 
     def learn(self, records: Sequence[Measurement], job: str) -> None:
-        """Put records into the matrix of times and tell the strategy. Known records change nothing."""
+        """Add records to the matrix of times and pass them to the strategy. Known records change nothing."""
         points = {tuple(sorted(b.items())): a for a, b in enumerate(self.task.bindings())}
-        told: dict[str, dict[int, Outcome]] = {}
+        outcomes_by_key: dict[str, dict[int, Outcome]] = {}
+        # Sorted by id, so that the state does not depend on the order in which the store returns records.
         for record in sorted(records, key=lambda r: r.id):
             if record.id in self.records:
                 continue
             self.records.add(record.id)
             if (record.stage == "device-lost" and record.job != job) or not self.counts(record):
-                continue  # says nothing of the variant
+                continue  # no statement about the variant
             key = record.variant.key
             if self._is_foreign(record.variant):
-                continue  # no build dispatches it, so it must not stand for what there is
+                continue  # no build dispatches it, so its time must not count as the task's
             self.variants[key] = record.variant
-            outcomes = told.setdefault(key, {})
+            outcomes = outcomes_by_key.setdefault(key, {})
             if record.status == "failed":
                 self.failed.add(key)
                 for a in range(len(points)):
@@ -217,37 +242,37 @@ class TaskState:
                 row[spot] = outcomes[spot] = statistics.median(pooled)
         for key in self.failed:
             self.times.pop(key, None)
-        self._tell(told)
+        self._tell(outcomes_by_key)
 
     def _is_foreign(self, variant: VariantRecord) -> bool:
-        """Return True if a tuned variant is not one that the rules of this version make."""
+        """Return True if this version's rules do not generate a tuned variant."""
         if variant.kind != "tuned" or in_parts(variant) or variant.key in self.variants:
             return False
-        if variant.key not in self.foreign and self.choices.candidate_of(variant) is None:
+        if variant.key not in self.foreign and self.task_variants.sketch_set.candidate_of(variant) is None:
             self.foreign[variant.key] = variant.sketch
         return variant.key in self.foreign
 
     def untried(self) -> bool:
-        """Return True if candidates are on record, and none was counted since the strategy is not begun."""
+        """Return True if candidates are on record that the strategy, not yet constructed, could not count."""
         return not self.exhausted and any(
-            self.variants[k].kind == "tuned" and not in_parts(self.variants[k]) for k in self.untold
+            self.variants[k].kind == "tuned" and not in_parts(self.variants[k]) for k in self.pending
         )
 
     def begin(self, strategy: SearchStrategy) -> None:
-        """Set the strategy, and tell it all known results."""
+        """Set the strategy and pass it all known results."""
         self.strategy = strategy
-        self._tell(self.untold)
-        self.untold = {}
+        self._tell(self.pending)
+        self.pending = {}
 
-    def _tell(self, told: dict[str, dict[int, Outcome]]) -> None:
+    def _tell(self, outcomes_by_key: dict[str, dict[int, Outcome]]) -> None:
         if self.strategy is None:
-            for key, outcomes in told.items():
-                self.untold.setdefault(key, {}).update(outcomes)
+            for key, outcomes in outcomes_by_key.items():
+                self.pending.setdefault(key, {}).update(outcomes)
             return
         results = []
-        for key, outcomes in told.items():
+        for key, outcomes in outcomes_by_key.items():
             variant = self.variants[key]
-            candidate = self.choices.candidate_of(variant) if variant.kind == "tuned" else None
+            candidate = self.task_variants.sketch_set.candidate_of(variant) if variant.kind == "tuned" else None
             if candidate is None:
                 continue
             if self.known(key):
@@ -258,12 +283,34 @@ class TaskState:
             self.strategy.tell(results)
 
 
-def baselines_of(choices: Choices) -> tuple[VariantRecord, ...]:
-    """Return the generic form, the library forms and the unfused variants, which are always timed."""
-    found: list[VariantRecord] = []
-    for make in (lambda: (choices.generic(),), choices.library_variants, choices.variants_in_parts):
-        try:
-            found += make()
-        except ScheduleError:
-            continue
-    return tuple(found)
+def baselines_of(task_variants: TaskVariants) -> tuple[VariantRecord, ...]:
+    """Return the generic, library and unfused variants, which are always timed."""
+    records: list[VariantRecord] = []
+    forms: Mapping[str, Callable[[], Sequence[VariantRecord]]] = {
+        "the generic form": lambda: (task_variants.sketch_set.generic(),),
+        "the library forms": lambda: task_variants.library.variants,
+        "the unfused variants": lambda: task_variants.unfused.variants,
+    }
+    for name, make in forms.items():
+        with left_out(name, task_variants.task.name, ScheduleError):
+            records += make()
+    return tuple(records)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """A batch under way.
+
+    Attributes:
+        candidates: Keys of variants that count in the budget.
+        by_id: Variant of each request.
+        failures: Records of variants without a program.
+        future: Results of the runner.
+    """
+
+    state: TaskState
+    kind: UnderWay
+    candidates: list[str]
+    by_id: Mapping[str, VariantRecord]
+    failures: list[Measurement]
+    future: Future[list[MeasureResult]]

@@ -1,1 +1,1 @@
-"""The cost model and its warm start from records."""
+"""What records teach: valid records of a device, histories and priors for cost models. Enter by `device_records` and `prior`."""

@@ -25,26 +25,26 @@ from relax_tune.ir.text.parser import RECORD_CHARACTERS
 from relax_tune.tuner.learn.recorded_rows import RecordedRows
 from relax_tune.tuner.search.base import TrainingRows
 from relax_tune.tuner.search.space import Candidate
-from relax_tune.tuner.task.task import Choices
+from relax_tune.tuner.task.sketch_set import SketchSet
 
 OWN_ROWS = 192
-"""Rows of the task itself, from each source: other shapes, other devices."""
+"""Rows of the task itself from each source: other shapes, other devices."""
 OTHER_ROWS = 64
 """Rows of each other workload."""
 OTHER_DEVICES = 2
 OTHER_WORKLOADS = 4
 LOOKED_AT = 512
-"""Workloads whose words are compared to choose the most similar ones, and records of each that are looked at."""
+"""Most workloads whose words are compared to choose the most similar ones, and most records read of each."""
 _WORD = re.compile(r"[A-Za-z_]\w*|[-+*/%<>]+|\d+")
 
 
 @dataclass(eq=False)
 class RecordedHistory:
-    """A reader of histories for the tasks of one model on one device. Replayed sketches are kept, since tasks share
-    them.
+    """A reader of histories for the tasks of one model on one device. Replayed sketches are cached, since tasks share them.
 
-    own: keys of the model's workloads
-    kind: the device's kind; None: as the store says
+    Attributes:
+        own: Keys of the model's workloads.
+        kind: Kind of the device; None: as recorded in the store.
     """
 
     store: Store
@@ -56,10 +56,10 @@ class RecordedHistory:
     _texts: dict[str, str] = field(default_factory=dict)
     _words: dict[str, frozenset[str]] = field(default_factory=dict)
 
-    def rows(self, choices: Choices) -> TrainingRows | None:
-        """Return the history of a task; None when the database has nothing that applies."""
-        task = choices.task
-        reader = self._reader = self._reader or RecordedRows(self.store, choices.hardware)
+    def rows(self, sketch_set: SketchSet) -> TrainingRows | None:
+        """Return the history of a task; None if no record applies."""
+        task = sketch_set.task
+        reader = self._reader = self._reader or RecordedRows(self.store, sketch_set.hardware)
         reader.funcs[task.key] = task.func
         anchors = {tuple(sorted(b.items())) for b in task.bindings()}
         part = partial(reader.part, task.regime)
@@ -69,27 +69,29 @@ class RecordedHistory:
         for other in others:
             reader.know(other, self._texts[other])
         parts += [part(self.target_key, workload=key, count=OTHER_ROWS) for key in others]
-        found = [p for p in parts if p is not None]
-        if not found:
+        parts_with_rows = [p for p in parts if p is not None]
+        if not parts_with_rows:
             return None
-        rows = np.concatenate([p.features for p in found])
-        several = (
-            len(choices.space.sketches) > 1
+        rows = np.concatenate([p.features for p in parts_with_rows])
+        many_sketches = (
+            len(sketch_set.space.sketches) > 1
         )  # the last column is then the sketch, whose number has no meaning in other spaces
-        features = np.full((len(rows), rows.shape[1] + several), np.nan, np.float32)
+        # With several sketches the last column is the sketch's number, which means nothing in another space: NaN.
+        features = np.full((len(rows), rows.shape[1] + many_sketches), np.nan, np.float32)
         features[:, : rows.shape[1]] = rows
-        firsts = np.cumsum([0, *(int(p.groups.max()) + 1 for p in found)])
-        groups = np.concatenate([p.groups + first for p, first in zip(found, firsts)])
-        return TrainingRows(features, np.concatenate([p.log_time for p in found]), groups)
+        firsts = np.cumsum([0, *(int(p.groups.max()) + 1 for p in parts_with_rows)])
+        groups = np.concatenate([p.groups + first for p, first in zip(parts_with_rows, firsts)])
+        return TrainingRows(features, np.concatenate([p.log_time for p in parts_with_rows]), groups)
 
-    def alike(self, choices: Choices, count: int) -> list[Candidate]:
-        """Return up to `count` candidates that are like the fastest of the most similar workloads on record.
+    def of_similar_functions(self, sketch_set: SketchSet, count: int) -> list[Candidate]:
+        """Return up to `count` candidates that resemble the fastest ones of the most similar workloads on record.
 
-        Of each workload those fastest at its smallest, middle and largest shape; the most similar workload comes first."""
-        found: dict[Candidate, None] = {}
-        for key in self._other_workloads(choices.task.key, choices.task.text):
+        From each workload come the fastest at its smallest, middle and largest shape; the most similar workload comes first.
+        """
+        candidates: dict[Candidate, None] = {}
+        for key in self._other_workloads(sketch_set.task.key, sketch_set.task.text):
             records = self.store.query(
-                self.target_key, key, kinds=("tuned",), status="ok", regime=choices.task.regime, limit=LOOKED_AT
+                self.target_key, key, kinds=("tuned",), status="ok", regime=sketch_set.task.regime, limit=LOOKED_AT
             )
             by_shape: dict[tuple[tuple[str, int], ...], tuple[float, str, VariantRecord]] = {}
             for r in records:
@@ -99,10 +101,10 @@ class RecordedHistory:
                     by_shape[shape] = min(by_shape.get(shape, now), now, key=lambda x: x[:2])
             shapes = sorted(by_shape, key=lambda s: (math.prod(max(x, 1) for _, x in s), s))
             for shape in dict.fromkeys((shapes[0], shapes[len(shapes) // 2], shapes[-1]) if shapes else ()):
-                like = choices.candidate_like(by_shape[shape][2])
-                if like is not None:
-                    found[like] = None
-        return list(found)[:count]
+                candidate = sketch_set.similar_candidate(by_shape[shape][2])
+                if candidate is not None:
+                    candidates[candidate] = None
+        return list(candidates)[:count]
 
     def _other_devices(self) -> list[str]:
         """Return a few targets of this target's kind."""

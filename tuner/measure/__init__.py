@@ -1,1 +1,3 @@
-"""Re-exports nothing; import the modules."""
+"""Measurement of candidates. `base` has the `Runner` contract, `messages` its requests and results; `supervised` implements it
+over the transports that `local`, `cluster.runner` and `browser.runner` open. Other packages open runners and import these.
+"""

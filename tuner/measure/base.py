@@ -1,4 +1,7 @@
-"""The `Runner` contract: a measurer of candidates on one kind of device, local or remote."""
+"""The `Runner` contract: measuring candidates on one kind of device, local or remote.
+
+Tests: `tests/tuner/measure/test_runner_contract.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult
 
 
 class Runner(Protocol):
-    """A measurer that builds, checks and times candidates on a device of its own, in processes that it supervises.
+    """A service that builds, checks and times candidates on one device, in processes that it supervises.
 
-    Promises, kept by every implementation (tests/tuner/measure/test_runner_contract.py runs over all of them):
+    Promises of every implementation (`tests/tuner/measure/test_runner_contract.py` runs over all of them):
 
     * The future of `submit` resolves to one result per distinct request id, in the order the ids first appear. A
       request that hangs, crashes, is wrong or does not build becomes a failed result with its stage; the other requests
@@ -27,15 +30,19 @@ class Runner(Protocol):
     * Requests and results are copied on the way: the runner keeps no reference to the caller's arrays once the future
       is done.
     * Methods may be called from any thread. `close` may be called twice; it kills running measurements, and pending
-    futures then raise MeasureError.
+      futures then raise MeasureError.
     """
 
     def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
-        """Start measuring, and return at once. An empty batch resolves to an empty list."""
+        """Queue a batch and return immediately. An empty batch resolves to an empty list."""
         ...
 
     def device_info(self) -> DeviceInfo:
-        """Describe the measured device. Raises MeasureError when it cannot be opened within the runner's time limit."""
+        """Describe the measured device.
+
+        Raises:
+            MeasureError: the device cannot be opened within the runner's time limit.
+        """
         ...
 
     def slots(self) -> int:
@@ -43,9 +50,16 @@ class Runner(Protocol):
         ...
 
     def calibrate(self, reference: Mapping[str, float]) -> Mapping[str, float]:
-        """Measure only on units with these seconds of the reference kernels (empty: not known yet); return the ones that hold.
+        """Measure only on units whose reference kernels take about these times.
 
-        A runner of one local device knows none and returns what it is given. Raises MeasureError when no unit is as fast.
+        Args:
+            reference: seconds by name of a reference kernel; empty if no unit was calibrated before.
+
+        Returns:
+            The reference times in force. A runner of one local device returns its argument.
+
+        Raises:
+            MeasureError: no unit is as fast.
         """
         ...
 

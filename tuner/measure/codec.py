@@ -37,13 +37,15 @@ from relax_tune.tuner.measure.messages import (
 T = TypeVar("T")
 
 
-# Smaller arrays are base64 everywhere.
+# Smaller arrays are encoded as base64 even with a folder.
 FILED_BYTES = 1 << 14
 
 
 class _ArrayTable:
-    """The distinct arrays of one batch; equal contents share an entry. folder: holds large ones; None: none are stored
-    in files
+    """The distinct arrays of one batch; equal contents share an entry.
+
+    Args:
+        folder: folder for large arrays; None encodes all of them as base64.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -82,23 +84,23 @@ class _ArrayTable:
     def tidy(self) -> None:
         """Remove the files that no array of this batch uses."""
         if self._folder is not None:
-            kept = {entry.get("file") for entry in self.entries}
+            used = {entry.get("file") for entry in self.entries}
             for path in self._folder.iterdir():
-                if path.name not in kept:
+                if path.name not in used:
                     path.unlink()
 
 
-def _refuse(what: str, wanted: str, found: object) -> MeasureError:
+def _refuse(what: str, expected: str, value: object) -> MeasureError:
     return MeasureError(
-        f"wanted {wanted} as {what} of a measuring message, found {str(found)[:80]!r}; "
+        f"expected {expected} as {what} of a measuring message, got {str(value)[:80]!r}; "
         "the two sides must run the same version of relax-tune"
     )
 
 
-def _field(record: Mapping[str, Any], name: str, check: Callable[[Any], bool], wanted: str) -> Any:
+def _field(record: Mapping[str, Any], name: str, check: Callable[[Any], bool], expected: str) -> Any:
     value = record.get(name)
     if not check(value):
-        raise _refuse(name, wanted, value)
+        raise _refuse(name, expected, value)
     return value
 
 
@@ -144,7 +146,7 @@ def _symbols(value: Any) -> dict[str, int]:
 
 
 def _is_dtype(value: Any) -> bool:
-    """Return True for one name, such as `float32` or `<f4`: NumPy evaluates texts that say more."""
+    """Return True for one name, such as `float32` or `<f4`: NumPy would evaluate longer texts."""
     return isinstance(value, str) and re.fullmatch(r"[<>|=]?[A-Za-z]\w{0,31}", value, re.ASCII) is not None
 
 
@@ -178,15 +180,17 @@ def _load(text: str) -> dict[str, Any]:
 
 def _unique(ids: Sequence[str], what: str) -> None:
     if len(set(ids)) != len(ids):
-        raise _refuse(what, "ids that differ", sorted(ids))
+        raise _refuse(what, "distinct ids", sorted(ids))
 
 
 def encode_batch(requests: Sequence[MeasureRequest], folder: Path | None = None) -> str:
     """Encode a batch as one JSON text, each distinct expected array once.
 
-    folder: holds large arrays instead, named by their contents; it replaces those of earlier batches
+    Args:
+        folder: folder for large arrays, named by their contents; files of earlier batches that this one does not use are removed.
 
-    Raises OSError when they cannot be written there.
+    Raises:
+        OSError: an array cannot be written to the folder.
     """
     table = _ArrayTable(folder)
     records = []
@@ -198,6 +202,7 @@ def encode_batch(requests: Sequence[MeasureRequest], folder: Path | None = None)
                 "expected": [table.add(array) for array in case.expected],
                 "rtol": case.rtol,
                 "atol": case.atol,
+                "slack": [None if s is None else table.add(s) for s in case.slack],
             }
             for case in request.checks
         ]
@@ -242,6 +247,12 @@ def decode_batch(text: str, folder: Path | None = None) -> list[MeasureRequest]:
         indices = _field(case, "expected", are_indices, f"a list of indices below {len(arrays)}")
         return tuple(arrays[index] for index in indices)
 
+    def slack(case: Mapping[str, Any]) -> tuple[NDArray[Any] | None, ...]:
+        given = _field(case, "slack", _is_list, "a list of indices or null")
+        if not are_indices([index for index in given if index is not None]):
+            raise _refuse("slack", f"a list of indices below {len(arrays)} or null", given)
+        return tuple(None if index is None else arrays[index] for index in given)
+
     requests = []
     for entry in _field(record, "requests", _are_objects, "a list of objects"):
         checks = tuple(
@@ -251,6 +262,7 @@ def decode_batch(text: str, folder: Path | None = None) -> list[MeasureRequest]:
                 expected=expected(case),
                 rtol=_seconds_tuple(case, "rtol"),
                 atol=_seconds_tuple(case, "atol"),
+                slack=slack(case),
             )
             for case in _field(entry, "checks", _are_objects, "a list of objects")
         )
@@ -324,14 +336,14 @@ def decode_device(record: Any) -> DeviceInfo:
     if not _is_object(record):
         raise _refuse("device", "an object", record)
 
-    def pairs(name: str, check: Callable[[Any], bool], wanted: str) -> tuple[tuple[str, Any], ...]:
+    def pairs(name: str, check: Callable[[Any], bool], expected: str) -> tuple[tuple[str, Any], ...]:
         def fits(value: Any) -> bool:
             return _is_list(value) and all(
                 _is_list(p) and len(p) == 2 and _is_text(p[0]) and check(p[1]) for p in value
             )
 
         return tuple(
-            (key, value) for key, value in _field(record, name, fits, f"a list of pairs of a name and {wanted}")
+            (key, value) for key, value in _field(record, name, fits, f"a list of pairs of a name and {expected}")
         )
 
     return DeviceInfo(

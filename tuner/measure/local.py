@@ -1,26 +1,30 @@
-"""The local runner: one device process of this machine, supervised by one thread."""
+"""The local runner: one device process of this machine."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from relax_tune.tuner.measure.process import DeviceProcess
+from relax_tune.tuner.measure.process_transport import ProcessTransport
 from relax_tune.tuner.measure.supervised import SupervisedRunner
 
 
 class LocalRunner(SupervisedRunner):
-    """A `Runner` on a device of this machine.
+    """A `Runner` on a device of this machine, which is opened in a child process with its own process group.
 
-    The device lives in a spawned child in its own process group.
+    Args:
+        device_spec: argument of `relax_tune.runtime.device.registry.open_device`.
+        open_secs: time limit for opening the device.
+        environment: variables for the child, such as thread settings, in addition to the inherited ones.
+        worker, lock, wait_secs, notice: see `ProcessTransport`; worker defaults to the host and the spec.
 
-    device_spec: argument of `relax_tune.runtime.device.registry.open_device`. open_secs: time limit of opening.
-    environment: variables for the child, such as thread settings, on top of the inherited ones. worker, lock, notice: as
-    of `SupervisedRunner`; worker is by default the host and the spec.
+    Attributes:
+        sandbox: version of Landlock that confines the child; 0 without confinement.
 
-    `sandbox` is the version of Landlock that holds the child, 0 for none.
-
-    Raises MeasureError when the device cannot be opened within `open_secs`.
+    Raises:
+        MeasureError: the device cannot be opened within `open_secs`.
     """
 
     sandbox = 0
@@ -33,20 +37,16 @@ class LocalRunner(SupervisedRunner):
         environment: Mapping[str, str] | None = None,
         worker: str | None = None,
         lock: bool = True,
+        wait_secs: float = 60.0,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._open_secs = open_secs
-        self._environment = dict(environment or {})
+        self._spec, self._open_secs, self._environment = device_spec, open_secs, dict(environment or {})
         self._confined: bool | None = None
-        super().__init__(
-            device_spec, f"{socket.gethostname()}/{device_spec}" if worker is None else worker, lock, notice
-        )
+        worker = f"{socket.gethostname()}/{device_spec}" if worker is None else worker
+        super().__init__(ProcessTransport(device_spec, worker, self._start, notice, lock=lock, wait_secs=wait_secs))
 
-    def _start(self) -> DeviceProcess:
-        process = DeviceProcess(
-            *(self._spec, self._folder.path, self._open_secs, self._environment, self._refuse_when_closed),
-            confined=self._confined,
-        )
+    def _start(self, folder: Path, check_cancelled: Callable[[], None]) -> DeviceProcess:
+        process = DeviceProcess(self._spec, folder, self._open_secs, self._environment, check_cancelled, self._confined)
         self.sandbox = process.sandbox
         if process.sandbox:  # a kernel could damage the folder so that a later process does not start in the sandbox
             self._confined = True

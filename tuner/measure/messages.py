@@ -1,6 +1,8 @@
-"""Requests to a runner and its answers: plain, JSON-able values (see `relax_tune.tuner.measure.codec`).
+"""Requests to a runner and its results: plain values with a JSON form (`relax_tune.tuner.measure.codec`).
 
 A failed measurement is a value: `MeasureResult.status == "failed"` with the stage that failed and a message.
+
+Tests: `tests/tuner/measure/test_codec.py`.
 """
 
 from __future__ import annotations
@@ -26,9 +28,14 @@ Symbols = dict[str, int]
 class CheckCase:
     """One shape at which the outputs are compared with a reference before anything is timed.
 
-    symbols: a value for every symbol of the program. seed: names the random inputs (`inputs.random_inputs`).
-    expected: one array per program output, in order. rtol, atol: one number per output; an element passes when
-    `abs(found - wanted) <= atol + rtol * abs(wanted)` (equal NaNs and infinities pass).
+    Attributes:
+        symbols: a value for every symbol of the program.
+        seed: seed of the random inputs (`inputs.random_inputs`).
+        expected: one array per program output, in order.
+        rtol, atol: one number per output; an element passes if `abs(actual - expected) <= atol + rtol * abs(expected) + slack`
+            (equal NaNs and infinities pass).
+        slack: for each output one number per element, or None for 0; used where rounding is amplified, or an integer is rounded
+            from a float next to a tie.
     """
 
     symbols: Symbols
@@ -36,12 +43,21 @@ class CheckCase:
     expected: tuple[NDArray[Any], ...]
     rtol: tuple[float, ...]
     atol: tuple[float, ...]
+    slack: tuple[NDArray[Any] | None, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.expected) == len(self.rtol) == len(self.atol):
             raise MeasureError(
-                "wanted one rtol and one atol per expected output, found "
+                "expected one rtol and one atol per expected output, got "
                 f"{len(self.expected)} outputs, {len(self.rtol)} rtol, {len(self.atol)} atol; give each output its own"
+            )
+        shapes = [None if s is None else s.shape for s in self.slack]
+        expected_shapes = [e.shape for e in self.expected]
+        if shapes and (
+            len(shapes) != len(expected_shapes) or any(s not in (None, w) for s, w in zip(shapes, expected_shapes))
+        ):
+            raise MeasureError(
+                f"expected a slack of its shape or None for each expected output, {expected_shapes}, got shapes {shapes}"
             )
 
 
@@ -49,11 +65,13 @@ class CheckCase:
 class TimingPolicy:
     """Limits of timing a shape; all times in seconds.
 
-    The number of samples is the number that fits `budget_secs`, within [min_repeats, max_repeats]. A shape whose single run is
-    longer than `max_single_secs` gets two samples only. `stop_above` (empty, or one entry per timing) holds times that no
-    contender is slower than. A shape stops, and is marked `ShapeTiming.lost`, when its best sample is slower after the second
-    visit or twice as slow within the first. regime `warm`: each visit starts with an untimed launch. `flushed`: before each
-    sample the caches are filled with other data, so that a launch reads everything from memory.
+    Attributes:
+        min_repeats, max_repeats: limits of the number of samples, which otherwise is the number that fits `budget_secs`.
+        max_single_secs: a shape whose single run takes longer gets two samples only.
+        stop_above: empty, or per timing the time of the best known candidate. A shape stops, and is marked `ShapeTiming.lost`,
+            when its best sample is slower after the second visit, or twice as slow within the first.
+        regime: `warm` starts each visit with an untimed launch; `flushed` fills the caches with other data before each sample, so
+            that a launch reads everything from memory.
     """
 
     min_repeats: int = 5
@@ -66,7 +84,7 @@ class TimingPolicy:
     def __post_init__(self) -> None:
         if not 1 <= self.min_repeats <= self.max_repeats:
             raise MeasureError(
-                f"wanted 1 <= min_repeats <= max_repeats in TimingPolicy, found {self.min_repeats} and "
+                f"expected 1 <= min_repeats <= max_repeats in TimingPolicy, got {self.min_repeats} and "
                 f"{self.max_repeats}; raise max_repeats or lower min_repeats"
             )
 
@@ -75,10 +93,13 @@ class TimingPolicy:
 class MeasureRequest:
     """One candidate to build, check and time.
 
-    id: the measurement's identity; asking twice with one id is harmless. program_json: `Program.to_json()`.
-    timings: the symbol bindings to time. deadline_secs: the longest any single step of it may take (compiling, one
-    check, one visit of the timing rounds) before the device process is killed. constant_seed: names the random
-    constants.
+    Attributes:
+        id: identity of the measurement; an id given twice in a batch is measured once.
+        program_json: `Program.to_json()`.
+        timings: symbol bindings to time.
+        deadline_secs: longest duration of one step (compilation, one check, one visit of the timing rounds) before the device
+            process is killed.
+        constant_seed: seed of the random constants.
     """
 
     id: str
@@ -93,12 +114,12 @@ class MeasureRequest:
         stops = len(self.policy.stop_above)
         if stops not in (0, len(self.timings)):
             raise MeasureError(
-                f"wanted no stop_above or one per timing in request {self.id!r}, found {stops} for "
-                f"{len(self.timings)} timings; use None for a shape without a contender"
+                f"expected no stop_above or one per timing in request {self.id!r}, got {stops} for "
+                f"{len(self.timings)} timings; use None for a shape without a time to beat"
             )
         if not (math.isfinite(self.deadline_secs) and self.deadline_secs > 0):
             raise MeasureError(
-                f"wanted a positive, finite deadline_secs in request {self.id!r}, found {self.deadline_secs}; "
+                f"expected a positive, finite deadline_secs in request {self.id!r}, got {self.deadline_secs}; "
                 "give the seconds a single step may take"
             )
 
@@ -107,9 +128,11 @@ class MeasureRequest:
 class ShapeTiming:
     """The raw samples at one symbol binding, in the order they were taken.
 
-    samples_secs: wall seconds per launch of the whole variant, synchronisation included. launches_per_sample: when
-    above one, each sample is the mean of that many launches queued before one synchronisation (short kernels on devices
-    with a queue). lost: sampling stopped early because a contender was faster (`TimingPolicy.stop_above`).
+    Attributes:
+        samples_secs: wall seconds per launch of the whole variant, synchronisation included.
+        launches_per_sample: if above one, each sample is the mean of this number of launches, queued before one synchronisation
+            (short kernels on devices with a queue).
+        lost: sampling stopped early because another candidate was faster (`TimingPolicy.stop_above`).
     """
 
     symbols: Symbols
@@ -123,8 +146,11 @@ class ShapeTiming:
 class UnitState:
     """The physical device of a measurement, and its state after the batch.
 
-    worker: name of the measuring process. host: name of its machine. unit: UUID or bus id of a GPU, host of a processor.
-    clock_mhz, celsius: None if the driver does not say.
+    Attributes:
+        worker: name of the measuring process.
+        host: name of its machine.
+        unit: UUID or bus id of a GPU, host of a processor.
+        clock_mhz, celsius: None if the driver does not report them.
     """
 
     worker: str = ""
@@ -138,10 +164,12 @@ class UnitState:
 class MeasureResult:
     """The answer to the request of the same id.
 
-    status `ok`: outputs were right at all `checks`, `timings` has every requested shape in order. status `failed`:
-    `stage` and `message` say where and why; timings are empty. checked: every check was run and
-    passed, and there was at least one. build_secs, run_secs: wall seconds spent building, and checking plus timing.
-    unit: the measuring unit, empty in a device process, whose supervisor knows it.
+    Attributes:
+        status: `ok` if the outputs passed all `checks`; `timings` then has every requested shape in order. `failed` otherwise;
+            `stage` and `message` give the reason, and `timings` is empty.
+        checked: there was at least one check, and every check passed.
+        build_secs, run_secs: wall seconds of building, and of checking plus timing.
+        unit: measuring unit; empty in a device process, whose supervisor adds it.
     """
 
     id: str
@@ -156,14 +184,14 @@ class MeasureResult:
 
     @property
     def ok(self) -> bool:
-        """True if it was measured. Its record may win only then, and only when `checked`."""
+        """True if the request was measured. Only such a record, if also `checked`, may be selected."""
         return self.status == "ok"
 
 
 def failed(
     request_id: str, stage: Stage, message: str, build_secs: float = 0.0, run_secs: float = 0.0
 ) -> MeasureResult:
-    """Make a failed result. A record keeps the message, so it must say what was wanted and what was found."""
+    """Return a failed result. Records store the message, so it names the expected and the actual value."""
     return MeasureResult(request_id, "failed", stage, message, build_secs=build_secs, run_secs=run_secs)
 
 

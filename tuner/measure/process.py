@@ -1,5 +1,7 @@
-"""One device process as its supervisor sees it: started in its own process group, listened to, killed with its
-group."""
+"""The parent's side of a device process: start in its own process group, messages, kill of the whole group.
+
+Tests: `tests/tuner/measure/test_local.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_tune.errors import MeasureError, TryAgainLater
+from relax_tune.runtime.child_process import clean_environment, python_command
 from relax_tune.runtime.device.confinement import DEVICE_VARIABLES, marked_processes, only
 from relax_tune.tuner.measure.codec import decode_device
 from relax_tune.tuner.measure.protocol import FrameReader, ProgressFile, StepStatus, write_frame
@@ -34,23 +36,27 @@ def _signal_name(number: int) -> str:
 
 
 class DeviceProcessKilled(MeasureError, TryAgainLater):
-    """The device process was killed from outside while it opened its device, by somebody or for want of memory."""
+    """The device process was killed from outside while it opened its device, by a user or for lack of memory."""
 
 
 class DeviceProcess:
     """A running `python -m relax_tune.tuner.measure.device_process.start`, with its device open.
 
-    Constructing waits until the device answered. Raises MeasureError, with the process group killed, when the device
-    cannot be opened, or not within `open_secs`. Not thread-safe, but for `kill`, which any thread may call.
+    The constructor waits until the device is open. Only `kill` may be called from any thread.
 
-    folder: private to the job; holds the progress file, the log of all output, and compiler caches, which survive a
-        respawn. environment: variables added to the inherited ones, cut down to `DEVICE_VARIABLES`. wanted:
-        called regularly while the device is being opened; an exception ends the attempt. confined: True for the sandbox or
-        nothing, False for none, None for none where the device's driver does not work in it
+    Args:
+        folder: private to the job; holds the progress file, the log of all output, and compiler caches, which survive a new
+            process.
+        environment: variables in addition to the inherited `DEVICE_VARIABLES`.
+        check_cancelled: called regularly while the device is being opened; an exception ends the attempt.
+        confined: True requires the sandbox, False disables it, None falls back to no sandbox where the device's driver fails in it.
+
+    Raises:
+        MeasureError: the device cannot be opened within `open_secs`; the process group was killed.
     """
 
-    stopped = "killed"
-    left = False  # whatever ended it was a request, or may have been
+    stop_phrase = "killed"
+    departed = False  # any end may be the fault of the running request
 
     def __init__(
         self,
@@ -58,7 +64,7 @@ class DeviceProcess:
         folder: Path,
         open_secs: float,
         environment: Mapping[str, str],
-        wanted: Callable[[], None] = lambda: None,
+        check_cancelled: Callable[[], None] = lambda: None,
         confined: bool | None = None,
     ) -> None:
         self._spec = device_spec
@@ -75,17 +81,17 @@ class DeviceProcess:
         }
         for path in (folder / "pocl-cache", folder / "cache"):
             path.mkdir(exist_ok=True)
-        given = {**only(DEVICE_VARIABLES), **caches, **environment}
+        given = clean_environment({**only(DEVICE_VARIABLES), **caches, **environment})
         # A driver of OpenCL may find no device in the sandbox, or end the process.
         may_leave = confined is None and device_spec.partition(":")[0] == "opencl"
         self._start(folder, given, confined is not False)
         try:
-            message = self._wait_until_open(open_secs, wanted, may_leave)
+            message = self._wait_until_open(open_secs, check_cancelled, may_leave)
             if message["kind"] == "unfit" and may_leave:
                 self.kill()
                 self._release()
                 self._start(folder, given, False)
-                message = self._wait_until_open(open_secs, wanted)
+                message = self._wait_until_open(open_secs, check_cancelled)
             if message["kind"] != "ready":
                 raise MeasureError(
                     str(message.get("message") or f"device {self._spec!r} cannot be opened, without a reason")
@@ -101,7 +107,7 @@ class DeviceProcess:
         read_from, child_writes = os.pipe()
         self._descriptors = [self._write_to, read_from]
         os.set_blocking(self._write_to, False)
-        command = [sys.executable, "-m", "relax_tune.tuner.measure.device_process.start"]
+        command = python_command("-m", "relax_tune.tuner.measure.device_process.start")
         command += [self._spec, str(child_reads), str(child_writes), str(folder / "progress")]
         command += ["sandbox" if confined else "bare"]
         with open(self._log, "ab") as log:
@@ -111,6 +117,7 @@ class DeviceProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                cwd=folder,  # the only folder that it may read in the sandbox
                 env=environment,
                 pass_fds=(child_reads, child_writes),
                 start_new_session=True,
@@ -119,12 +126,18 @@ class DeviceProcess:
         os.close(child_writes)
         self._reader = FrameReader(read_from)
 
-    def _wait_until_open(self, open_secs: float, wanted: Callable[[], None], may_end: bool = False) -> dict[str, Any]:
-        """Return its first message, which has a `kind`. may_end: a process that ends instead is unfit for the sandbox"""
+    def _wait_until_open(
+        self, open_secs: float, check_cancelled: Callable[[], None], may_end: bool = False
+    ) -> dict[str, Any]:
+        """Return the first message of the process, which has a `kind`.
+
+        Args:
+            may_end: return the kind `unfit` for a process that ends instead (its driver fails in the sandbox).
+        """
         give_up = time.monotonic() + open_secs
         message = None
         while message is None and not self._reader.ended and (left := give_up - time.monotonic()) > 0:
-            wanted()
+            check_cancelled()
             message = self.receive(min(left, _POLL_SECS))
         if message is None and self._reader.ended:
             end = self.death()
@@ -132,12 +145,12 @@ class DeviceProcess:
             if may_end and kind is MeasureError:
                 return {"kind": "unfit"}
             raise kind(
-                f"wanted the device {self._spec!r} opened in a process of its own, found that the process "
+                f"expected the device {self._spec!r} opened in a separate process, but the process "
                 f"{end}; run `relax-tune doctor` to see what is installed.{self.tail()}"
             )
         if message is None:
             raise MeasureError(
-                f"wanted the device {self._spec!r} opened within {open_secs:g} s, found no answer: it is busy or "
+                f"expected the device {self._spec!r} opened within {open_secs:g} s, got no answer: it is busy or "
                 f"its driver hangs; free it, or allow more time.{self.tail()}"
             )
         return {"kind": "refused", **message}
@@ -149,11 +162,11 @@ class DeviceProcess:
 
     @property
     def ended(self) -> bool:
-        """True if no more messages will come from it."""
+        """True if no more messages will come."""
         return self._reader.ended
 
     def send(self, message: Mapping[str, Any], within_secs: float) -> None:
-        """Send one message. Raises OSError (BrokenPipeError, TimeoutError) when the process does not take it."""
+        """Send one message. Raises OSError (BrokenPipeError, TimeoutError) when the process does not read it."""
         self._progress.clear()
         with open(self._log, "ab") as log:
             if log.tell() > _LOG_LIMIT:
@@ -169,7 +182,7 @@ class DeviceProcess:
         message = json.loads(text)
         if not isinstance(message, dict):
             raise MeasureError(
-                f"wanted a JSON object from the device process, found {text[:60]!r}; kill and respawn it"
+                f"expected a JSON object from the device process, got {text[:60]!r}; kill and respawn it"
             )
         return message
 

@@ -1,8 +1,9 @@
 """The protocol of a supervisor and its device process: framed JSON over two pipes, and a mapped file of progress.
 
-Frames are an 8-byte length and UTF-8 text, on file descriptors of their own, since compilers print on stdout and
-stderr. ProgressFile is memory that both sides map: writing is cheap between two timed launches, and outlives the
-writer.
+Frames are an 8-byte length and UTF-8 text. They use separate file descriptors, since compilers print on stdout and stderr.
+`ProgressFile` is memory that both sides map: a write between two timed launches is cheap, and outlives the writer.
+
+Tests: `tests/tuner/measure/test_local.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def write_frame(descriptor: int, text: str, within_secs: float | None = None) ->
     poll.register(descriptor, select.POLLOUT)
     while view:
         if within_secs is not None and not poll.poll(within_secs * 1000):
-            raise TimeoutError(f"wanted the device process to read its message within {within_secs} s")
+            raise TimeoutError(f"expected the device process to read its message within {within_secs} s")
         view = view[os.write(descriptor, view) :]
 
 
@@ -75,8 +76,8 @@ class FrameReader:
         (size,) = _LENGTH.unpack_from(self._data)
         if size > _MAX_FRAME:
             raise MeasureError(
-                f"wanted a message of at most {_MAX_FRAME} bytes between supervisor and device process, found a length "
-                f"of {size}; something else wrote to their pipe"
+                f"expected a message of at most {_MAX_FRAME} bytes between supervisor and device process, got a length "
+                f"of {size}; another program wrote to their pipe"
             )
         end = _LENGTH.size + size
         if len(self._data) < end:
@@ -118,14 +119,14 @@ class ProgressFile:
         _STEP.pack_into(self._map, 0, self._sequence, first, count, PHASES.index(phase), now, self._sequence)
 
     def read(self) -> StepStatus | None:
-        """Return the last step told, or None when caught in the middle of a write."""
+        """Return the last step recorded, or None during a write."""
         before, first, count, phase, started, after = _STEP.unpack_from(self._map, 0)
         if before != after or not 0 <= phase < len(PHASES):
             return None
         return StepStatus(before, first, count, PHASES[phase], started)
 
     def clear(self) -> None:
-        """Forget the last step; called by the supervisor while no process is writing."""
+        """Reset to no step; the supervisor calls it while no process is writing."""
         _STEP.pack_into(self._map, 0, 0, 0, 0, 0, time.monotonic(), 0)
         self._sequence = 0
 

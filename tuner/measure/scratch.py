@@ -1,4 +1,7 @@
-"""Temporary folders that are removed after their owner ends, even if it was killed."""
+"""Temporary folders that are removed after their owner ends, even if it was killed.
+
+Tests: `tests/tuner/measure/test_local.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +21,35 @@ try:
 except ImportError:  # no such locks here: folders of killed owners stay until the system cleans up
     fcntl = None  # type: ignore[assignment]
 
-_PREFIX = "relax-tune-measure-"
+MEASURE, CLUSTER = "relax-tune-measure-", "relax-tune-cluster-"
+"""Prefixes of the folders of runners, and of schedulers and workers."""
 _OWNER = "owner"
-# A folder without a locked owner file is being made now, or was left behind by a dead process.
-_MAKING_SECS = 600.0
+# A younger folder without a locked owner file may still be under construction by a live process.
+_CREATION_SECS = 600.0
 
 
 class ScratchFolder:
-    """A temporary folder of one runner, at `path`. Raises OSError when none can be made.
+    """A temporary folder of one owner, at `path`.
 
-    Making one also removes the folders of dead owners. Each owner holds a lock, which ends with its process.
+    The constructor also removes the folders of dead owners. Each owner holds a file lock, which ends with its process.
+
+    Args:
+        prefix: start of the name, `MEASURE` or `CLUSTER`.
+
+    Raises:
+        OSError: no folder can be created.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = MEASURE) -> None:
+        self._prefix = prefix
         _sweep(Path(tempfile.gettempdir()))
-        while not self._made():
+        while not self._create():
             pass
 
-    def _made(self) -> bool:
-        """Try to make and lock a folder. Returns False when another process removed it meanwhile."""
+    def _create(self) -> bool:
+        """Try to create and lock a folder. Returns False if another process removed it before it was locked."""
         with shielded():
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            self.path = Path(tempfile.mkdtemp(prefix=self._prefix))
             owner = self.path / _OWNER
             try:
                 lock = os.open(owner, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -79,15 +90,15 @@ def _sweep(where: Path) -> None:
     """Remove the folders of this user's dead owners among the temporary files. Links are not followed."""
     if fcntl is None:
         return
-    for folder in where.glob(f"{_PREFIX}*"):
+    for folder in (path for prefix in (MEASURE, CLUSTER) for path in where.glob(f"{prefix}*")):
         with contextlib.suppress(OSError):  # swept by another at this moment
-            found = folder.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 continue
             try:
                 descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             except FileNotFoundError:
-                if time.time() - found.st_mtime > _MAKING_SECS:
+                if time.time() - status.st_mtime > _CREATION_SECS:
                     shutil.rmtree(folder, ignore_errors=True)
                 continue
             try:

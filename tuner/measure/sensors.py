@@ -1,11 +1,11 @@
-"""The state of a physical device: its lasting name, clock and temperature, as far as its driver tells them."""
+"""The state of a physical device: persistent name, clock and temperature, as far as the driver reports them."""
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 
+from relax_tune.runtime.child_process import find_program
 from relax_tune.tuner.measure.messages import UnitState
 
 _ASKING_SECS = 5.0
@@ -13,18 +13,22 @@ _FIELDS = "uuid,clocks.sm,temperature.gpu"
 
 
 def unit_state(worker: str, unit: str) -> UnitState:
-    """Describe a unit now. unit: `DeviceInfo.unit`; an NVIDIA GPU is named by its UUID instead"""
+    """Describe the present state of a unit.
+
+    Args:
+        unit: `DeviceInfo.unit`. The result names NVIDIA GPUs by UUID instead.
+    """
     host = socket.gethostname()
-    told = _nvidia(unit.removeprefix("pci:")) if unit.startswith("pci:") else None
-    if told is None:
+    fields = _nvidia(unit.removeprefix("pci:")) if unit.startswith("pci:") else None
+    if fields is None:
         return UnitState(worker, host, unit)
-    name, clock, celsius = told
+    name, clock, celsius = fields
     return UnitState(worker, host, name or unit, _number(clock), _number(celsius))
 
 
 def _nvidia(bus: str) -> list[str] | None:
-    """Ask NVIDIA's driver; None if there is none or it does not know the unit."""
-    tool = shutil.which("nvidia-smi")
+    """Query NVIDIA's driver; None without a driver, or if it does not know the unit."""
+    tool = find_program("nvidia-smi")
     if tool is None:
         return None
     command = [tool, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits", f"--id={bus}"]

@@ -1,1 +1,1 @@
-"""Packs: a model with records in one portable file, and their installation on a device."""
+"""Packs: a model with its records in one portable file (`pack.make_pack`, `pack.read_pack`), and its installation (`install.install`)."""

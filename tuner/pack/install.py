@@ -1,4 +1,9 @@
-"""Installation of a pack on a device: lowered, verified, tuned on a small budget, built. Imports no frontend."""
+"""Installation of a pack on a device: the model is lowered, verified, tuned with a small budget, and built.
+
+This module imports no frontend.
+
+Tests: `tests/tuner/pack/test_pack.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,14 @@ from typing import Any
 
 from relax_tune.database.exchange.jsonl import export_lines, import_lines
 from relax_tune.database.store import Store, open_store
+from relax_tune.errors import UserError
 from relax_tune.ir.check.verify import verify
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.emit.build import BuildResult
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import DeviceJob
+from relax_tune.tuner.job.lowered_model import LoweredModel
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
-from relax_tune.tuner.learn.like_devices import like_targets
+from relax_tune.tuner.learn.device_records import similar_targets
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.pack.pack import SHAPING, ModelPack, read_pack
@@ -24,20 +31,21 @@ from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.settings import Settings, merge_settings
 
 BUDGET = 200
-"""Candidates of all tasks that an installation times."""
+"""Default number of candidates, of all tasks together."""
 
 
 @dataclass(frozen=True, eq=False)
 class Installation:
     """An installed pack.
 
-    job, built: the model on this device, and its build
-    work: measurements of this installation
-    like: names of the devices in the pack that are of this kind, the likest first
-    secs: seconds of each stage: read, lower, measure, build
+    Attributes:
+        job, built: The model on this device, and its build.
+        work: Counts of the measurements of this installation.
+        like: Names of devices of this kind in the pack, the most similar first.
+        secs: Seconds of each stage: read, lower, measure, build.
     """
 
-    job: Job
+    job: DeviceJob
     built: BuildResult
     artifact: Artifact
     work: TuningSummary
@@ -46,7 +54,7 @@ class Installation:
 
     @property
     def warm(self) -> bool:
-        """True if nothing had to be measured."""
+        """True if nothing was measured."""
         return self.work.measurements == 0
 
     def to_json(self) -> dict[str, Any]:
@@ -63,10 +71,10 @@ class Installation:
 
 @dataclass(eq=False)
 class Installer:
-    """A pack on its way onto a device, stage by stage; `job` comes from `open`, the rest from `run`.
+    """The stages of an installation: `read`, then `open`, which returns the job, then `run`.
 
-    pack: what is installed
-    settings: of the installing machine, with the pack's settings of `SHAPING`
+    Attributes:
+        settings: Settings of the installing machine, with the values of the pack for `SHAPING`.
     """
 
     pack: ModelPack
@@ -87,31 +95,45 @@ class Installer:
         self,
         runner: Runner,
         store: Store,
-        report: Callable[[TuningProgress], None] = lambda _: None,
-        notice: Callable[[str], None] = lambda _: None,
         trust_records: bool = False,
-    ) -> Job:
+    ) -> DeviceJob:
         """Lower the pack's model for the runner's device, and verify the lowered module.
 
-        The pack's records only say what to try first. trust_records: those of this very device count as measured here, and are
-        kept in the store.
+        The records of the pack are only hints on which candidates to try first.
+
+        Args:
+            trust_records: Add records of a device with the same key to the store, where they count as measurements of this machine.
+
+        Raises:
+            UserError: The pack's records contradict the stored ones.
         """
         with _timed(self.secs, "lower"):
-            made = self.pack.module, runner.device_info(), store, self.settings, report, notice
-            job = Job(*made, elsewhere=self.pack.records)
+            model = LoweredModel(self.pack.module, self.settings)
+            job = DeviceJob(model, runner.device_info(), store, self.settings, similar_records=self.pack.records)
             if trust_records and self.pack.records.target(job.target.key) is not None:
-                import_lines(store, export_lines(self.pack.records, [job.target.key]))
+                report = import_lines(store, export_lines(self.pack.records, [job.target.key]))
+                if report.problems:
+                    raise UserError(f"the records of the pack contradict the stored ones: {report.problems[0].why}")
             verify(job.lowered.module)
         return job
 
-    def run(self, job: Job, runner: Runner, measure: bool = True) -> Installation:
-        """Time what the budget allows, and build. measure: False builds from what is on record, else by the pack's plans
+    def run(
+        self,
+        job: DeviceJob,
+        runner: Runner,
+        measure: bool = True,
+        report: Callable[[TuningProgress], None] = lambda _: None,
+        notice: Callable[[str], None] = lambda _: None,
+    ) -> Installation:
+        """Tune within the budget, and build. Raises as `DeviceJob.tune` and `DeviceJob.tested_build`.
 
-        Raises: as `Job.tune` and `Job.tested_build`.
+
+        Args:
+            measure: False builds from the records of the store, or else by the plans of the pack.
         """
-        like = [t.name for t in like_targets(self.pack.records, job.target) if self._measured(t.key)]
+        like = [t.name for t in similar_targets(self.pack.records, job.target) if self._measured(t.key)]
         with _timed(self.secs, "measure"):
-            work = job.tune(runner) if measure else TuningSummary()
+            work = job.tune(runner, report, notice) if measure else TuningSummary()
         with _timed(self.secs, "build"):
             built = job.tested_build(runner)
             built = replace(built, notes=(*built.notes, *self._notes(job)))
@@ -120,15 +142,15 @@ class Installer:
             job.store_plans(built)
         return Installation(job, built, artifact, work, tuple(like), dict(self.secs))
 
-    def _notes(self, job: Job) -> list[str]:
+    def _notes(self, job: DeviceJob) -> list[str]:
         """Return a sentence if records of the pack fit no task."""
         known = {t.key for t in job.tasks}
         lost = [w.hint or w.key for w in self.pack.records.workloads(None) if w.key not in known]
         if not lost:
             return []
         return [
-            f"the pack has records of {len(lost)} functions that this version makes otherwise, which are of no use: "
-            f"{', '.join(lost[:3])}; pack the model again with this version, after tuning it there"
+            f"records of {len(lost)} functions in the pack fit no task, since this version lowers the model differently: "
+            f"{', '.join(lost[:3])}; tune and pack the model with this version"
         ]
 
     def _measured(self, target: str) -> bool:
@@ -153,23 +175,26 @@ def install(
     on_progress: Callable[[TuningProgress], None] | None = None,
     **overrides: Any,
 ) -> Installation:
-    """Install a pack on a device of this machine; `Installation.artifact` is what was built.
+    """Install a pack on a device of this machine; `Installation.artifact` is the built artifact.
 
-    settings: options; None takes the defaults. overrides: fields of `Settings` by name, such as `target="c"`
-    db: an open store, a URL, a file, or None for the settings' database
-    digest: the hash that the pack is to have, as `relax-tune pack` printed it
-    measure: False times nothing, and builds from the pack's plans where the database has no times
-    trust_records: times in the pack of this very device count as measured here
+    Args:
+        settings: Options; None for the defaults.
+        db: An open store, a URL, a file, or None for the database of the settings.
+        digest: Hash that the pack must have, as `relax-tune pack` printed it.
+        measure: False measures nothing, and builds by the plans of the pack for tasks without records.
+        trust_records: Records of a device with the same key in the pack count as measurements of this machine.
+        overrides: Fields of `Settings` by name, such as `target="c"`.
 
-    Raises: ArtifactError for a pack that is refused; UserError, MeasureError, DatabaseError and BuildError as `tune` and `build`.
+    Raises:
+        ArtifactError: The pack is refused.
+        UserError, MeasureError, DatabaseError, BuildError: As `tune` and `build`.
     """
     chosen = merge_settings("install", settings, overrides)
     check_strategy(chosen.strategy)
     installer = Installer.read(path, chosen, digest)
     with contextlib.closing(LocalRunner(chosen.target)) as runner, _opened(chosen.db if db is None else db) as store:
-        report = on_progress or (lambda _: None)
-        job = installer.open(runner, store, report, trust_records=trust_records)
-        return installer.run(job, runner, measure)
+        job = installer.open(runner, store, trust_records)
+        return installer.run(job, runner, measure, on_progress or (lambda _: None))
 
 
 @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""Placement of a model's calls on several devices: costs and links, the choice of devices, the build of one artifact."""
+"""The choice of a device for each call of a model, from costs and measured links. Enter by `choose.place_functions`."""

@@ -1,4 +1,7 @@
-"""The placements of a function: the best at each of some shapes, and ranges of shapes that each is chosen for."""
+"""The placements of a function: the best at each of some shapes, and the ranges of shapes that each serves.
+
+Tests: `tests/runtime/vm/test_machine.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,22 @@ from relax_tune.tuner.placement.links import Link
 from relax_tune.tuner.placement.solve import Method, PlacementProblem, solve
 from relax_tune.tuner.plan.select import DispatchPlan, GuardTest, select
 from relax_tune.tuner.task.domain import Domain, anchors
-from relax_tune.tuner.task.extract import ranges_of
+from relax_tune.tuner.task.extract import function_sizes, ranges_of
 
 ANCHORS = 6
 LEAST_SECS = 1e-9
-"""Seconds of a function that costs nothing, as far as is known: times are compared as ratios."""
+"""Seconds of a function without recorded costs, since times are compared as ratios."""
 
 
 @dataclass(frozen=True, eq=False)
 class FunctionPlacement:
     """The placements of a function, in order: first the ones for ranges of shapes, then spare ones.
 
-    options: by placement the position of the device of each call
-    plan: which placement each range of shapes takes, by its number as text
-    problems: the costs at each point of `domain`
-    methods: how the best at each point was found
+    Attributes:
+        options: For each placement the position of the device of each call.
+        plan: Placement of each range of shapes, by its number as text.
+        problems: Costs at each point of `domain`.
+        methods: Method that solved each point.
     """
 
     costs: FunctionCosts
@@ -42,7 +46,7 @@ class FunctionPlacement:
 
     @property
     def placements(self) -> PlacementPlan:
-        """The placements as the emission takes them."""
+        """The placements in the form of the emission."""
         calls = [v for v, _ in self.costs.graph.calls]
         names = self.costs.devices
         options = tuple({v: names[d] for v, d in zip(calls, option, strict=True)} for option in self.options)
@@ -55,7 +59,11 @@ class FunctionPlacement:
         return [p.total(option) for p in self.problems]
 
     def record(self, names: Sequence[str]) -> PlacedFunction:
-        """Return the placements with their predicted times, for the artifact. names: their host programs"""
+        """Return the placements with their predicted times, for the artifact.
+
+        Args:
+            names: Their host programs.
+        """
         problems = [self.costs.problem(p, spare=True) for p in self.domain.points]
         where = {int(e.variant): _shown(e.tests, self.costs.symbols) for e in reversed(self.plan.entries)}
         alternatives = []
@@ -76,7 +84,10 @@ class FunctionPlacement:
 def place_functions(
     lowered: LoweredModule, sides: Mapping[str, DeviceSide], links: Mapping[str, Link]
 ) -> dict[str, FunctionPlacement]:
-    """Choose the placements of every straight-line function. The one on each single device is kept too, for lost devices."""
+    """Choose the placements of every straight-line function.
+
+    The placements on a single device are always included, for the case that the other devices are lost.
+    """
     return {n: place_function(lowered, f, sides, links) for n, f in lowered.functions.items()}
 
 
@@ -95,10 +106,10 @@ def place_function(
     times = {str(i): [max(p.total(o), LEAST_SECS) for p in problems] for i, o in enumerate(options)}
     plan = select(times, domain)
     order = list(dict.fromkeys(int(v) for v in plan.variants))
-    kept = [options[i] for i in order]
+    distinct = [options[i] for i in order]
     plan = replace(plan, entries=tuple(replace(e, variant=str(order.index(int(e.variant)))) for e in plan.entries))
-    kept += [o for o in _single([costs.problem(p, spare=True) for p in domain.points]) if o not in kept]
-    return FunctionPlacement(costs, domain, tuple(kept), plan, problems, tuple(s.method for s in solved))
+    distinct += [o for o in _single([costs.problem(p, spare=True) for p in domain.points]) if o not in distinct]
+    return FunctionPlacement(costs, domain, tuple(distinct), plan, problems, tuple(s.method for s in solved))
 
 
 def _single(problems: Sequence[PlacementProblem]) -> list[tuple[int, ...]]:
@@ -114,13 +125,14 @@ def symbols_domain(lowered: LoweredModule, f: g.Function) -> tuple[Domain, tuple
     symbols = tuple(dict.fromkeys(v for p in f.params for v in info_symbols(p.info)))
     ranges = {v: r for v, r in ranges_of(lowered.module).items() if v in symbols}
     own = tuple(v for v in symbols if v in ranges)
-    return anchors([own], ranges, ANCHORS), own
+    allowed = function_sizes(lowered, [f.name], ranges_of(lowered.module))
+    return anchors([own], ranges, ANCHORS, allowed=allowed), own
 
 
 def _cond(tests: Sequence[tuple[GuardTest, bool]], symbols: Sequence[Var]) -> Expr | None:
     """Return the conditions of an entry of a plan as one over the function's symbols; None for the last entry."""
-    found = [_test(t, symbols) if wanted else not_(_test(t, symbols)) for t, wanted in tests]
-    return and_(*found) if found else None
+    outcomes = [_test(t, symbols) if outcome else not_(_test(t, symbols)) for t, outcome in tests]
+    return and_(*outcomes) if outcomes else None
 
 
 def _shown(tests: Sequence[tuple[GuardTest, bool]], symbols: Sequence[Var]) -> str:

@@ -1,4 +1,7 @@
-"""The costs of placing a function: seconds of calls by the plans of each device, seconds of transfers by measured links."""
+"""The costs of placing a function: seconds of calls by the plans of each device, seconds of transfers by measured links.
+
+Tests: `tests/runtime/vm/test_machine.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from relax_tune.ir.core.expr import Expr, Var, as_int, const, substitute
 from relax_tune.ir.core.graph_walk import all_bindings, used_vars
 from relax_tune.ir.core.struct_info import TensorInfo, devices_of, info_parts
 from relax_tune.ir.op.base import product
-from relax_tune.ir.passes.placement.wishes import tensors_in, wishes_of
+from relax_tune.ir.passes.placement.device_requests import device_requests, tensors_in
 from relax_tune.tuner.emit.emit_placed import DeviceSide
 from relax_tune.tuner.placement.links import Link
 from relax_tune.tuner.placement.solve import MovedValue, PlacementProblem
@@ -22,14 +25,17 @@ from relax_tune.tuner.task.domain import Domain, Point
 from relax_tune.tuner.task.extract import site_symbols
 
 Tensor = tuple[g.GVar, int]
-"""A tensor that a call or the caller makes: the variable, and the number of its field."""
+"""A tensor that a call or the caller computes: the variable, and the number of its field."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphTensor:
-    """A tensor of a function: its maker, its readers, and whether it is a result.
+    """A tensor of a function.
 
-    maker: position of the call; None for a parameter
+    Attributes:
+        maker: Position of the call that computes it; None for a parameter.
+        readers: Positions of the calls that read it.
+        returned: It is a result of the function.
     """
 
     maker: int | None
@@ -48,17 +54,17 @@ class CallGraph:
 
 def call_graph(f: g.Function) -> CallGraph:
     """Return the calls of a lowered function and the tensors between them, through views, tuples, casts and hints."""
-    made = {b.var: b.value for b in f.bindings}
-    calls = tuple((v, x) for v, x in made.items() if isinstance(x, (g.CallTIR, g.CallDPSLibrary)))
+    definitions = {b.var: b.value for b in f.bindings}
+    calls = tuple((v, x) for v, x in definitions.items() if isinstance(x, (g.CallTIR, g.CallDPSLibrary)))
     position = {v: i for i, (v, _) in enumerate(calls)}
     infos: dict[Tensor, TensorInfo] = {}
     for v in (*f.params, *position):
         infos |= {(v, i): t for i, t in enumerate(info_parts(v.info)) if isinstance(t, TensorInfo)}
     readers: dict[Tensor, dict[int, None]] = {t: {} for t in infos}
     for v, call in calls:
-        for t in (t for a in call.args for t in _sources(a, made, position)):
+        for t in (t for a in call.args for t in _sources(a, definitions, position)):
             readers[t][position[v]] = None
-    returned = set(_sources(f.ret, made, position))
+    returned = set(_sources(f.ret, definitions, position))
     tensors = tuple(
         GraphTensor(position.get(t[0]), tuple(readers[t]), t in returned, _nbytes(info))
         for t, info in infos.items()
@@ -67,25 +73,25 @@ def call_graph(f: g.Function) -> CallGraph:
     return CallGraph(calls, tensors)
 
 
-def _sources(value: g.Value, made: Mapping[g.GVar, g.Value], calls: Mapping[g.GVar, int]) -> list[Tensor]:
-    """Return the tensors of calls and parameters that a value is or holds."""
+def _sources(value: g.Value, definitions: Mapping[g.GVar, g.Value], calls: Mapping[g.GVar, int]) -> list[Tensor]:
+    """Return the tensors of calls and parameters that a value is or contains."""
     if isinstance(value, g.GVar):
-        if value in calls or value not in made:
+        if value in calls or value not in definitions:
             return [(value, i) for i, _ in enumerate(tensors_in(value.info))]
-        return _sources(made[value], made, calls)
+        return _sources(definitions[value], definitions, calls)
     if isinstance(value, g.TupleItem):
         owner = value.value
-        while isinstance(owner, g.GVar) and owner in made and owner not in calls:
-            owner = made[owner]
+        while isinstance(owner, g.GVar) and owner in definitions and owner not in calls:
+            owner = definitions[owner]
         if isinstance(owner, g.TupleValue):
-            return _sources(owner.fields[value.index], made, calls)
-        return [(owner, value.index)] if isinstance(owner, g.GVar) else _sources(owner, made, calls)
-    return [t for v in (*value.operands,) for t in _sources(v, made, calls)] if used_vars(value) else []
+            return _sources(owner.fields[value.index], definitions, calls)
+        return [(owner, value.index)] if isinstance(owner, g.GVar) else _sources(owner, definitions, calls)
+    return [t for v in (*value.operands,) for t in _sources(v, definitions, calls)] if used_vars(value) else []
 
 
 def _nbytes(info: TensorInfo) -> Expr:
     if info.shape is None or info.dtype is None:
-        raise BuildError(f"wanted known dims and dtype to place calls, found {info!r}; add a match_cast")
+        raise BuildError(f"expected known dims and dtype to place calls, got {info!r}; add a match_cast")
     return product((*info.shape, const(info.dtype.bytes)))
 
 
@@ -93,8 +99,11 @@ def _nbytes(info: TensorInfo) -> Expr:
 class FunctionCosts:
     """The costs of placing a function at any values of its symbols.
 
-    sides: by device, the host's first; links: by device, without the host's
-    orders, hints: by call, the device that the program orders and the one that it wishes for
+    Attributes:
+        sides: By device, the host first.
+        links: By device, without the host.
+        orders: Device that the program prescribes for a call.
+        hints: Device that the program prefers for a call.
     """
 
     f: g.Function
@@ -112,7 +121,8 @@ class FunctionCosts:
     def problem(self, point: Point, spare: bool = False) -> PlacementProblem:
         """Return the problem of placing the calls at values of the symbols.
 
-        spare: without hints; a call without a time on a device takes there what it takes at most elsewhere
+        Args:
+            spare: Ignore hints, and assume for a call without a time on a device its longest time on another one.
         """
         values = dict(zip(self.symbols, map(const, point), strict=True))
         secs = tuple(self._secs(i, values, spare) for i in range(len(self.graph.calls)))
@@ -125,19 +135,19 @@ class FunctionCosts:
         return PlacementProblem(self.devices, secs, tuple(moved))
 
     def _secs(self, call: int, values: Mapping[Var, Expr], spare: bool) -> tuple[float, ...]:
-        """Return the seconds of a call on each device. A call without a time anywhere costs nothing where it may run."""
-        found = {d: self._on(d, call, values) for d in self.devices}
-        wanted = self.orders.get(call) or (None if spare else self.hints.get(call))
-        allowed = [d for d in self.devices if d in self.sides and wanted in (None, d)]
-        most = max((t for t in found.values() if t is not None), default=0.0)
-        chosen = allowed if spare else [d for d in allowed if found[d] is not None] or allowed[:1]
-        return tuple((most if (t := found[d]) is None else t) if d in chosen else math.inf for d in self.devices)
+        """Return the seconds of a call on each device: 0 where it may run but has no time on any device, inf where it may not."""
+        times = {d: self._on(d, call, values) for d in self.devices}
+        required = self.orders.get(call) or (None if spare else self.hints.get(call))
+        allowed = [d for d in self.devices if d in self.sides and required in (None, d)]
+        most = max((t for t in times.values() if t is not None), default=0.0)
+        chosen = allowed if spare else [d for d in allowed if times[d] is not None] or allowed[:1]
+        return tuple((most if (t := times[d]) is None else t) if d in chosen else math.inf for d in self.devices)
 
     def _on(self, device: str, call: int, values: Mapping[Var, Expr]) -> float | None:
         side, (_, value) = self.sides.get(device), self.graph.calls[call]
         if side is None or not isinstance(value, g.CallTIR):
             return None
-        own = side.choices[value.callee]
+        own = side.task_variants[value.callee]
         meaning = site_symbols(own.task.func, value)
         point = tuple(_number(meaning[v], values) for v in own.task.func.symbols)
         return planned_secs(side.plans[value.callee], own.task.domain, point)
@@ -148,13 +158,14 @@ def function_costs(
 ) -> FunctionCosts:
     """Return the costs of placing a lowered function whose symbols are `domain`.
 
-    Raises: BuildError for a device that the program orders and the build lacks.
+    Raises:
+        BuildError: The program prescribes a device that the build lacks.
     """
-    graph, wishes = call_graph(f), wishes_of(f)
-    _check_ordered(f, wishes.orders, sides)
+    graph, requests = call_graph(f), device_requests(f)
+    _check_ordered(f, requests.required, sides)
     orders, hints = (
         {i: own[v] for i, (v, _) in enumerate(graph.calls) if own.get(v) in sides}
-        for own in (wishes.orders, wishes.hints)
+        for own in (requests.required, requests.preferred)
     )
     return FunctionCosts(f, graph, tuple(domain), sides, links, orders, hints)
 
@@ -162,19 +173,19 @@ def function_costs(
 def _check_ordered(f: g.Function, orders: Mapping[g.GVar, str], sides: Mapping[str, DeviceSide]) -> None:
     """Raise BuildError for a value on a device that is not built for. Values may be at home without a build for it."""
     values = (*f.params, *(b.var for b in all_bindings(f)))
-    found = [(v, d) for v in values for d in devices_of(v.info) if d not in sides and (d != HOME or v in orders)]
-    if found:
-        v, device = found[0]
+    missing = [(v, d) for v in values for d in devices_of(v.info) if d not in sides and (d != HOME or v in orders)]
+    if missing:
+        v, device = missing[0]
         raise BuildError(
-            f"{f.name}: wanted {v.name} on one of the devices of the build, {', '.join(sides)}, found the order "
+            f"{f.name}: expected {v.name} on one of the devices of the build, {', '.join(sides)}, got the order "
             f"to_device({device}); name {device} among --target, or use hint_on_device, which may be ignored"
         )
 
 
 def _number(e: Expr, values: Mapping[Var, Expr]) -> int:
-    found = as_int(substitute(e, values))
-    assert found is not None, e
-    return found
+    number = as_int(substitute(e, values))
+    assert number is not None, e
+    return number
 
 
 def planned_secs(plan: TaskPlan, domain: Domain, point: Point) -> float | None:

@@ -1,4 +1,7 @@
-"""Links: how long an array takes between the host's memory and a device's. Measured, and kept as records."""
+"""Links: how long an array takes between the host's memory and a device's, measured and stored as records.
+
+Tests: `tests/tuner/placement/test_links.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.memory.buffer_pool import pool_of
-from relax_tune.tuner.job.loop import FORMAT_VERSION
+from relax_tune.tuner.task.task import FORMAT_VERSION
 
 Way = Literal["up", "down"]
 WAYS: tuple[Way, ...] = ("up", "down")
@@ -35,8 +38,9 @@ REPEATS = 15
 class Link:
     """The way between the host's memory and a device's.
 
-    up_latency, up_bandwidth: seconds before the first byte, and bytes per second after it, to the device
-    down_latency, down_bandwidth: the same from the device
+    Attributes:
+        up_latency, up_bandwidth: Seconds before the first byte to the device, and bytes per second after it.
+        down_latency, down_bandwidth: The same from the device.
     """
 
     up_latency: float
@@ -56,31 +60,31 @@ class Link:
 def time_link(
     device: Device, clock: Callable[[], float] = time.perf_counter
 ) -> dict[tuple[Way, int], tuple[float, ...]]:
-    """Time arrays of several sizes to a device and back, through the memory pool that calls use. Both ways wait for the end.
+    """Time arrays of several sizes to a device and back, through the memory pool that calls use, until each transfer is complete.
 
-    A device that reads the host's memory where it is gives no times.
+    A device that shares the host's memory gives no times.
     """
     pool = pool_of(device)
-    found: dict[tuple[Way, int], tuple[float, ...]] = {}
+    times: dict[tuple[Way, int], tuple[float, ...]] = {}
     if pool is None:
-        return found
+        return times
     try:
         for nbytes in SIZES:
             array = np.zeros(nbytes, np.uint8)
             ups, downs = [], []
             for _ in range(REPEATS):
                 start = clock()
-                made = pool.upload(array)
+                uploaded = pool.upload(array)
                 with device.turn:
                     device.synchronize()
                 middle = clock()
-                made.download(made)
+                uploaded.download(uploaded)
                 ups.append(middle - start)
                 downs.append(clock() - middle)
-            found["up", nbytes], found["down", nbytes] = tuple(ups), tuple(downs)
+            times["up", nbytes], times["down", nbytes] = tuple(ups), tuple(downs)
     finally:
         pool.close()
-    return found
+    return times
 
 
 def fit_link(times: Mapping[tuple[Way, int], Sequence[float]]) -> Link:

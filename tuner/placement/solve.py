@@ -1,6 +1,6 @@
-"""The choice of a device for each call, for the least time of calls and transfers in sum.
+"""The choice of a device for each call that minimises the total time of calls and transfers.
 
-Values move through the host: one that is read on several devices is brought home once, and from there to each device once. The sum is
+Values move through the host: a value that several devices read is brought home once, and from there to each device once. The total is
 minimised exactly: by dynamic programming where calls and values form a forest (min-sum elimination; Dechter, Bucket Elimination,
 1999), by trying every combination of few, by integer programming (HiGHS, through SciPy) otherwise.
 """
@@ -26,12 +26,13 @@ HOME_DEVICE = 0
 
 @dataclass(frozen=True, slots=True)
 class MovedValue:
-    """A value that calls make and read.
+    """A value that calls compute and read.
 
-    maker: the call that makes it; None for a parameter, which is at home
-    readers: the calls that read it, each once
-    returned: it is a result, so it is read at home
-    down, up: seconds to bring it home from each device, and from home to each; 0 for home itself
+    Attributes:
+        maker: Call that computes it; None for a parameter, which is in the host's memory.
+        readers: Calls that read it, each once.
+        returned: It is a result, so the host reads it.
+        down, up: Seconds from each device to the host, and from the host to each device; 0 for the host itself.
     """
 
     maker: int | None
@@ -41,7 +42,7 @@ class MovedValue:
     up: tuple[float, ...]
 
     def secs(self, maker: int, readers: frozenset[int]) -> float:
-        """Return the time of its transfers, made on one device and read on others."""
+        """Return the time of its transfers from the device that computes it to the devices that read it."""
         away = readers - {maker, HOME_DEVICE}
         home = maker != HOME_DEVICE and (self.returned or HOME_DEVICE in readers or bool(away))
         return (self.down[maker] if home else 0.0) + sum(self.up[d] for d in sorted(away))
@@ -49,9 +50,11 @@ class MovedValue:
 
 @dataclass(frozen=True, slots=True)
 class PlacementProblem:
-    """Calls, the values between them, and the seconds of each call on each device, `inf` where it cannot run.
+    """Calls, the values between them, and the seconds of each call on each device.
 
-    devices: names; the first is the host's
+    Attributes:
+        devices: Names; the first is the host's.
+        secs: By call and device; `inf` where the call cannot run.
     """
 
     devices: tuple[str, ...]
@@ -72,7 +75,7 @@ class PlacementProblem:
 
 @dataclass(frozen=True, slots=True)
 class SolvedPlacement:
-    """The device of each call, by position, the seconds in sum, and how the choice was found."""
+    """The device of each call, by position, the total seconds, and the method of the choice."""
 
     chosen: tuple[int, ...]
     secs: float
@@ -80,13 +83,14 @@ class SolvedPlacement:
 
 
 def solve(problem: PlacementProblem) -> SolvedPlacement:
-    """Return a choice of devices that takes the least time. Of equal ones the same is chosen every time.
+    """Return a choice of devices with the least total time; ties are broken deterministically.
 
-    Raises: UserError where a call can run on no device.
+    Raises:
+        UserError: A call can run on no device.
     """
     for call, row in enumerate(problem.secs):
         if not any(math.isfinite(s) for s in row):
-            raise UserError(f"call {call}: wanted a device of {', '.join(problem.devices)} that can run it, found none")
+            raise UserError(f"call {call}: none of the devices {', '.join(problem.devices)} can run it")
     if is_forest(problem):
         return _solved(problem, by_elimination(problem), "dynamic programming")
     if math.prod(sum(map(math.isfinite, row)) for row in problem.secs) <= MOST_COMBINATIONS:
@@ -150,15 +154,15 @@ def by_elimination(problem: PlacementProblem) -> tuple[int, ...]:
         for call in _touched(value):
             around[call].append(at)
     order: list[tuple[int, int | None]] = []  # a call, and the value that leads to it from its parent
-    seen = [False] * count
+    visited = [False] * count
     for start in range(count):
-        stack: list[tuple[int, int | None]] = [] if seen[start] else [(start, None)]
+        stack: list[tuple[int, int | None]] = [] if visited[start] else [(start, None)]
         while stack:
             call, via = stack.pop()
-            seen[call] = True
+            visited[call] = True
             order.append((call, via))
             for at in around[call]:
-                stack += [(c, at) for c in _touched(problem.values[at]) if at != via and not seen[c]]
+                stack += [(c, at) for c in _touched(problem.values[at]) if at != via and not visited[c]]
     below = [list(row) for row in problem.secs]  # seconds of all that hangs on a call
     best: dict[tuple[int, int], dict[int, int]] = {}  # by value and its parent's device: the devices of its other calls
     for call, via in reversed(order):
@@ -167,14 +171,14 @@ def by_elimination(problem: PlacementProblem) -> tuple[int, ...]:
                 secs, chosen = _cheapest(problem.values[at], call, d, below)
                 below[call][d] += secs
                 best[at, d] = chosen
-    found = [0] * count
+    device_of = [0] * count
     for call, via in order:
         if via is None:
-            found[call] = min(devices, key=lambda d: below[call][d])
+            device_of[call] = min(devices, key=lambda d: below[call][d])
         for at in [a for a in around[call] if a != via]:
-            for other, d in best[at, found[call]].items():
-                found[other] = d
-    return tuple(found)
+            for other, d in best[at, device_of[call]].items():
+                device_of[other] = d
+    return tuple(device_of)
 
 
 def _cheapest(
@@ -228,8 +232,9 @@ def by_milp(problem: PlacementProblem) -> tuple[int, ...]:
     for call in range(count):
         require({at(call, d): 1.0 for d in range(devices)}, 1.0, 1.0)
     for value in problem.values:
-        made = [1.0 if value.maker is None and d == HOME_DEVICE else 0.0 for d in range(devices)]
-        moves = range(len(cost), len(cost) + devices)  # to each device; that home is from wherever it is made
+        at_home = [1.0 if value.maker is None and d == HOME_DEVICE else 0.0 for d in range(devices)]
+        # moves to each device; the move home starts at the device that computes the value
+        moves = range(len(cost), len(cost) + devices)
         cost += [0.0 if d == HOME_DEVICE else value.up[d] for d in range(devices)]
         downs = range(moves.stop, moves.stop + devices)  # home, from each device
         cost += list(value.down)
@@ -238,7 +243,7 @@ def by_milp(problem: PlacementProblem) -> tuple[int, ...]:
             here = {} if value.maker is None else {at(value.maker, d): 1.0}
             for reader in value.readers:
                 if reader != value.maker:  # it is there, or moves there
-                    require({moves[d]: 1.0, **here, at(reader, d): -1.0}, -made[d])
+                    require({moves[d]: 1.0, **here, at(reader, d): -1.0}, -at_home[d])
             if d != HOME_DEVICE and value.maker is not None:  # what moves from d goes home first
                 for to in range(devices):
                     if to != d:
@@ -250,13 +255,13 @@ def by_milp(problem: PlacementProblem) -> tuple[int, ...]:
     i, j, x = zip(*entries) if entries else ((), (), ())
     matrix = csr_matrix((x, (i, j)), shape=(len(rows), len(cost)))
     whole: NDArray[np.int64] = np.array([1] * (count * devices) + [0] * (len(cost) - count * devices))
-    found = milp(
+    solution = milp(
         np.array(cost) / scale,
         constraints=LinearConstraint(matrix, np.array(low), np.array(high)),
         bounds=Bounds(np.zeros(len(cost)), np.array(upper)),
         integrality=whole,
         options={"mip_rel_gap": 0.0},
     )
-    if found.x is None:
-        raise UserError(f"wanted a placement of {count} calls, found none: {found.message}")
-    return tuple(int(np.argmax(found.x[at(call, 0) : at(call, devices)])) for call in range(count))
+    if solution.x is None:
+        raise UserError(f"no placement of {count} calls: {solution.message}")
+    return tuple(int(np.argmax(solution.x[at(call, 0) : at(call, devices)])) for call in range(count))

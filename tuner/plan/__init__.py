@@ -1,1 +1,1 @@
-"""Plans: selection of variants by measured times, guard trees, validation, stored sets."""
+"""Plans: which variant each shape dispatches, chosen by records or predictions. Enter by `plans` and `stored_plans`."""

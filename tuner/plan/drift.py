@@ -2,7 +2,9 @@
 
 Between the shapes at which a variant was timed, its log time is interpolated linearly in the log of the shape. With
 several symbols it is the mean of the nearest times, weighted by closeness. There is no prediction outside of these
-shapes. A plan loses where another variant is predicted faster by more than selection would tolerate.
+shapes. A plan loses where another variant is predicted to be faster by more than the selection's noise margin.
+
+Tests: `tests/tuner/plan/test_profile.py`.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ import numpy as np
 from relax_tune.database.records import Measurement
 from relax_tune.tuner.plan.plans import pooled, usable
 from relax_tune.tuner.plan.select import NOISE
-from relax_tune.tuner.plan.stored_plans import KeptPlan
+from relax_tune.tuner.plan.stored_plans import StoredPlan
 from relax_tune.tuner.task.domain import Domain, Point, distance
-from relax_tune.tuner.task.task import Choices
+from relax_tune.tuner.task.variants import TaskVariants
 
 ALLOWED = 0.03
-"""The regret from which a model is worth tuning again."""
+"""Regret above which a model is worth tuning again."""
 SHAPES = 48
-"""Largest number of shapes that represent the served ones."""
+"""Most shapes that represent the served ones."""
 NEIGHBOURS = 4
 
 
@@ -32,9 +34,10 @@ NEIGHBOURS = 4
 class Drift:
     """The loss of a task's plan at the served shapes.
 
-    secs: weighted seconds of a call with the fastest recorded variants
-    lost: seconds that the plan takes beyond that
-    unmeasured: share of calls at shapes outside the timed range of the plan's variant
+    Attributes:
+        secs: Weighted seconds of a call with the fastest recorded variants.
+        lost: Seconds that the plan takes in addition.
+        unmeasured: Share of calls at shapes outside the timed range of the plan's variant.
     """
 
     secs: float
@@ -47,27 +50,31 @@ class Drift:
         return self.lost / self.secs if self.secs > 0 else 0.0
 
 
-def drift(choices: Choices, records: Sequence[Measurement], plan: KeptPlan, domain: Domain) -> Drift:
+def drift(task_variants: TaskVariants, records: Sequence[Measurement], plan: StoredPlan, domain: Domain) -> Drift:
     """Predict the loss of a stored plan over a domain whose points represent the served calls."""
     samples, variants = pooled(records)
-    known = {k: _Times.of(own) for k, own in samples.items() if usable(choices, variants[k])}
+    known = {k: _Times.of(secs_of_plan) for k, secs_of_plan in samples.items() if usable(task_variants, variants[k])}
     secs = lost = unmeasured = 0.0
     for point, share in zip(domain.points, domain.served or domain.weights, strict=True):
         times = {k: t for k, of in known.items() if (t := of.at(point)) is not None}
-        own = times.get(plan[0].choose(point))
-        if own is None:
+        secs_of_plan = times.get(plan[0].choose(point))
+        if secs_of_plan is None:
             unmeasured += share
             continue
         best = min(times.values())
         secs += share * best
-        lost += share * (own - best) if own > (1 + NOISE) * best else 0.0
+        lost += share * (secs_of_plan - best) if secs_of_plan > (1 + NOISE) * best else 0.0
     return Drift(secs, lost, unmeasured)
 
 
-def model_regret(found: Mapping[str, Drift], calls: Mapping[str, int]) -> float:
-    """Return the share of a model's time that its plans lose. calls: number of calls of each task in one run"""
-    secs = sum(calls[k] * d.secs for k, d in found.items())
-    return sum(calls[k] * d.lost for k, d in found.items()) / secs if secs > 0 else 0.0
+def model_regret(drifts: Mapping[str, Drift], calls: Mapping[str, int]) -> float:
+    """Return the share of a model's time that its plans lose.
+
+    Args:
+        calls: Calls of each task in one run.
+    """
+    secs = sum(calls[k] * d.secs for k, d in drifts.items())
+    return sum(calls[k] * d.lost for k, d in drifts.items()) / secs if secs > 0 else 0.0
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,12 @@
 """The guards that divide points among variants at least cost: intervals by dynamic programming, else a tree.
 
-Points have a cost under every variant. A further leaf has a price, a remainder test a higher one. Along one quantity (a symbol,
-or the product of all) the best intervals are found exactly, in time linear in points x variants. Several quantities or
-remainders make a tree. A tree of few points is optimal, by recursion over subsets. A tree of many grows by the split that looks
-best when both its sides are divided into intervals. So it is never worse than the best intervals along one quantity.
+Every point has a cost under every variant. Each further leaf has a price, a remainder test a higher one. Along one quantity (a
+symbol, or the product of all symbols) the optimal intervals follow from dynamic programming in time linear in points x variants.
+Several quantities or remainders need a tree. For few points the optimal tree follows from recursion over subsets. For many points
+the tree grows greedily by the split whose two sides are cheapest as intervals, so it is never worse than the best intervals along
+one quantity.
+
+Tests: `tests/tuner/plan/test_select.py`.
 """
 
 from __future__ import annotations
@@ -18,13 +21,13 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 Places = NDArray[np.intp]
 
-# Largest number of points for which every tree is tried.
+# Most points for which every tree is tried.
 EXACT = 8
-# Number of the most promising splits of a larger node that are tried one level deeper.
+# Most promising splits of a larger node that are tried one level deeper.
 LOOKED_AT = 6
-# Cost of a remainder test besides its leaf, since it predicts untimed shapes less well.
+# Cost of a remainder test in addition to its leaf, since it predicts untimed shapes less well.
 REMAINDER_COST = 0.01
-# A remainder is tested only if at least this many points have it, and as many have not.
+# A remainder is tested only if at least this many points have it, and as many do not.
 SUPPORT = 3
 # Differences below this are rounding.
 TINY = 1e-13
@@ -77,8 +80,12 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
 
 @dataclass(eq=False)
 class GuardTree:
-    """The search for guards. costs: (variants, points); leaf_cost: of each leaf but the first; ordered, remainders:
-    testable quantities.
+    """The search for guards.
+
+    Attributes:
+        costs: (variants, points).
+        leaf_cost: Price of each leaf after the first.
+        ordered, remainders: Quantities that may be tested.
     """
 
     costs: FloatArray
@@ -90,7 +97,7 @@ class GuardTree:
     _solved: dict[bytes, Solved] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        # products of symbols may pass 64 bits, and only their order counts
+        # Products of symbols may exceed 64 bits, so ranks stand for values: only their order matters.
         self._values = {}
         for q in self.ordered:
             exact = [q.at(p) for p in self.points]
@@ -100,7 +107,7 @@ class GuardTree:
             self._values[q] = np.asarray([q.at(p) for p in self.points], dtype=np.int64)
 
     def best(self) -> Solved:
-        """Return the least cost found, and its tree."""
+        """Return the least cost and its tree."""
         everything = np.arange(self.costs.shape[1])
         if len(self.ordered) == 1 and not self.remainders:
             return self._intervals(self.ordered[0], everything)
@@ -116,22 +123,25 @@ class GuardTree:
     def _intervals(self, quantity: Quantity, members: Places) -> Solved:
         """Return the best intervals along a quantity, by dynamic programming over its values.
 
-        At each value, a variant continues, or takes over from the cheapest one so far.
+        At each value, a variant continues or takes over from the cheapest variant so far.
         """
         values, group = np.unique(self._values[quantity][members], return_inverse=True)
         cost = np.zeros((len(self.costs), len(values)))
         np.add.at(cost.T, group.reshape(-1), self.costs[:, members].T)
         total = cost[:, 0]
         came_from: list[NDArray[np.intp] | None] = [None]
-        own = np.arange(len(total))
+        variants = np.arange(len(total))
         for column in range(1, len(values)):
             least = int(np.argmin(total))
+            # Switching is cheapest from the variant with the least total so far, the same one for all variants that take over.
+            # Hence O(points x variants) instead of O(points x variants^2).
             switched = total[least] + self.leaf_cost
+            # Ties continue the interval, so rounding cannot add a leaf.
             goes_on = total <= switched + TINY
-            came_from.append(np.where(goes_on, own, least))
+            came_from.append(np.where(goes_on, variants, least))
             total = np.where(goes_on, total, switched) + cost[:, column]
         variant = int(np.argmin(total))
-        found = float(total[variant])
+        least_cost = float(total[variant])
         chosen = [variant]
         for back in reversed(came_from[1:]):
             assert back is not None
@@ -147,7 +157,7 @@ class GuardTree:
             tree = leaf if tree is None else self._split(quantity, members[group.reshape(-1) >= column], leaf, tree)
             end = column
         assert tree is not None
-        return found, tree
+        return least_cost, tree
 
     def _split(self, quantity: Quantity, members: Places, yes: Tree, no: Tree) -> GuardSplit:
         inside = np.concatenate([leaf.members for leaf in leaves(yes)])
@@ -176,37 +186,39 @@ class GuardTree:
     def _every_tree(self, members: Places) -> Solved:
         key = members.tobytes()
         if key not in self._solved:
-            found = self._leaf(members)
+            solved = self._leaf(members)
             for quantity, price, yes in self._sides(members):
                 left, right = self._every_tree(members[yes]), self._every_tree(members[~yes])
                 total = left[0] + right[0] + price
-                if total < found[0] - TINY:
-                    found = total, self._split(quantity, members, left[1], right[1])
-            self._solved[key] = found
+                if total < solved[0] - TINY:
+                    solved = total, self._split(quantity, members, left[1], right[1])
+            self._solved[key] = solved
         return self._solved[key]
 
     def _grown(self, members: Places) -> Solved:
         if len(members) <= EXACT:
             return self._every_tree(members)
-        found = self._plain(members)
+        solved = self._plain(members)
         sides = list(self._sides(members))
+        # Splitting every side into intervals would cost O(points^2 x variants). The cost with one leaf per side, a
+        # matrix product, preselects the few splits worth it.
         at_once = [self._as_leaves(members, price, yes) for _, price, yes in sides]
         deeper = []
         for number in np.argsort(at_once, kind="stable")[:LOOKED_AT]:
             _, price, yes = sides[number]
             deeper.append((self._plain(members[yes])[0] + self._plain(members[~yes])[0] + price, int(number)))
-        if deeper and min(deeper)[0] < found[0] - TINY:
+        if deeper and min(deeper)[0] < solved[0] - TINY:
             quantity, price, yes = sides[min(deeper)[1]]
             left, right = self._grown(members[yes]), self._grown(members[~yes])
-            found = left[0] + right[0] + price, self._split(quantity, members, left[1], right[1])
-        return found
+            solved = left[0] + right[0] + price, self._split(quantity, members, left[1], right[1])
+        return solved
 
     def _plain(self, members: Places) -> Solved:
         """Return the best intervals along any one quantity, possibly a single leaf."""
-        found = self._leaf(members)
+        solved = self._leaf(members)
         for quantity in self.ordered:
-            found = min(found, self._intervals(quantity, members), key=lambda s: s[0])
-        return found
+            solved = min(solved, self._intervals(quantity, members), key=lambda s: s[0])
+        return solved
 
     def _as_leaves(self, members: Places, price: float, yes: NDArray[np.bool_]) -> float:
         costs = self.costs[:, members]

@@ -9,19 +9,26 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from relax_tune.database.records import Measurement, VariantRecord
-from relax_tune.errors import BuildError, RelaxTuneError
+from relax_tune.errors import (
+    BuildError,
+    RelaxTuneError,
+    ScheduleError,
+    UnexpectedErrorWarning,
+    left_out,
+    warn_unexpected,
+)
 from relax_tune.tuner.plan.predicted import UNTRAINED, Predictor
 from relax_tune.tuner.plan.select import NOISE, DispatchPlan, PlanEntry, beyond, select, standard_error
 from relax_tune.tuner.settings import Policy
 from relax_tune.tuner.task.domain import Domain, Point, distance
-from relax_tune.tuner.task.task import Choices
 from relax_tune.tuner.task.unfused_variants import in_parts, routines_of
+from relax_tune.tuner.task.variants import TaskVariants
 
 Shape = tuple[tuple[str, int], ...]
 Samples = dict[str, dict[Shape, list[float]]]
 """Seconds by variant and shape."""
 
-# Number and largest of the tile sizes whose remainders guards may test.
+# Most tile sizes whose remainders guards may test, and the largest such size.
 STEPS = 6
 LARGEST_STEP = 256
 
@@ -30,9 +37,10 @@ LARGEST_STEP = 256
 class TaskPlan:
     """The dispatch of a task: a plan over variant keys, the variants, and the times it was chosen from.
 
-    lost: for each variant that would have been dispatched, the reason why it can no longer be made
-    added: shapes besides the anchors that count, since a plan for the anchors was found slower there
-    predicted: the dispatched variants that no record timed, but a prior or the rules predict to be fast
+    Attributes:
+        lost: Variants that would have been dispatched but can no longer be generated, and why.
+        added: Shapes that count in addition to the anchors, since a plan for the anchors was slower there.
+        predicted: Dispatched variants without a time, which a prior or the rules predict to be fast.
     """
 
     plan: DispatchPlan
@@ -44,15 +52,15 @@ class TaskPlan:
 
 
 def times_of(
-    choices: Choices, records: Sequence[Measurement]
+    task_variants: TaskVariants, records: Sequence[Measurement]
 ) -> tuple[dict[str, list[float | None]], dict[str, VariantRecord]]:
     """Return median seconds by variant and anchor, over all samples of ok, checked records, and the variants by key.
 
-    A variant that ever failed is left out.
+    Samples and variants of `failed_variants` are left out.
     """
     samples, variants = pooled(records)
-    found = timed(samples, choices.task.domain.points)
-    times = {key: row for key, row in found.items() if any(t is not None for t in row)}
+    medians = timed(samples, task_variants.task.domain.points)
+    times = {key: row for key, row in medians.items() if any(t is not None for t in row)}
     return times, {key: variants[key] for key in times}
 
 
@@ -74,10 +82,10 @@ def shape_of(point: Point) -> Shape:
 
 
 def pooled(records: Sequence[Measurement]) -> tuple[Samples, dict[str, VariantRecord]]:
-    """Return all samples of ok, checked records by variant and shape, without variants that ever failed."""
+    """Return all samples of ok, checked records by variant and shape, without samples of `failed_variants`."""
     samples: Samples = {}
     variants: dict[str, VariantRecord] = {}
-    failed = _failures(records)
+    failed = failed_variants(records)
     for r in sorted(records, key=lambda r: r.id):
         if r.status != "ok" or not r.checked or r.variant.key in failed:
             continue
@@ -89,13 +97,35 @@ def pooled(records: Sequence[Measurement]) -> tuple[Samples, dict[str, VariantRe
     return samples, variants
 
 
-def _failures(records: Sequence[Measurement]) -> dict[str, str]:
-    """Return why each variant failed that ever did, but for lost devices."""
-    return {r.variant.key: r.message for r in records if r.status == "failed" and r.stage != "device-lost"}
+def failed_variants(records: Sequence[Measurement], lost: bool = False) -> dict[str, str]:
+    """Return why each variant failed that may not be dispatched.
+
+    A variant is left out if it failed on two units, or on more units than have only measured it correctly: in a database of many
+    machines, one broken or dishonest unit must not decide for all. A unit that measured a variant correctly once and failed another time
+    counts as failed. Every build compares the dispatched kernels with the reference on its own unit.
+
+    Args:
+        lost: count devices lost, too. They are no fault of a variant that is known to work.
+    """
+    failing: dict[str, set[tuple[str, str]]] = {}
+    correct: dict[str, set[tuple[str, str]]] = {}
+    why: dict[str, str] = {}
+    for r in records:
+        unit = (r.host, r.unit)
+        if r.status == "failed" and (lost or r.stage != "device-lost"):
+            failing.setdefault(r.variant.key, set()).add(unit)
+            why[r.variant.key] = r.message
+        elif r.status == "ok" and r.checked:
+            correct.setdefault(r.variant.key, set()).add(unit)
+    return {
+        key: why[key]
+        for key, units in failing.items()
+        if len(units) > 1 or len(units) > len(correct.get(key, set()) - units)
+    }
 
 
 def plan_task(
-    choices: Choices,
+    task_variants: TaskVariants,
     records: Sequence[Measurement],
     policy: Policy = "measured",
     refused: Mapping[str, str] = MappingProxyType({}),
@@ -103,13 +133,16 @@ def plan_task(
 ) -> TaskPlan:
     """Choose variants for a task.
 
-    Without usable records, or under the policy `predicted`, what a prior or else the rules predict is dispatched; the generic
-    form or the library under the policy of that name.
+    Without usable records, or under the policy `predicted`, the variants that a prior or else the rules predict are dispatched;
+    under the policies `generic` and `library`, the generic form or a library call.
+
+    Args:
+        refused: Keys of variants that may not be dispatched, and why.
     """
-    times, variants = times_of(choices, records)
+    times, variants = times_of(task_variants, records)
     samples, _ = pooled(records)
-    domain = choices.task.domain
-    allowed = {k for k, v in variants.items() if k not in refused and usable(choices, v)}
+    domain = task_variants.task.domain
+    allowed = {k for k, v in variants.items() if k not in refused and usable(task_variants, v)}
     if policy == "generic":
         allowed = {k for k in allowed if variants[k].kind == "generic"}
     elif policy == "predicted":
@@ -120,20 +153,23 @@ def plan_task(
     lost: dict[str, str] = {}
     while True:
         if not any(None not in times[k] for k in allowed):
-            # a device that got a kernel of this function wrong is not trusted with another unmeasured one
+            # After a wrong result of this function the device is not trusted with another unmeasured kernel.
             if policy in ("measured", "stored", "predicted") and not refused:
-                predicted = predictor.plan(choices, {r.variant.key for r in records if r.status == "failed"})
+                predicted = None
+                with left_out("the prediction", task_variants.task.name, ScheduleError):
+                    predicted = predictor.plan(task_variants, failed_variants(records, lost=True))
                 if predicted is not None:
                     return TaskPlan(*predicted, times, lost, predicted=frozenset(predicted[0].variants))
-            default = _default(choices, policy, refused)
+            default = _default(task_variants, policy, refused)
             return TaskPlan(DispatchPlan((PlanEntry((), default.key),), 0.0), {default.key: default}, times, lost)
-        kept = {k: samples[k] for k in sorted(allowed)}
-        libraries = {k for k in kept if variants[k].kind == "library"}
-        rows = timed(kept, domain.points)
+        usable_samples = {k: samples[k] for k in sorted(allowed)}
+        libraries = {k for k in usable_samples if variants[k].kind == "library"}
+        rows = timed(usable_samples, domain.points)
         best = [min(t for row in rows.values() if (t := row[a]) is not None) for a in range(len(domain.points))]
         steps = _steps(rows, variants)
-        plan, chosen_for = choose(kept, domain.timed(best), libraries, steps, choices.hardware.workers)
-        broken = {k: why for k in plan.variants if (why := _obstacle(choices, variants[k])) is not None}
+        # Weights by time, not by calls: the selection compares ratios of times (`Domain.timed`).
+        plan, chosen_for = choose(usable_samples, domain.timed(best), libraries, steps, task_variants.hardware.workers)
+        broken = {k: why for k in plan.variants if (why := _obstacle(task_variants, variants[k])) is not None}
         if not broken:
             return TaskPlan(plan, variants, times, lost, chosen_for.points[len(domain.points) :])
         lost |= broken
@@ -143,48 +179,58 @@ def plan_task(
 REPORT = ". Report the function, which `relax-tune show` prints"
 
 
-def _default(choices: Choices, policy: Policy, refused: Mapping[str, str]) -> VariantRecord:
-    """Return the form without records: generic, or of a library under the policy `library` or if generic cannot be used."""
+def _default(task_variants: TaskVariants, policy: Policy, refused: Mapping[str, str]) -> VariantRecord:
+    """Return the variant to dispatch without records: generic, or a library call if the policy or a refusal demands it."""
+
+    def libraries() -> tuple[VariantRecord, ...]:
+        with left_out("the library forms", task_variants.task.name):
+            return task_variants.calling_libraries()
+        return ()
 
     def forms() -> Iterator[VariantRecord]:
         if policy == "library":
-            yield from choices.of_libraries()
-        yield choices.generic()
+            yield from libraries()
+        with left_out("the generic form", task_variants.task.name):
+            yield task_variants.sketch_set.generic()
         if policy != "library":
-            yield from choices.of_libraries()
+            yield from libraries()
 
     reasons: list[str] = []
     for form in forms():
-        why = f"it failed the self-test: {refused[form.key]}" if form.key in refused else _obstacle(choices, form)
+        why = refused[form.key] if form.key in refused else _obstacle(task_variants, form)
         if why is None:
             return form
         reasons.append(f"{form.kind} {form.sketch}: {why}")
     raise BuildError(
-        f"{choices.task.name}: wanted a form with right results on this device, found none. {'; '.join(reasons)}"
+        f"{task_variants.task.name}: no form has right results on this device. {'; '.join(reasons)}"
         f"{REPORT if refused else ''}"
     )
 
 
-def kept_plan(
-    choices: Choices,
+def plan_from_stored(
+    task_variants: TaskVariants,
     records: Sequence[Measurement],
     plan: DispatchPlan,
     variants: Mapping[str, VariantRecord],
     refused: Mapping[str, str] = MappingProxyType({}),
     predictor: Predictor = UNTRAINED,
 ) -> TaskPlan:
-    """Return a plan as it was stored. If one of its variants cannot be made here any more, plan anew from records."""
-    times, measured = times_of(choices, records)
-    lost = {k: _obstacle(choices, v) or "its library is not here" for k, v in variants.items() if not _made(choices, v)}
+    """Return a stored plan, or a new plan from records if one of its variants can no longer be generated here."""
+    times, measured = times_of(task_variants, records)
+    lost = {
+        k: _obstacle(task_variants, v) or "its library is not installed"
+        for k, v in variants.items()
+        if not _is_available(task_variants, v)
+    }
     if lost or set(refused) & set(variants):
-        chosen = plan_task(choices, records, refused=refused, predictor=predictor)
+        chosen = plan_task(task_variants, records, refused=refused, predictor=predictor)
         return replace(chosen, lost={**chosen.lost, **lost})
-    unseen = frozenset(k for k in plan.variants if k not in measured and variants[k].kind == "tuned")
-    return TaskPlan(plan, {**measured, **variants}, times, predicted=unseen)
+    untimed = frozenset(k for k in plan.variants if k not in measured and variants[k].kind == "tuned")
+    return TaskPlan(plan, {**measured, **variants}, times, predicted=untimed)
 
 
-def _made(choices: Choices, variant: VariantRecord) -> bool:
-    return usable(choices, variant) and _obstacle(choices, variant) is None
+def _is_available(task_variants: TaskVariants, variant: VariantRecord) -> bool:
+    return usable(task_variants, variant) and _obstacle(task_variants, variant) is None
 
 
 def choose(
@@ -201,34 +247,34 @@ def choose(
 
 
 def _beaten(plan: DispatchPlan, samples: Samples, domain: Domain) -> tuple[Point, ...]:
-    """Return the shapes besides the domain's points at which a dispatched variant was beaten beyond noise."""
-    found = []
-    for point in elsewhere(plan, samples, domain):
+    """Return the shapes off the domain's points at which a dispatched variant was slower than another beyond noise."""
+    beaten = []
+    for point in timed_between(plan, samples, domain):
         shape = shape_of(point)
         own = samples[plan.choose(point)][shape]
         if any(shape in rival and slower(own, rival[shape]) for rival in samples.values()):
-            found.append(point)
-    return tuple(found)
+            beaten.append(point)
+    return tuple(beaten)
 
 
-def elsewhere(plan: DispatchPlan, samples: Samples, domain: Domain) -> list[Point]:
-    """Return the shapes between the domain's points, excluding the points, at which the dispatched variant was timed."""
+def timed_between(plan: DispatchPlan, samples: Samples, domain: Domain) -> list[Point]:
+    """Return the shapes strictly between the domain's points at which the dispatched variant was timed."""
     shapes = {s for key in plan.variants for s in samples.get(key, ())}
     return [p for p in between(shapes, domain) if shape_of(p) in samples.get(plan.choose(p), ())]
 
 
 def between(shapes: Collection[Shape], domain: Domain) -> list[Point]:
-    """Select the shapes that lie between a domain's points, excluding the points."""
+    """Select the shapes that lie between a domain's points and are none of them."""
     symbols = len(domain.points[0])
     ends = [(min(p[a] for p in domain.points), max(p[a] for p in domain.points)) for a in range(symbols)]
-    found = []
+    inside = []
     for values in map(dict, shapes):
         if len(values) != symbols or any(f"s{a}" not in values for a in range(symbols)):
             continue
         point = tuple(values[f"s{a}"] for a in range(symbols))
         if point not in domain.points and all(low <= x <= top for x, (low, top) in zip(point, ends)):
-            found.append(point)
-    return sorted(found)
+            inside.append(point)
+    return sorted(inside)
 
 
 def slower(own: Sequence[float], rival: Sequence[float]) -> bool:
@@ -245,7 +291,7 @@ def _with(domain: Domain, added: Sequence[Point]) -> Domain:
 
 
 def _steps(times: Mapping[str, Sequence[float | None]], variants: Mapping[str, VariantRecord]) -> tuple[int, ...]:
-    """Return the few smallest tile sizes of the fastest variants. Multiples of these sizes may suit these variants."""
+    """Return the smallest tile sizes of the fastest variants, whose multiples may suit these variants."""
     fastest = set()
     for a in range(len(next(iter(times.values())))):
         fastest |= {min(((t, k) for k, row in times.items() if (t := row[a]) is not None), default=(0.0, ""))[1]}
@@ -253,24 +299,29 @@ def _steps(times: Mapping[str, Sequence[float | None]], variants: Mapping[str, V
     return tuple(sorted(sizes)[:STEPS])
 
 
-def usable(choices: Choices, variant: VariantRecord) -> bool:
+def usable(task_variants: TaskVariants, variant: VariantRecord) -> bool:
     """Return True if this version of the tool has such a variant on this machine."""
     try:
         if in_parts(variant):
-            return routines_of(variant) <= {a.routine for a in choices.alternatives}
+            return routines_of(variant) <= {a.routine for a in task_variants.alternatives}
         if variant.kind == "library":
-            return variant.key in {v.key for v in choices.library_variants()}
+            return variant.key in {v.key for v in task_variants.library.variants}
         if variant.kind == "generic":
-            return variant.key == choices.generic().key
-        return True  # whether a winner's trace still applies is seen when it is replayed
+            return variant.key == task_variants.sketch_set.generic().key
+        return True  # a replay will tell whether the trace still applies
     except RelaxTuneError:
+        return False
+    except UnexpectedErrorWarning:
+        raise
+    except Exception as error:
+        warn_unexpected(f"the {variant.kind} variant {variant.sketch}", task_variants.task.name, error)
         return False
 
 
-def _obstacle(choices: Choices, variant: VariantRecord) -> str | None:
-    """Return why a variant's steps cannot be made, else None. Records may be older than the schedules."""
+def _obstacle(task_variants: TaskVariants, variant: VariantRecord) -> str | None:
+    """Return why a variant cannot be generated, else None. Records may be older than the schedule rules."""
     try:
-        choices.stages(variant)
+        task_variants.stages(variant)
     except RelaxTuneError as error:
         return str(error).splitlines()[0]
     return None

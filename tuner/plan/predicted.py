@@ -1,4 +1,7 @@
-"""Plans of tasks without records: what the prior predicts, else what the rules guess."""
+"""Plans of tasks without records: by the predictions of a prior, else by the guesses of the rules.
+
+Tests: `tests/tuner/learn/test_prior.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,106 +15,130 @@ import numpy as np
 
 from relax_tune.database.records import VariantRecord
 from relax_tune.errors import BuildError
-from relax_tune.tuner.learn.prior import Prior, feature_names, sketch_names, with_machine
+from relax_tune.tuner.learn.prior import Coverage, Prior, feature_names, sketch_names, with_machine
 from relax_tune.tuner.learn.recorded_rows import library_row, log_roofline
 from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.plan.select import DispatchPlan, PlanEntry, select
 from relax_tune.tuner.search.space import Candidate, CodeArray, FeatureArray
-from relax_tune.tuner.task.task import Choices, points_array
+from relax_tune.tuner.task.sketch_set import SketchSet
+from relax_tune.tuner.task.task import points_array
+from relax_tune.tuner.task.variants import TaskVariants
 
 DRAWN = 512
-"""Candidates of each sketch that are scored beside the rules' guesses."""
+"""Random candidates of each sketch that are scored in addition to the guesses of the rules."""
 SEED_DRAWN = 128
 """The same, for the first batch of a search."""
 KNOWN = 16
-"""Candidates that are like those of similar functions."""
-KEPT = 4
+"""Scored candidates that resemble the fastest ones of similar functions."""
+PER_ANCHOR = 4
 """Candidates of each anchor that may be dispatched."""
 LEAF_COST = 0.03
 """Predicted gain in log time that justifies another guard: predictions are less sure than measurements."""
 
 
+SOME_ROUTINE = ""
+"""Stands for the first variant around a library call: the schedules of its epilogue are only generated if it is chosen."""
+
 Predicted = tuple[DispatchPlan, dict[str, VariantRecord]]
 
 
 class PlanSource(Protocol):
-    """Plans of tasks that have no times on this device. Raises nothing for a task it knows nothing of."""
+    """Plans of tasks that have no times on this device."""
 
-    def plan(self, choices: Choices, without: Collection[str] = ()) -> Predicted | None:
-        """Return a plan and its variants, none of them among `without`; None without one."""
+    def plan(self, task_variants: TaskVariants, exclude: Collection[str] = ()) -> Predicted | None:
+        """Return a plan and its variants, none of them among `exclude`; None if the source knows no plan."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """Knowledge of candidates without records.
+    """Predictions for tasks without records.
 
-    prior: ranks them; None leaves the choice to the rules
-    history: names some like the fastest of similar functions
-    elsewhere: plans of like devices, which come first
+    Attributes:
+        prior: Ranks candidates; None leaves the choice to the rules.
+        history: Names candidates that resemble the fastest ones of similar functions.
+        similar: Plans of similar devices, which take precedence.
     """
 
     prior: Prior | None = None
     history: RecordedHistory | None = None
-    elsewhere: PlanSource | None = None
+    similar: PlanSource | None = None
 
-    def plan(self, choices: Choices, without: Collection[str] = ()) -> Predicted | None:
-        """Return a plan of candidates that are likely fast, and these; None if no rule applies, or only to those `without`.
+    def plan(self, task_variants: TaskVariants, exclude: Collection[str] = ()) -> Predicted | None:
+        """Return a plan of candidates that are likely fast, and its variants.
 
-        None, too, where the rules' first guess is among `without`. It has one variant, that guess, unless a prior of this version's
-        features ranks candidates at every anchor.
+        If the prior fits the task (`_fits`), the plan dispatches the candidates it ranks first at each anchor. Otherwise it
+        dispatches the first guess of the rules.
+
+        Returns:
+            None if only the fallback rule applies, or if the first guess is excluded.
         """
-        there = None if self.elsewhere is None else self.elsewhere.plan(choices, without)
-        if there is not None:
-            return there
-        if choices.sketches[0].name == "fallback":  # the generic form itself
+        similar = None if self.similar is None else self.similar.plan(task_variants, exclude)
+        if similar is not None:
+            return similar
+        sketch_set = task_variants.sketch_set
+        if sketch_set.sketches[0].name == "fallback":  # the generic form itself
             return None
-        guess = choices.guess()
-        if guess.key in without:  # it failed here, and what is like it may
+        guess = sketch_set.best_guess()
+        if guess.key in exclude:  # it failed here, so similar candidates may fail, too
             return None
-        if self.prior is None or not self._fits(choices):
+        if self.prior is None or not self._fits(sketch_set):
             plan = DispatchPlan((PlanEntry((), guess.key),), 0.0)
-            return (plan, {guess.key: guess}) if _has_program(choices, guess) else None
-        return _ranked(choices, self.prior, self._pool(choices), without)
+            return (plan, {guess.key: guess}) if _has_program(task_variants, guess) else None
+        return _ranked(task_variants, self.prior, self._pool(sketch_set), exclude)
 
-    def likely(self, choices: Choices, count: int) -> list[Candidate]:
-        """Return candidates that the prior ranks first, of each anchor in turn; none where it knows nothing of the rules.
+    def likely(self, sketch_set: SketchSet, count: int) -> list[Candidate]:
+        """Return the candidates that the prior ranks first, alternating between the anchors; empty if the prior does not fit.
 
-        They depend on the prior alone, not on records.
+        They depend on no records.
         """
-        if self.prior is None or not self._fits(choices):
+        if self.prior is None or not self._fits(sketch_set):
             return []
-        space = choices.space
-        codes = _drawn(choices, choices.seeds(), SEED_DRAWN)
-        order = np.argsort(_log_times(choices, self.prior, codes)[0], axis=0, kind="stable")
+        space = sketch_set.space
+        codes = _drawn(sketch_set, sketch_set.seeds(), SEED_DRAWN)
+        order = np.argsort(_log_times(sketch_set, self.prior, codes)[0], axis=0, kind="stable")
         rows = list(dict.fromkeys(map(int, order[:count].ravel())))[:count]
         return space.candidates(codes[rows]) if rows else []
 
-    def _fits(self, choices: Choices) -> bool:
-        """Return whether the prior has this version's features, and the task shapes and rules to rank."""
-        known = self.prior is not None and self.prior.names == feature_names(choices.hardware)
-        return known and bool(choices.task.domain.points) and choices.sketches[0].name != "fallback"
+    def _fits(self, sketch_set: SketchSet) -> bool:
+        """Return True if the prior has this version's features and covers the task's kernels, and there are sketches to rank."""
+        if self.prior is None or self.prior.names != feature_names(sketch_set.hardware):
+            return False
+        if not sketch_set.task.domain.points or sketch_set.sketches[0].name == "fallback":
+            return False
+        # The rules know what an instruction is good for, the prior only what was recorded.
+        needed = Coverage.of(sketch_set.task.func, (s.func for s in sketch_set.sketches), sketch_set.hardware)
+        return self.prior.covers >= needed
 
-    def _pool(self, choices: Choices) -> CodeArray:
-        """Return the candidates to rank: of the rules, like those of similar functions, and drawn from every sketch."""
-        known = [*choices.seeds(), *(self.history.alike(choices, KNOWN) if self.history is not None else ())]
-        return _drawn(choices, known, DRAWN)
+    def _pool(self, sketch_set: SketchSet) -> CodeArray:
+        """Return the candidates to rank: seeds, candidates of similar functions, and random ones of every sketch."""
+        known = [
+            *sketch_set.seeds(),
+            *(self.history.of_similar_functions(sketch_set, KNOWN) if self.history is not None else ()),
+        ]
+        return _drawn(sketch_set, known, DRAWN)
 
 
 UNTRAINED = Predictor()
-"""Leaves every choice to the rules."""
+"""A predictor that leaves every choice to the rules."""
 
 
-def _drawn(choices: Choices, known: Sequence[Candidate], count: int) -> CodeArray:
+def _drawn(sketch_set: SketchSet, known: Sequence[Candidate], count: int) -> CodeArray:
     """Return the codes of known candidates, and of `count` of each sketch."""
-    space = choices.space
+    space = sketch_set.space
     drawn = [space.draw(np.random.default_rng(0), n, count) for n in range(len(space.sketches))]
     return space.distinct(np.concatenate([space.encode(known), *drawn]))
 
 
-def _log_times(choices: Choices, prior: Prior, codes: CodeArray) -> tuple[FeatureArray, FeatureArray, FeatureArray]:
+def _log_times(
+    sketch_set: SketchSet, prior: Prior, codes: CodeArray
+) -> tuple[FeatureArray, FeatureArray, FeatureArray]:
     """Return the predicted log times of candidates (N, points), their features (N * points, F) and the roofline of each point."""
-    space, points, hardware = choices.space, points_array(choices.task.domain.points), choices.hardware
+    space, points, hardware = (
+        sketch_set.space,
+        points_array(sketch_set.task.domain.points),
+        sketch_set.hardware,
+    )
     width = len(sketch_names(hardware))
     features = space.features(codes, points)[:, :, :width].reshape(-1, width)
     scale = log_roofline(features, hardware).reshape(len(codes), len(points)).min(axis=0)
@@ -119,42 +146,48 @@ def _log_times(choices: Choices, prior: Prior, codes: CodeArray) -> tuple[Featur
     return log_time, features, scale
 
 
-def _ranked(choices: Choices, prior: Prior, codes: CodeArray, without: Collection[str]) -> Predicted | None:
-    """Return the plan that a prior predicts to be fastest, of some candidates and the library's call, and its variants."""
-    space, points = choices.space, choices.task.domain.points
-    log_time, features, scale = _log_times(choices, prior, codes)
+def _ranked(task_variants: TaskVariants, prior: Prior, codes: CodeArray, exclude: Collection[str]) -> Predicted | None:
+    """Return the plan that a prior predicts to be fastest, among candidates and a library call, and its variants."""
+    space, points = task_variants.sketch_set.space, task_variants.task.domain.points
+    log_time, features, scale = _log_times(task_variants.sketch_set, prior, codes)
     order = np.argsort(log_time, axis=0, kind="stable")
-    tuned = cache(lambda row: choices.tuned(space.candidates(codes[row : row + 1])[0]))
+    tuned = cache(lambda row: task_variants.sketch_set.record_of(space.candidates(codes[row : row + 1])[0]))
     library: dict[str, list[float | None]] = {}
     variants: dict[str, VariantRecord] = {}
-    routine = next((v for v in choices.library_variants() if v.key not in without), None)
-    if routine is not None:
+    if task_variants.library.forms:
         rows = np.stack([library_row(row) for row in features[: len(points)]])
-        variants[routine.key] = routine
-        library[routine.key] = [float(t) for t in np.exp(prior.log_time(with_machine(rows, choices.hardware)) + scale)]
-    refused = set(without)
+        library[SOME_ROUTINE] = [
+            float(t) for t in np.exp(prior.log_time(with_machine(rows, task_variants.hardware)) + scale)
+        ]
+    refused = set(exclude)
     while True:
         times = dict(library)
         for a in range(len(points)):
             usable = (row for row in map(int, order[:, a]) if tuned(row).key not in refused)
-            for row in itertools.islice(usable, KEPT):
+            for row in itertools.islice(usable, PER_ANCHOR):
                 variants[tuned(row).key] = tuned(row)
                 times[tuned(row).key] = [float(t) for t in np.exp(log_time[row])]
         if not times:
             return None
-        plan = select(times, choices.task.domain, libraries=tuple(library), leaf_cost=LEAF_COST)
-        # code is generated for the few that are chosen: that takes longer than to rank thousands
-        wrong = {k for k in plan.variants if not _has_program(choices, variants[k])}
+        plan = select(times, task_variants.task.domain, libraries=tuple(library), leaf_cost=LEAF_COST)
+        if SOME_ROUTINE in plan.variants:
+            row_of_library = library.pop(SOME_ROUTINE)
+            routine = next((v for v in task_variants.library.variants if v.key not in exclude), None)
+            if routine is not None:
+                variants[routine.key], library[routine.key] = routine, row_of_library
+            continue
+        # Only the chosen ones are generated: generating one takes longer than ranking thousands.
+        wrong = {k for k in plan.variants if not _has_program(task_variants, variants[k])}
         if not wrong:
             return plan, {k: variants[k] for k in plan.variants}
         refused |= wrong
         library = {k: row for k, row in library.items() if k not in wrong}
 
 
-def _has_program(choices: Choices, variant: VariantRecord) -> bool:
-    """Return False for a variant whose code cannot be generated: nothing was measured, so nothing has shown that yet."""
+def _has_program(task_variants: TaskVariants, variant: VariantRecord) -> bool:
+    """Return True if the code of a variant can be generated. It was never measured, so nothing else has shown that."""
     try:
-        choices.program(variant)
+        task_variants.program(variant)
     except BuildError:
         return False
     return True

@@ -28,11 +28,10 @@ NOISE = 0.03
 BEYOND = 2.0
 # Assumed spread of a shape that was timed once.
 UNKNOWN_SPREAD = 0.03
-# Cost of a point without a time of the variant: above any ratio of times, but finite, so that fewer such points are
-# better.
+# Cost of a point at which a variant has no time: above any ratio of times, but finite, so that fewer such points are better.
 MISSING = 1e3
 # Prior standard deviation of the difference of two variants in log time.
-APART = 0.1
+PRIOR_SPREAD = 0.1
 
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
@@ -55,7 +54,7 @@ class GuardTest:
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """Dispatch `variant` where all tests have the wanted outcome; an entry without tests always applies."""
+    """Dispatch `variant` where all tests have the stated outcome; an entry without tests always applies."""
 
     tests: tuple[tuple[GuardTest, bool], ...]
     variant: str
@@ -70,7 +69,7 @@ class DispatchPlan:
 
     def choose(self, point: Point) -> str:
         for entry in self.entries:
-            if all(t.holds(point) == wanted for t, wanted in entry.tests):
+            if all(t.holds(point) == outcome for t, outcome in entry.tests):
                 return entry.variant
         raise AssertionError("a plan's last entry is unconditional")
 
@@ -87,6 +86,8 @@ def standard_error(samples: Sequence[float]) -> float:
     middle = statistics.median(samples)
     if len(samples) < 2 or middle <= 0:
         return UNKNOWN_SPREAD
+    # 1.4826 makes the median absolute deviation an estimate of the standard deviation of normal samples; the standard error
+    # of their median is 1.2533 (the root of pi / 2) times the one of their mean.
     deviation = 1.4826 * statistics.median(abs(s - middle) for s in samples) / middle
     return 1.2533 * deviation / math.sqrt(len(samples))
 
@@ -105,12 +106,20 @@ def select(
     steps: Sequence[int] = (),
     workers: int = 1,
 ) -> DispatchPlan:
-    """Return the plan over `times` (variant key -> seconds per point, None where it has none).
+    """Return the plan of least weighted lag in log time, plus a price for each leaf.
 
-    errors: relative standard error of each time (None: exact); libraries: variants that others must beat beyond noise,
-    and by NOISE at least; steps: tile sizes whose remainders guards may test; workers: divisor of numbers of tiles
-    whose remainder guards may test. Ties go to fewer variants and smaller keys, so the same times give the same plan.
-    Raises UserError when some point has no measured variant.
+    Ties go to fewer variants and smaller keys, so equal times give equal plans.
+
+    Args:
+        times: Seconds per point of each variant, by key; None without a time.
+        errors: Relative standard error of each time; None: times are exact.
+        libraries: Variants that others must beat beyond noise, and by NOISE at least.
+        leaf_cost: Gain in weighted log time that justifies another leaf.
+        steps: Tile sizes whose remainders guards may test.
+        workers: Divisor of numbers of tiles whose remainder guards may test.
+
+    Raises:
+        UserError: A point has no measured variant.
     """
     keys = sorted(times)
     log_time = np.asarray([[math.nan if t is None else math.log(t) for t in times[k]] for k in keys])
@@ -141,9 +150,12 @@ def select(
 def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray, order: IntArray) -> FloatArray:
     """Return the expected lag of each variant behind the dispatched one at each point, (K, N) in log time.
 
-    It is the posterior mean of a difference measured with these errors, under a normal prior around 0 (`APART`). Where
-    a library was timed, the other variants carry the handicap of beating it. order: points by size. The noise at a
-    point is pooled over neighbours whose differences have the same sign.
+    It is the posterior mean of a difference measured with these errors, under a normal prior around 0 (`PRIOR_SPREAD`). Where
+    a library was timed, the other variants carry the handicap of beating it. The noise at a point is pooled over neighbours
+    whose differences have the same sign.
+
+    Args:
+        order: Points by size.
     """
     count = log_time.shape[1]
     points = np.arange(count)
@@ -153,23 +165,25 @@ def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray, order: In
         of_library = np.where(library[:, None], timed, np.inf)
         best = np.argmin(of_library, axis=0)
         there = np.isfinite(of_library[best, points])
+        # A variant that beats the library at n neighbouring sizes is n agreeing observations: the margin shrinks with
+        # sqrt(n).
         agreeing = _runs((timed < of_library[best, points])[:, order])[:, np.argsort(order)]
         margin = np.maximum(math.log1p(NOISE), BEYOND * np.hypot(error, error[best, points]) / np.sqrt(agreeing))
         handicap = np.where(there & ~library[:, None], margin, 0.0)
     first = np.argmin(timed + handicap, axis=0)
     gaps = log_time + handicap - (timed + handicap)[first, points]
-    expected: FloatArray = gaps * APART**2 / (APART**2 + error**2 + error[first, points] ** 2)
+    expected: FloatArray = gaps * PRIOR_SPREAD**2 / (PRIOR_SPREAD**2 + error**2 + error[first, points] ** 2)
     return expected
 
 
 def _runs(x: BoolArray) -> IntArray:
     """Return for each element of a row the length of the run of equal elements around it."""
-    found = np.ones(x.shape, np.int64)
-    for row, lengths in zip(x, found, strict=True):
+    run_lengths = np.ones(x.shape, np.int64)
+    for row, lengths in zip(x, run_lengths, strict=True):
         starts = np.flatnonzero(np.diff(row, prepend=not row[0] if row.size else False))
         sizes = np.diff(starts, append=row.size)
         lengths[:] = np.repeat(sizes, sizes)
-    return found
+    return run_lengths
 
 
 def _quantities(symbols: int, steps: Sequence[int], workers: int) -> tuple[list[Quantity], list[Quantity]]:
@@ -219,7 +233,7 @@ def _crossing(split: GuardSplit, log_time: FloatArray, points: Sequence[Point]) 
 
 def _merge(entries: Sequence[PlanEntry]) -> tuple[PlanEntry, ...]:
     """Drop entries that the unconditional last one would answer alike."""
-    kept = list(entries)
-    while len(kept) > 1 and kept[-2].variant == kept[-1].variant:
-        del kept[-2]
-    return tuple(kept)
+    merged = list(entries)
+    while len(merged) > 1 and merged[-2].variant == merged[-1].variant:
+        del merged[-2]
+    return tuple(merged)

@@ -4,8 +4,8 @@ The contenders are the variants of a finished plan, and the fastest other varian
 checked and timed next to the bounds, at primes, and on both sides of each threshold. The answers are ordinary records.
 A variant that is wrong there is excluded. A shape at which the plan is slower than another variant beyond noise joins
 the shapes by which plans are chosen (`tuner/plan/plans`). That may bring in other variants and thresholds, so
-validation repeats until no time is missing. A task is validated at VALIDATIONS x SHAPES shapes at most, whatever the
-number of jobs on it.
+validation repeats until no time is missing. A task is validated at VALIDATIONS x SHAPES shapes at most, for any number of
+jobs on it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from dataclasses import dataclass
 
 from relax_tune.database.records import VARIANT_KINDS, Measurement
 from relax_tune.ir.core.expr import Var
-from relax_tune.tuner.plan.plans import TaskPlan, between, elsewhere, plan_task, pooled, shape_of
+from relax_tune.tuner.plan.plans import TaskPlan, between, plan_task, pooled, shape_of, timed_between
 from relax_tune.tuner.plan.select import GuardTest, Times
 from relax_tune.tuner.settings import Effort
 from relax_tune.tuner.task.check import check_work
 from relax_tune.tuner.task.domain import Point, distance
-from relax_tune.tuner.task.task import Choices, Task
+from relax_tune.tuner.task.task import Task
+from relax_tune.tuner.task.variants import TaskVariants
 
 SHAPES: Mapping[Effort, int] = {"quick": 3, "normal": 6, "full": 12}
 """Number of shapes at which a plan is validated, half of them at its thresholds."""
 VALIDATIONS = 3
 """Validations of a task in total: a plan that was chosen again may have other thresholds or variants."""
 NEAR = 2.0
-"""Factor on the best time: a variant that is slower by it at every anchor is left out."""
+"""Factor on the best time: a variant slower than that at every anchor is no contender."""
 CHECKED_WORK = 1 << 28
 """Loop iterations of the reference up to which outputs are compared; larger shapes are timed only."""
 
@@ -37,7 +38,7 @@ CHECKED_WORK = 1 << 28
 def validation_shapes(task: Task, plan: TaskPlan, count: int) -> tuple[Point, ...]:
     """Return up to `count` shapes, from thresholds and from between the anchors."""
     known = set(task.domain.points)
-    borders = [p for p in dict.fromkeys(_borders(task, plan)) if p not in known]
+    borders = [p for p in dict.fromkeys(_borders(task, plan)) if p not in known and task.allows(p)]
     others = [p for p in task.domain.others if p not in known and p not in borders]
     left = max(count - len(borders), count - count // 2)
     return tuple((others[:left] + borders)[:count])
@@ -77,41 +78,45 @@ def shapes_on_product(points: Sequence[Point], test: GuardTest) -> Iterator[Poin
     yield tuple(round(a ** (1 - share) * b**share) for a, b in zip(low, high, strict=True))
 
 
-def unvalidated(choices: Choices, records: Sequence[Measurement], effort: Effort) -> dict[str, tuple[Point, ...]]:
+def unvalidated(
+    task_variants: TaskVariants, records: Sequence[Measurement], effort: Effort
+) -> dict[str, tuple[Point, ...]]:
     """Return the shapes that contenders still lack, by variant.
 
     Contenders are the variants that the plan dispatches, and the fastest other one of each kind.
     """
-    plan = plan_task(choices, records)
-    if not plan.times or not choices.task.domain.points[0]:
+    plan = plan_task(task_variants, records)
+    if not plan.times or not task_variants.task.domain.points[0]:
         return {}
     _, variants = pooled(records)
     contenders = [k for k in plan.plan.variants if k in plan.times]
     rest = {k: row for k, row in plan.times.items() if k not in contenders}
     for kind in VARIANT_KINDS:
-        if found := _best({k: row for k, row in rest.items() if variants[k].kind == kind}, plan.times, choices.task):
-            contenders.append(found)
-    wanted = validation_shapes(choices.task, plan, SHAPES[effort])
+        if fastest := _best(
+            {k: row for k, row in rest.items() if variants[k].kind == kind}, plan.times, task_variants.task
+        ):
+            contenders.append(fastest)
+    shapes = validation_shapes(task_variants.task, plan, SHAPES[effort])
     asked = {(r.variant.key, tuple(sorted(r.symbols.items()))) for r in records}
-    looked = between({shape for _, shape in asked}, choices.task.domain)
+    looked = between({shape for _, shape in asked}, task_variants.task.domain)
     room = max(VALIDATIONS * SHAPES[effort] - len(looked), 0)
-    new = [p for p in wanted if p not in looked][room:]
-    wanted = tuple(p for p in wanted if p not in new)
-    lacking = {k: tuple(p for p in wanted if (k, shape_of(p)) not in asked) for k in contenders}
+    new = [p for p in shapes if p not in looked][room:]
+    shapes = tuple(p for p in shapes if p not in new)
+    lacking = {k: tuple(p for p in shapes if (k, shape_of(p)) not in asked) for k in contenders}
     return {k: points for k, points in lacking.items() if points}
 
 
 def _best(rows: Times, times: Times, task: Task) -> str | None:
-    """Return the fastest row with all times. None without one, or if no such row is near the best at any anchor."""
-    near, found = False, []
+    """Return the fastest variant with all times; None if no such variant is near the best at any anchor."""
+    near, ranked = False, []
     for key, row in rows.items():
         if None in row:
             continue
         known = [t for t in row if t is not None]
         best = [min(t for other in times.values() if (t := other[a]) is not None) for a in range(len(known))]
         near = near or any(t < NEAR * b for t, b in zip(known, best))
-        found.append((sum(w * math.log(t) for w, t in zip(task.domain.weights, known)), key))
-    return min(found)[1] if near else None
+        ranked.append((sum(w * math.log(t) for w, t in zip(task.domain.weights, known)), key))
+    return min(ranked)[1] if near else None
 
 
 def checkable(task: Task, points: Sequence[Point]) -> list[Point]:
@@ -123,10 +128,11 @@ def checkable(task: Task, points: Sequence[Point]) -> list[Point]:
 class Validation:
     """The results of a plan at shapes between the anchors.
 
-    shapes: number of shapes at which it was timed
-    worst: largest ratio there of the dispatched variant's time to the best time
-    added: shapes for which the plan was chosen again
-    wrong: number of variants with wrong outputs
+    Attributes:
+        shapes: Number of shapes at which it was timed.
+        worst: Largest ratio of the dispatched variant's time to the best time at these shapes.
+        added: Shapes for which the plan was chosen again.
+        wrong: Number of variants with wrong outputs.
     """
 
     shapes: int
@@ -135,13 +141,13 @@ class Validation:
     wrong: int
 
 
-def validation_of(choices: Choices, plan: TaskPlan, records: Sequence[Measurement]) -> Validation:
+def validation_of(task_variants: TaskVariants, plan: TaskPlan, records: Sequence[Measurement]) -> Validation:
     """Summarise how the plan compares with the times between its points."""
     samples, _ = pooled(records)
     behind = []
-    for point in elsewhere(plan.plan, samples, choices.task.domain):
-        own = samples[plan.plan.choose(point)][shape_of(point)]
+    for point in timed_between(plan.plan, samples, task_variants.task.domain):
+        samples_of_plan = samples[plan.plan.choose(point)][shape_of(point)]
         rivals = [s for other in samples.values() if (s := other.get(shape_of(point))) is not None]
-        behind.append(statistics.median(own) / min(map(statistics.median, rivals)))
+        behind.append(statistics.median(samples_of_plan) / min(map(statistics.median, rivals)))
     wrong = {r.variant.key for r in records if r.stage == "wrong-result"}
     return Validation(len(behind), max(behind, default=None), plan.added, len(wrong))

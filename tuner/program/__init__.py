@@ -1,1 +1,1 @@
-"""Parts of a `Program`: arrays, scalar slots, kernels and steps of one variant or of one graph function."""
+"""Scheduled functions as parts of a runtime `Program`. Enter by `program_builder`; `prepack` packs weights at build time."""

@@ -23,7 +23,12 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class PackingStep:
-    """One step of `Program.prepare`: `func` writes `target`; `sources` are the arrays of its other parameters."""
+    """One step of `Program.prepare`: `func` writes `target`.
+
+    Attributes:
+        sources: Arrays of its other parameters.
+        result: Array of `target`.
+    """
 
     func: PrimFunc
     target: Buffer
@@ -34,13 +39,15 @@ class PackingStep:
 def pack_weights(
     programs: Sequence[Program], packings: Mapping[str, Sequence[PackingStep | None]], constants: Mapping[str, Array]
 ) -> tuple[tuple[Program, ...], dict[str, Array]]:
-    """Run the packing steps that only move weights; return programs over the packed weights, and the weights they name.
+    """Run the packing steps that only move weights. Returns programs over the packed weights, and the weights they name.
 
     Results are bit-identical. A step that computes with floats stays in its program, since devices round differently.
-    packings: every step of `prepare`, in order, by program; None for a library's own step, which depends on the machine
+
+    Args:
+        packings: Every step of `prepare`, in order, by program; None for a library's own step, which depends on the machine.
     """
-    made: dict[str, Array] = {}
-    found: list[Program] = []
+    packed_weights: dict[str, Array] = {}
+    repacked: list[Program] = []
     for program in programs:
         arrays = {i: constants[b.name] for i, b in enumerate(program.buffers) if b.role == "const"}
         buffers, prepare = list(program.buffers), list[LaunchStep]()
@@ -52,30 +59,32 @@ def pack_weights(
             if array is None:
                 prepare.append(step)
                 continue
+            # Named by kernel and sources: programs that pack a weight in the same way share the packed array in the
+            # artifact.
             names = " ".join((step.target, *(buffers[i].name for i in packing.sources)))
             name = f"packed.{hashlib.blake2b(names.encode(), digest_size=8).hexdigest()}"
-            made[name] = arrays[packing.result] = array
+            packed_weights[name] = arrays[packing.result] = array
             buffers[packing.result] = replace(buffers[packing.result], name=name, role="const")
-        found.append(_without_unread(replace(program, buffers=tuple(buffers), prepare=tuple(prepare))))
-    named = {b.name for p in found for b in p.buffers if b.role == "const"}
-    return tuple(found), {n: a for n, a in {**constants, **made}.items() if n in named}
+        repacked.append(_without_unread(replace(program, buffers=tuple(buffers), prepare=tuple(prepare))))
+    named = {b.name for p in repacked for b in p.buffers if b.role == "const"}
+    return tuple(repacked), {n: a for n, a in {**constants, **packed_weights}.items() if n in named}
 
 
 def packed(packing: PackingStep, sources: Sequence[Array]) -> Array | None:
     """Compute the result of a packing step in NumPy; None if it does more than move values."""
     func, target = packing.func, packing.target
-    found = [replace(b, role="compute") for b in blocks(func.body)]
-    moves = all(b.init is None and b.predicate is TRUE and _moves(b.body.value) for b in found)
+    compute_blocks = [replace(b, role="compute") for b in blocks(func.body)]
+    moves = all(b.init is None and b.predicate is TRUE and _moves(b.body.value) for b in compute_blocks)
     if not moves or func.scalar_params:
         return None
     inputs = tuple(b for b in func.buffers if b is not target)
-    plain = with_blocks(PrimFunc(func.name, (*inputs, target), 1, func.body), found)
+    plain = with_blocks(PrimFunc(func.name, (*inputs, target), 1, func.body), compute_blocks)
     (array,) = evaluate_prim(plain, sources)
     return np.ascontiguousarray(array.astype(target.dtype.numpy))
 
 
 def _moves(value: Expr) -> bool:
-    """Return True if a value is one of its loads and literals unchanged, perhaps selected by position."""
+    """Return True if a value is a load or literal, unchanged, possibly selected by position."""
     indices = {i for n in loads(value) for i in postorder(n.indices)}
     computed = [n for n in postorder((value,)) if n.op not in ("", "select") and n not in indices]
     return not loads(*computed)
@@ -86,8 +95,8 @@ def _without_unread(program: Program) -> Program:
     steps = [*program.prepare, *(s for c in program.calls for v in c.variants for s in v.steps)]
     read = {i for s in steps for i in s.buffers} | {*program.inputs, *program.outputs}
     read |= {b.base for b in program.buffers if b.base is not None} | {c.buffer for c in program.checked}
-    kept = [i for i, b in enumerate(program.buffers) if i in read or b.role not in ("const", "packed")]
-    at = {old: new for new, old in enumerate(kept)}
+    used_buffers = [i for i, b in enumerate(program.buffers) if i in read or b.role not in ("const", "packed")]
+    at = {old: new for new, old in enumerate(used_buffers)}
 
     def moved(step: LaunchStep) -> LaunchStep:
         return replace(step, buffers=tuple(at[i] for i in step.buffers))
@@ -97,7 +106,7 @@ def _without_unread(program: Program) -> Program:
         for c in program.calls
     )
     used = {s.target for s in steps}
-    buffers = (program.buffers[i] for i in kept)
+    buffers = (program.buffers[i] for i in used_buffers)
     return replace(
         program,
         buffers=tuple(b if b.base is None else replace(b, base=at[b.base]) for b in buffers),

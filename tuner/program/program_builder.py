@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.arith.bounds import Env
@@ -56,11 +57,19 @@ _OPCODES = {o.name: Opcode[o.name.upper()] for o in SCALAR_OPS.values() if o.on_
 
 SlotOf = Mapping[Var, int]
 
+# A candidate is generated to see that it can be, to test it and for the model: the text is stored while its function lives.
+_KERNELS: WeakKeyDictionary[PrimFunc, dict[CodeTarget, GeneratedKernel]] = WeakKeyDictionary()
+_PARTS: WeakKeyDictionary[PrimFunc, tuple[PrimFunc, ...] | None] = WeakKeyDictionary()
+
 
 def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf, unsure: Collection[Expr] = ()) -> int:
-    """Return the slot of an integer or boolean expression over `symbols`. Raises BuildError for any other expression.
+    """Return the slot of an integer or boolean expression over `symbols`.
 
-    unsure: divisors that may be 0, which are then replaced by 1
+    Args:
+        unsure: Divisors that may be 0; the code divides by 1 instead of 0.
+
+    Raises:
+        BuildError: The expression has another type, or mentions other symbols.
     """
     slots: dict[Expr, int] = {}
     for node in postorder((e,)):
@@ -73,12 +82,13 @@ def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf, unsure: Colle
         elif node.op in _OPCODES:
             args = [slots[a] for a in node.args]
             if node.op in DIVISIONS and node.args[1] in unsure:
+                # All slots are evaluated before a check is looked at. Dividing by 1 lets the check report the 0.
                 args[1] = builder.op(Opcode.SELECT, args[1], args[1], builder.const(1))
             slots[node] = builder.op(_OPCODES[node.op], *args)
         elif node.op == "cast":
             slots[node] = slots[node.args[0]]
         else:
-            raise BuildError(f"wanted an integer expression over shape symbols, found {node!r}")
+            raise BuildError(f"expected an integer expression over shape symbols, got {node!r}")
     return slots[e]
 
 
@@ -86,10 +96,10 @@ def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf, unsure: Colle
 class KernelStage:
     """A scheduled function among a variant's stages.
 
-    arguments: for its parameters, the task's buffers or temporaries shared with other stages
-    meaning: its symbols over the task's
-
-    Absent parameters and symbols stand for themselves.
+    Attributes:
+        arguments: For its parameters, the task's buffers or temporaries shared with other stages. A parameter without an entry is
+            the task's own buffer.
+        meaning: Its symbols as expressions over the task's; a symbol without an entry is the task's own.
     """
 
     func: PrimFunc
@@ -99,9 +109,10 @@ class KernelStage:
 
 @dataclass(frozen=True, eq=False)
 class LibraryStage:
-    """A library routine among a variant's stages: buffers and integer arguments over the task's symbols.
+    """A library routine among a variant's stages, with buffers and integer arguments over the task's symbols.
 
-    once: it runs when the program is loaded, and packs constants into its last buffer
+    Attributes:
+        once: It runs when the program is loaded, and packs constants into its last buffer.
     """
 
     routine: str
@@ -115,7 +126,7 @@ Stage = KernelStage | LibraryStage
 
 @dataclass
 class ProgramBuilder:
-    """A collector of the parts of one `Program`. Equal kernels and equal scalar expressions are kept once."""
+    """A collector of the parts of one `Program`. Equal kernels and equal scalar expressions are stored once."""
 
     name: str
     target: CodeTarget
@@ -148,18 +159,18 @@ class ProgramBuilder:
         unsure = self._unsure(e, symbols)
         for divisor, whole in unsure.items():
             nonzero = lower_scalar(self.scalars, ne(divisor, 0), symbols, unsure)
-            check = Check(nonzero, f"wanted {divisor!r}, which divides in {whole!r}, other than 0, found 0", ())
+            check = Check(nonzero, f"expected {divisor!r}, which divides in {whole!r}, other than 0, got 0", ())
             if all(c.slot != nonzero for c in self.checks):
                 self.checks.append(check)
         return lower_scalar(self.scalars, e, symbols, unsure)
 
     def _unsure(self, e: Expr, symbols: SlotOf) -> Mapping[Expr, Expr]:
         """Return the divisors in `e` that may be 0, each with a quotient that uses it."""
-        found = {n.args[1]: n for n in postorder((e,)) if n.op in DIVISIONS and n.args[1].value is None}
-        if not found:
-            return found
+        divisors = {n.args[1]: n for n in postorder((e,)) if n.op in DIVISIONS and n.args[1].value is None}
+        if not divisors:
+            return divisors
         env = Env({v: self._ranges[s] for v, s in symbols.items() if s in self._ranges})
-        return {d: n for d, n in found.items() if prove(ne(d, 0), env) is not Proof.YES}
+        return {d: n for d, n in divisors.items() if prove(ne(d, 0), env) is not Proof.YES}
 
     def buffer(
         self,
@@ -193,15 +204,12 @@ class ProgramBuilder:
         return len(self.storages) - 1
 
     def workspaces(self, stages: Sequence[Stage], params: Iterable[Buffer]) -> tuple[Expr, ...]:
-        """Return the bytes of every array that a variant's stages share, over the task's symbols.
-
-        The task's parameters are left out.
-        """
+        """Return the bytes of every array that a variant's stages share, without the task's parameters."""
         shared, sizes = set(params), list[Expr]()
 
-        def need(wanted: Iterable[Buffer], held: set[Buffer], meaning: Mapping[Var, Expr]) -> None:
-            new = [b for b in dict.fromkeys(wanted) if b not in held]
-            held.update(new)
+        def need(arrays: Iterable[Buffer], known: set[Buffer], meaning: Mapping[Var, Expr]) -> None:
+            new = [b for b in dict.fromkeys(arrays) if b not in known]
+            known.update(new)
             sizes.extend(substitute(nbytes(b), meaning) for b in new)
 
         for stage in stages:
@@ -230,8 +238,9 @@ class ProgramBuilder:
     ) -> CallVariant:
         """Return the steps of one variant. `prepack` blocks become packed arrays that are written once.
 
-        arguments: the declared array of each parameter buffer of the task
-        workspaces: the storages of the arrays that `ProgramBuilder.workspaces` lists
+        Args:
+            arguments: Declared array of each parameter buffer of the task.
+            workspaces: Storages of the arrays that `ProgramBuilder.workspaces` lists.
         """
         known = dict(arguments)
         steps: list[LaunchStep] = []
@@ -247,25 +256,27 @@ class ProgramBuilder:
                 continue
             self._declare(tuple(stage.arguments.values()), known, left, symbols)
             inner = {p: known[b] for p, b in stage.arguments.items()} if stage.arguments else known
-            own = {v: self.slot(e, symbols) for v, e in stage.meaning.items()} if stage.meaning else symbols
+            slots = {v: self.slot(e, symbols) for v, e in stage.meaning.items()} if stage.meaning else symbols
             for part in self._parts(self._in_place(stage.func, inner)):
                 if _runs_once(part):
-                    self._prepare(part, inner, own)
+                    self._prepare(part, inner, slots)
                     continue
-                self._declare(_arrays(part), inner, left, own)
-                steps.append(self._step(part, inner, own))
+                self._declare(_arrays(part), inner, left, slots)
+                steps.append(self._step(part, inner, slots))
         return CallVariant(label, tuple(steps), key)
 
     def _declare(
-        self, wanted: Sequence[Buffer], known: dict[Buffer, int], left: Iterator[int], symbols: SlotOf
+        self, arrays: Sequence[Buffer], known: dict[Buffer, int], left: Iterator[int], symbols: SlotOf
     ) -> None:
-        for b in wanted:
+        for b in arrays:
             if b not in known:
                 known[b] = self.buffer(f"scratch{len(self.buffers)}", b, "temp", symbols, next(left))
 
     def _in_place(self, func: PrimFunc, known: Mapping[Buffer, int]) -> PrimFunc:
         """Merge inputs and outputs in the same memory into one pointer."""
         written = {known[b]: b for b in func.output_buffers if b in known}
+        # OpenCL and CUDA kernels declare their pointers `restrict`: two parameters for one memory would be undefined
+        # behaviour.
         same = {b: written[known[b]] for b in func.input_buffers if known.get(b) in written}
         if not same:
             return func
@@ -277,56 +288,59 @@ class ProgramBuilder:
     def _parts(self, func: PrimFunc) -> tuple[PrimFunc, ...]:
         """Return the kernels of a function, split once for all calls."""
         if func not in self._split:
-            self._split[func] = split_kernels(func)
+            if func not in _PARTS:
+                parts = split_kernels(func)
+                _PARTS[func] = None if parts == (func,) else parts
+            self._split[func] = _PARTS[func] or (func,)
         return self._split[func]
 
     def _prepare(self, part: PrimFunc, known: dict[Buffer, int], symbols: SlotOf) -> None:
         target = next(b for b in part.buffers if any(x.body.buffer is b for x in blocks(part.body)))
         name = self._kernel(part).name
         sources = tuple(known[b] for b in part.buffers if b is not target)
-        found = self._packed.get((name, sources))
-        if found is None:
-            found = self.buffer(f"packed{len(self._packed)}", target, "packed", symbols)
-            self._packed[(name, sources)] = found
-            known[target] = found
+        packed = self._packed.get((name, sources))
+        if packed is None:
+            packed = self.buffer(f"packed{len(self._packed)}", target, "packed", symbols)
+            self._packed[(name, sources)] = packed
+            known[target] = packed
             self.prepare.append(self._step(part, known, symbols))
-            self.packings.append(PackingStep(part, target, sources, found))
-        known[target] = found
+            self.packings.append(PackingStep(part, target, sources, packed))
+        known[target] = packed
 
     def _prepare_by_library(self, stage: LibraryStage, known: dict[Buffer, int], symbols: SlotOf) -> None:
-        *given, target = stage.buffers
-        sources = tuple(known[b] for b in given)
+        *inputs, target = stage.buffers
+        sources = tuple(known[b] for b in inputs)
         name = f"{stage.routine}{stage.scalars}"
-        found = self._packed.get((name, sources))
-        if found is None:
-            found = self.buffer(f"packed{len(self._packed)}", target, "packed", symbols)
-            self._packed[(name, sources)] = found
+        packed = self._packed.get((name, sources))
+        if packed is None:
+            packed = self.buffer(f"packed{len(self._packed)}", target, "packed", symbols)
+            self._packed[(name, sources)] = packed
             scalars = tuple(self.slot(e, symbols) for e in stage.scalars)
-            self.prepare.append(LaunchStep("library", stage.routine, (*sources, found), scalars))
+            self.prepare.append(LaunchStep("library", stage.routine, (*sources, packed), scalars))
             self.packings.append(None)
-        known[target] = found
+        known[target] = packed
 
     def _kernel(self, func: PrimFunc) -> GeneratedKernel:
         """Return the kernel of a function, generated once. Its name hashes its text, so that equal kernels are one."""
-        made = self._generated.get(func)
-        if made is None:
+        kernel = self._generated.get(func)
+        if kernel is None:
             # a name that occurs nowhere else in the text
-            made = generate(replace(func, name="named_by_its_text"), self.target)
-            digest = hashlib.blake2b(made.source.replace(made.name, "@").encode(), digest_size=8).hexdigest()
-            made = replace(made, name=f"k{digest}", source=made.source.replace(made.name, f"k{digest}"))
-            self.kernels.setdefault(made.name, KernelSource(made.name, self.target.language, made.source))
-            self._generated[func] = made
-        return made
+            # The text contains the kernel's name; hashing it with a fixed name makes equal kernels of different
+            # functions one kernel.
+            kernel = _named_kernel(func, self.target)
+            self.kernels.setdefault(kernel.name, KernelSource(kernel.name, self.target.language, kernel.source))
+            self._generated[func] = kernel
+        return kernel
 
     def _step(self, func: PrimFunc, known: Mapping[Buffer, int], symbols: SlotOf) -> LaunchStep:
-        made = self._kernel(func)
+        kernel = self._kernel(func)
         return LaunchStep(
             "kernel",
-            made.name,
-            tuple(known[b] for b in made.buffers),
-            tuple(self.slot(e, symbols) for e in made.scalars),
-            tuple(self.slot(e, symbols) for e in made.grid),
-            tuple(made.local),
+            kernel.name,
+            tuple(known[b] for b in kernel.buffers),
+            tuple(self.slot(e, symbols) for e in kernel.scalars),
+            tuple(self.slot(e, symbols) for e in kernel.grid),
+            tuple(kernel.local),
         )
 
     def finish(self, inputs: Sequence[int], outputs: Sequence[int]) -> Program:
@@ -348,6 +362,16 @@ class ProgramBuilder:
         )
 
 
+def _named_kernel(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
+    """Return the kernel of a function, named by its text and generated once for all builders that meet the function."""
+    kernels = _KERNELS.setdefault(func, {})
+    if target not in kernels:
+        kernel = generate(replace(func, name="named_by_its_text"), target)
+        digest = hashlib.blake2b(kernel.source.replace(kernel.name, "@").encode(), digest_size=8).hexdigest()
+        kernels[target] = replace(kernel, name=f"k{digest}", source=kernel.source.replace(kernel.name, f"k{digest}"))
+    return kernels[target]
+
+
 def nbytes(buffer: Buffer) -> Expr:
     """Return the bytes of a buffer, over the symbols of its shape."""
     total: Expr = const(buffer.dtype.bytes)
@@ -357,7 +381,7 @@ def nbytes(buffer: Buffer) -> Expr:
 
 
 def place_obstacle(stages: Sequence[Stage], output: Buffer, source: Buffer) -> str | None:
-    """Return why a variant may not write its task's `output` in the memory of the input `source`; None when it may."""
+    """Return why a variant may not write its task's `output` in the memory of the input `source`; None if it may."""
     written = read = False
     for stage in stages:
         if isinstance(stage, LibraryStage):
@@ -365,16 +389,16 @@ def place_obstacle(stages: Sequence[Stage], output: Buffer, source: Buffer) -> s
                 return f"{stage.routine} reads {source.name}"
             written = written or output in stage.buffers
             continue
-        given = stage.arguments or {b: b for b in stage.func.buffers}
-        sources = [p for p in stage.func.input_buffers if given.get(p) is source]
-        targets = [p for p in stage.func.output_buffers if given.get(p) is output]
+        arguments = stage.arguments or {b: b for b in stage.func.buffers}
+        sources = [p for p in stage.func.input_buffers if arguments.get(p) is source]
+        targets = [p for p in stage.func.output_buffers if arguments.get(p) is output]
         if any(x.buffer in sources for b in blocks(stage.func.body) for x in reads_of(b)):
             if written or read or not targets:
-                return f"{stage.func.name} reads {source.name} apart from writing {output.name}"
+                return f"{stage.func.name} reads {source.name} separately from writing {output.name}"
             read = True
-            found = [why for p in sources if (why := why_not_inplace(stage.func, targets[0], p)) is not None]
-            if found:
-                return found[0]
+            obstacles = [why for p in sources if (why := why_not_inplace(stage.func, targets[0], p)) is not None]
+            if obstacles:
+                return obstacles[0]
         written = written or bool(targets)
     return None
 
@@ -386,23 +410,24 @@ def _arrays(part: PrimFunc) -> tuple[Buffer, ...]:
 
 def _runs_once(part: PrimFunc) -> bool:
     """Return True if a kernel only prepares constants."""
-    found = blocks(part.body)
-    return bool(found) and all(b.role == "prepack" for b in found)
+    all_blocks = blocks(part.body)
+    return bool(all_blocks) and all(b.role == "prepack" for b in all_blocks)
 
 
 def is_constant(func: PrimFunc, buffer: Buffer) -> bool:
-    """Return True if a parameter is a weight of fixed size, which can be prepacked. A weight that grows with a symbol
-    is an input.
+    """Return True if a parameter is a weight of fixed size, which can be prepacked.
+
+    A weight whose size depends on a symbol is an input.
     """
     return buffer in func.consts and not free_vars(*buffer.shape)
 
 
 ROW_ELEMENTS = 8
-"""Elements of a row while measuring, where starts of rows are an input."""
+"""Elements of each row while measuring a function whose input is an array of row starts."""
 
 
 def _starts_rows(func: PrimFunc, buffer: Buffer, indices: Sequence[Expr]) -> bool:
-    """Return whether an array of one dim holds starts of rows: a block reads elements i and i + 1, and clamped places come from them."""
+    """Return True if an array is one of row starts: a block reads its elements i and i + 1, and clamped indices come from them."""
     direct = [e for e in indices if not _is_element(e)]
     if not direct or not all(_uncast(e).op in ("min", "max") for e in direct):
         return False
@@ -420,15 +445,15 @@ def _uncast(e: Expr) -> Expr:
 
 
 def _is_element(e: Expr) -> bool:
-    """Return whether an index is an element of an array, cast or not."""
+    """Return True if an index is an element of an array, possibly cast."""
     return isinstance(_uncast(e), Load)
 
 
 def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
     """Return random contents of an input.
 
-    Integers stay inside the dimension that they index. Bytes that index nothing take all values. Where a block reads two neighbours of
-    an array, they are starts of rows, as in CSR: rows without elements would make every kernel fast.
+    Integers stay inside the dimension that they index. Bytes that index nothing take all values. An array of row starts, as in
+    CSR, gets rows of ROW_ELEMENTS: with empty rows every kernel would be fast.
     """
     if not buffer.dtype.is_int:
         return Fill()
@@ -439,9 +464,9 @@ def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
     if _starts_rows(func, buffer, [e for e, _ in indexed]):
         return Fill("offsets", 0, ROW_ELEMENTS)
     limit = min((int(d.value) for _, d in indexed if d.value is not None), default=None)
-    if limit is None and buffer.dtype in (i8, u8):  # numbers that stand for floats, or two in a byte: every bit counts
+    if limit is None and buffer.dtype in (i8, u8):  # quantised numbers, possibly two in a byte: every bit matters
         return Fill("integers", -128, 128) if buffer.dtype is i8 else Fill("integers", 0, 256)
-    if limit is None:  # a dim may have one element, which an index that is used as it is must not leave
+    if limit is None:  # a dim may have a single element, so an unclamped index must be 0
         limit = 1 if any(_is_element(e) for e, _ in indexed) else 2
     return Fill("integers", 0, limit)
 

@@ -1,1 +1,1 @@
-"""Types of weights, chosen by measured time under a bound on the quality of the results."""
+"""Types of weights, chosen by measured time under a bound on the quality of the results. Enter by `choose`."""

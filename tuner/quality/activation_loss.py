@@ -1,4 +1,7 @@
-"""Loss of `--activations int8` and of `--weights`: results of a build beside those of the model as it is."""
+"""Loss of `--activations int8` and of `--weights`: results of a build compared with the unquantised model.
+
+Tests: `tests/tuner/quality/test_activation_loss.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,61 +17,65 @@ from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.generation.decoder import PREFILL
 from relax_tune.runtime.model import choose_function
 from relax_tune.tuner.emit.build import BuildResult
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import DeviceJob
 from relax_tune.tuner.measure.device_process.inputs import random_inputs
 from relax_tune.tuner.quality.bound import METRICS
 from relax_tune.tuner.quality.samples import SplitSamples
+from relax_tune.tuner.task.extract import sizes_near
 
 Array = NDArray[Any]
 DRAWN = 4
-"""Calls whose inputs are drawn, where no samples are given."""
+"""Calls with random inputs, if no samples are given."""
 SIZE = 64
-"""The largest value of a symbol in them, where its bounds allow it."""
+"""Largest value of a symbol in these calls, if its bounds allow it."""
 SHOWN = ("cosine", "max_abs")
 
 
-def with_activation_loss(job: Job, built: BuildResult) -> BuildResult:
-    """Return a build with a note of what its activations and weights lose, where the job's settings quantise them.
+def with_activation_loss(job: DeviceJob, built: BuildResult) -> BuildResult:
+    """Return a build with a note on its loss, if the job's settings quantise activations or weights.
 
-    Both run on the job's device. Inputs are the settings' samples, or drawn as for measurements.
+    The build and the unquantised model run on the job's device, on the settings' samples or on random inputs as for
+    measurements.
 
-    Raises: UserError for samples that do not fit the model.
+    Raises:
+        UserError: The samples do not fit the model.
     """
     settings = job.settings
     if settings.activations == "f32" and settings.weights == "stored":
         return built
     plain = replace(settings, activations="f32", weights="stored", precision="f32", self_test=False)
-    exact = replace(job, settings=plain)
+    exact = job.with_settings(plain)
     chosen = {name: getattr(settings, name) for name in ("activations", "weights", "precision")}
     which = ", ".join(f"{name} {value}" for name, value in chosen.items() if value != getattr(plain, name))
     samples = None
     if settings.samples is not None:
         samples = SplitSamples.read(Path(settings.samples), job.module, settings.seed)
     try:
-        found = _compared(exact.artifact(exact.build("generic")), job.artifact(built), settings.target, samples)
+        losses = _compared(job, exact.artifact(exact.build("generic")), job.artifact(built), samples)
     except RelaxTuneError as error:
         note = f"{which}: their loss was not measured: {str(error).splitlines()[0]}"
     else:
-        values = ", ".join(f"{name} {found[name]:.6g}" for name in SHOWN)
-        where = "drawn inputs" if samples is None else f"the samples of {settings.samples}"
-        note = f"{which}: {values} against the model as it is, on {where}"
+        values = ", ".join(f"{name} {losses[name]:.6g}" for name in SHOWN)
+        where = "random inputs" if samples is None else f"the samples of {settings.samples}"
+        note = f"{which}: {values} against the unquantised model, on {where}"
     return replace(built, notes=(*built.notes, note))
 
 
-def _compared(exact: Artifact, lower: Artifact, target: str, samples: SplitSamples | None) -> dict[str, float]:
+def _compared(job: DeviceJob, exact: Artifact, lower: Artifact, samples: SplitSamples | None) -> dict[str, float]:
     """Return the values of the metrics of one artifact against another."""
     offered = {p.name: p for p in exact.programs}
     chosen = PREFILL if "main" not in offered and PREFILL in offered else None
     name = choose_function(offered, chosen).name if samples is None else samples.function
-    calls: list[Any] = [] if samples is None else [*samples.choosing, *samples.held_out]
+    calls: list[Any] = [] if samples is None else [*samples.choosing, *samples.validation]
     if samples is None:
         program = offered[name]
         tops = [s.lower + SIZE if s.upper is None else s.upper for s in program.symbols]
         sizes = {s.name: max(s.lower, min(SIZE, top)) for s, top in zip(program.symbols, tops)}
-        calls = [list(random_inputs(program, sizes, seed)) for seed in range(DRAWN)]
+        near = next(iter(sizes_near(job.lowered, name, [sizes])), sizes)
+        calls = [list(random_inputs(program, near, seed)) for seed in range(DRAWN)]
     results = []
     for artifact in (exact, lower):
-        with artifact.open(target) as model:
+        with artifact.open(job.settings.target) as model:
             results.append([[_wide(r) for r in model.run(call, name)] for call in calls])
     return {metric: METRICS[metric].of(*results) for metric in SHOWN}
 

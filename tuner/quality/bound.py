@@ -27,8 +27,9 @@ EXAMPLE = "cosine>=0.999"
 class Metric:
     """A measure of how near results are to the exact ones.
 
-    best: its value for equal results; larger values are better if it is 1, smaller ones if it is 0
-    of: its value for exact and found results of all samples, in float64
+    Attributes:
+        best: Value for equal results: 1 if larger values are better, 0 if smaller ones are.
+        of: Value for the exact and other results of all samples, in float64.
     """
 
     best: float
@@ -40,34 +41,34 @@ class Metric:
         return ">=" if self.best == 1 else "<="
 
 
-def _pairs(exact: Outputs, found: Outputs) -> list[tuple[Array, Array]]:
-    return [(a, b) for e, f in zip(exact, found, strict=True) for a, b in zip(e, f, strict=True) if a.size]
+def _pairs(exact: Outputs, results: Outputs) -> list[tuple[Array, Array]]:
+    return [(a, b) for e, f in zip(exact, results, strict=True) for a, b in zip(e, f, strict=True) if a.size]
 
 
-def _cosine(exact: Outputs, found: Outputs) -> float:
+def _cosine(exact: Outputs, results: Outputs) -> float:
     def one(a: Array, b: Array) -> float:
         if np.array_equal(a, b):
             return 1.0
         norms = float(np.linalg.norm(a) * np.linalg.norm(b))
         return float(np.vdot(a, b)) / norms if norms else 0.0
 
-    return min((one(a, b) for a, b in _pairs(exact, found)), default=1.0)
+    return min((one(a, b) for a, b in _pairs(exact, results)), default=1.0)
 
 
-def _rmse(exact: Outputs, found: Outputs) -> float:
-    return max((float(np.sqrt(np.mean((a - b) ** 2))) for a, b in _pairs(exact, found)), default=0.0)
+def _rmse(exact: Outputs, results: Outputs) -> float:
+    return max((float(np.sqrt(np.mean((a - b) ** 2))) for a, b in _pairs(exact, results)), default=0.0)
 
 
-def _max_abs(exact: Outputs, found: Outputs) -> float:
-    return max((float(np.max(np.abs(a - b))) for a, b in _pairs(exact, found)), default=0.0)
+def _max_abs(exact: Outputs, results: Outputs) -> float:
+    return max((float(np.max(np.abs(a - b))) for a, b in _pairs(exact, results)), default=0.0)
 
 
-def _top1(exact: Outputs, found: Outputs) -> float:
-    pairs = _pairs(exact, found)
+def _top1(exact: Outputs, results: Outputs) -> float:
+    pairs = _pairs(exact, results)
     narrow = next((a for a, _ in pairs if a.ndim == 0 or a.shape[-1] < 2), None)
     if narrow is not None:
         raise UserError(
-            f"--quality top1 wants results with at least 2 scores along the last dim, found one of shape {narrow.shape}; "
+            f"--quality top1 expects results with at least 2 scores along the last dim, got one of shape {narrow.shape}; "
             f"choose another metric, such as {EXAMPLE}"
         )
     same = [np.argmax(a, axis=-1) == np.argmax(b, axis=-1) for a, b in pairs]
@@ -82,12 +83,16 @@ METRICS: Mapping[str, Metric] = {
     "top1": Metric(1, _top1),
 }
 """`cosine`: the least cosine similarity of a result of a sample; `rmse`: the largest root mean square of the differences of one;
-`max_abs`: the largest difference; `top1`: share of rows with the largest score at the same place."""
+`max_abs`: the largest difference; `top1`: share of rows with the largest score at the same index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Measured values by metric. used: share of the allowed loss that is lost, of squares for errors"""
+    """Measured values by metric.
+
+    Attributes:
+        used: Share of the allowed loss that is lost; for errors, the share of the squares.
+    """
 
     values: Mapping[str, float]
     used: float
@@ -96,29 +101,37 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class QualityBound:
-    """A limit for each of some metrics; all have to hold. text: the expression"""
+    """A limit for each of some metrics, which all have to hold.
+
+    Attributes:
+        text: The expression, normalised.
+    """
 
     text: str
     limits: Mapping[str, float]
 
     @classmethod
     def parse(cls, text: str) -> QualityBound:
-        """Parse comparisons joined by `and`. Raises UserError that says what was found and what is wanted."""
+        """Parse comparisons joined by `and`.
+
+        Raises:
+            UserError: The text has another form.
+        """
         limits: dict[str, float] = {}
         for part in _AND.split(text.strip()):
             name, limit = _comparison(part, text)
             if name in limits:
-                raise UserError(f"--quality wants a metric once, found {name} twice in {text!r:.80}; leave one out")
+                raise UserError(f"--quality expects a metric once, got {name} twice in {text!r:.80}; leave one out")
             limits[name] = limit
         shown = " and ".join(f"{n}{METRICS[n].operator}{repr(limit).removesuffix('.0')}" for n, limit in limits.items())
         return cls(shown, limits)
 
-    def judge(self, exact: Outputs, found: Outputs) -> Quality:
-        """Measure results against the exact ones. Results that are not finite use all there is to lose."""
-        exact, found = _wide(exact), _wide(found)
-        if not all(np.isfinite(a).all() for outputs in found for a in outputs):
+    def judge(self, exact: Outputs, results: Outputs) -> Quality:
+        """Measure results against the exact ones. Results that are not finite exceed every bound."""
+        exact, results = _wide(exact), _wide(results)
+        if not all(np.isfinite(a).all() for outputs in results for a in outputs):
             return Quality(dict.fromkeys(self.limits, math.nan), math.inf, False)
-        values = {name: METRICS[name].of(exact, found) for name in self.limits}
+        values = {name: METRICS[name].of(exact, results) for name in self.limits}
         used = max(self._used(name, value) for name, value in values.items())
         return Quality(values, used, all(self._holds(name, value) for name, value in values.items()))
 
@@ -137,30 +150,34 @@ def _wide(outputs: Outputs) -> Outputs:
 
 
 def _comparison(part: str, text: str) -> tuple[str, float]:
-    """Return the metric and the limit of one comparison. Raises UserError."""
-    found = _COMPARISON.fullmatch(part)
-    if found is None:
+    """Return the metric and the limit of one comparison.
+
+    Raises:
+        UserError: The text has another form.
+    """
+    match = _COMPARISON.fullmatch(part)
+    if match is None:
         raise UserError(
-            f"--quality wants METRIC>=NUMBER or METRIC<=NUMBER, joined by `and`, such as {EXAMPLE}; found {part.strip()!r:.80}"
+            f"--quality expects METRIC>=NUMBER or METRIC<=NUMBER, joined by `and`, such as {EXAMPLE}; got {part.strip()!r:.80}"
             + (f" in {text!r:.80}" if part != text else "")
         )
-    name, operator, number = found.groups()
+    name, operator, number = match.groups()
     metric = METRICS.get(name)
     if metric is None:
         near = difflib.get_close_matches(name, METRICS, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"--quality wants a metric among {', '.join(METRICS)}; found {name!r:.40}{hint}")
+        raise UserError(f"--quality expects a metric among {', '.join(METRICS)}; got {name!r:.40}{hint}")
     if operator != metric.operator:
         better = "larger" if metric.best == 1 else "smaller"
         raise UserError(
-            f"--quality wants {name}{metric.operator}NUMBER, since a {better} {name} is better; found {part.strip()!r:.80}"
+            f"--quality expects {name}{metric.operator}NUMBER, since a {better} {name} is better; got {part.strip()!r:.80}"
         )
     try:
         limit = float(number)
     except ValueError:
         limit = math.nan
     if metric.best == 1 and not 0 < limit <= 1:
-        raise UserError(f"--quality wants {name}>=NUMBER with a number above 0, at most 1; found {number!r:.40}")
+        raise UserError(f"--quality expects {name}>=NUMBER with a number above 0, at most 1; got {number!r:.40}")
     if not 0 <= limit < math.inf:
-        raise UserError(f"--quality wants {name}<=NUMBER with a number of at least 0; found {number!r:.40}")
+        raise UserError(f"--quality expects {name}<=NUMBER with a number of at least 0; got {number!r:.40}")
     return name, limit

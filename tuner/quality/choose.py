@@ -1,4 +1,4 @@
-"""A type for each weight: measured times and losses, a walk along their front, validation on held-out samples."""
+"""A type for each weight: measured times and losses, a walk along their front, validation on further samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Any, NamedTuple, cast
 from relax_tune.errors import UserError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.tuner.emit.build import BuildResult
-from relax_tune.tuner.job.job import Job, WeightType, build_here
+from relax_tune.tuner.job.device_job import DeviceJob, build_here
+from relax_tune.tuner.job.devices import target_names
+from relax_tune.tuner.job.job import Report
+from relax_tune.tuner.job.lowered_model import WeightType
 from relax_tune.tuner.job.progress import TuningSummary
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.processors import described_device
@@ -33,9 +36,10 @@ class Goal:
 
 
 def read_goal(settings: Settings, module: IRModule, policy: Policy = "measured") -> Goal | None:
-    """Return what the settings ask of the quality of a model; None if they ask nothing.
+    """Return the bound on the quality of a model in the settings; None without one.
 
-    Raises: UserError for a wrong bound, for wrong samples, and for settings that do not go with a bound.
+    Raises:
+        UserError: The bound or the samples are wrong, or another setting excludes a bound.
     """
     if settings.quality is None and settings.samples is None:
         return None
@@ -45,40 +49,47 @@ def read_goal(settings: Settings, module: IRModule, policy: Policy = "measured")
         return None
     if settings.quality is None:
         raise UserError(
-            f"--samples wants --quality too, found {settings.samples!r:.80} alone; give both or neither, or --activations or --weights, "
-            "whose loss samples measure"
+            f"--samples expects --quality too, got no bound for {settings.samples!r:.80}; give both or neither, or "
+            "--activations or --weights, whose loss samples measure"
         )
     if settings.samples is None:
-        raise UserError(f"--quality wants --samples too, found {settings.quality!r:.80} alone; give both or neither")
+        raise UserError(
+            f"--quality expects --samples too, got no samples for {settings.quality!r:.80}; give both or neither"
+        )
     bound = QualityBound.parse(settings.quality)
     if policy != "measured":
-        raise UserError(f"--quality chooses by measured times, found --policy {policy}; leave one of them out")
-    if "," in settings.target or described_device(settings.target) is not None:
+        raise UserError(f"--quality chooses by measured times, got --policy {policy}; leave one of them out")
+    if len(target_names(settings.target)) > 1 or described_device(settings.target) is not None:
         raise UserError(
-            f"--quality runs the model on one device of this machine, found --target {settings.target}; choose such a device"
+            f"--quality runs the model on one device of this machine, got --target {settings.target}; choose such a device"
         )
     for name in ("precision", "activations", "weights"):
-        found = getattr(settings, name)
-        if found not in ("f32", "stored"):
+        value = getattr(settings, name)
+        if value not in ("f32", "stored"):
             raise UserError(
-                f"--quality chooses a type for each weight, found --{name} {found} for all; leave one of them out"
+                f"--quality chooses a type for each weight, got --{name} {value} for all; leave one of them out"
             )
     for where in ("scheduler", "browser"):
         if getattr(settings, where) is not None:
-            raise UserError(f"--quality runs the model on this machine, found --{where} too; leave one of them out")
+            raise UserError(f"--quality runs the model on this machine, got --{where} too; leave one of them out")
     return Goal(bound, SplitSamples.read(Path(settings.samples), module, settings.seed))
 
 
 class Choice(NamedTuple):
-    """The chosen form of a model: its job, and its build, whose `quality` says how it was chosen."""
+    """The chosen form of a model: its job, and its build, whose `quality` describes the choice."""
 
-    job: Job
+    job: DeviceJob
     built: BuildResult
 
 
 @dataclass(slots=True)
-class _Chosen:
-    """A choice that is made. notes: what it lacked; exact_secs: seconds of all groups as they are"""
+class _Front:
+    """The front of time and loss of a model.
+
+    Attributes:
+        exact_secs: Seconds of all groups with their declared types.
+        notes: What the front lacks.
+    """
 
     groups: WeightGroups
     exact_secs: float
@@ -91,58 +102,66 @@ class _Chosen:
 
 
 def choose_types(
-    exact: Job,
+    exact: DeviceJob,
     goal: Goal,
-    measure: Callable[[Job], None],
-    build: Callable[[Job], BuildResult],
+    measure: Callable[[DeviceJob], None],
+    build: Callable[[DeviceJob], BuildResult],
     say: Callable[[str], None] = lambda _: None,
 ) -> Choice:
-    """Return the fastest form of a model, by the times on record, that holds on the held-out samples.
+    """Return the fastest form of a model, by the times on record, that satisfies the bound on the validation samples.
 
-    exact: the job of the model as it is. measure: measures what a job lacks. build: builds a job's model.
-    say: receives a sentence about each part of the work.
+    Args:
+        exact: The job of the model with its declared types.
+        measure: Measures what a job lacks.
+        build: Builds a job's model.
+        say: Receives a sentence about each part of the work.
 
-    Raises: UserError for a model whose results cannot be compared.
+    Raises:
+        UserError: The model's results cannot be compared.
     """
     measure(exact)
     built = build(exact)
     model = ExactModel(exact.module, exact.artifact(built), exact.settings.target, goal.bound, goal.samples)
-    found = _front(exact, model, measure, say)
-    for number in reversed(range(1, len(found.points))):
-        stored = found.stored(found.points[number].kinds)
-        if not model.predict_held_out(stored).holds:  # not worth a build
+    front = _front(exact, model, measure, say)
+    # From the fastest choice towards the exact one. A prediction by rounded weights is cheap and skips choices that
+    # cannot hold.
+    for number in reversed(range(1, len(front.points))):
+        stored = front.stored(front.points[number].kinds)
+        if not model.predict_validation(stored).holds:  # not worth a build
             continue
-        say(f"validating {_counts(stored)} on {len(model.held_out)} held-out samples")
-        job = replace(exact, stored=stored)
+        say(f"validating {_counts(stored)} on {len(model.validation)} validation samples")
+        job = exact.storing(stored)
         measure(job)
         lower = build(job)
         quality = model.validate(job.artifact(lower))
         if quality.holds:
-            return Choice(job, _documented(lower, goal, found, number, quality))
-    return Choice(exact, _documented(built, goal, found, 0, model.validate(model.artifact)))
+            return Choice(job, _documented(lower, goal, front, number, quality))
+    return Choice(exact, _documented(built, goal, front, 0, model.validate(model.artifact)))
 
 
-def _front(exact: Job, model: ExactModel, measure: Callable[[Job], None], say: Callable[[str], None]) -> _Chosen:
+def _front(
+    exact: DeviceJob, model: ExactModel, measure: Callable[[DeviceJob], None], say: Callable[[str], None]
+) -> _Front:
     """Measure the kernels and the loss of each type in each group, and walk along their front."""
     groups = WeightGroups(exact)
     for kind, job in groups.jobs.items():
         say(f"kernels that read weights stored as {kind}")
         measure(job)
-    own = [t.secs for t in groups.times(None)]
+    exact_times = [t.secs for t in groups.times(None)]
     times = {kind: groups.times(kind) for kind in TYPES}
-    found = _Chosen(groups, sum(s or 0.0 for s in own), [], ())
+    front = _Front(groups, sum(s or 0.0 for s in exact_times), [], ())
     known: dict[frozenset[tuple[int, str]], Quality] = {}
 
     def quality(kinds: Mapping[int, str]) -> Quality:
         key = frozenset(kinds.items())
         if key not in known:
-            known[key] = model.predict_choosing(found.stored(kinds))
+            known[key] = model.predict_choosing(front.stored(kinds))
         return known[key]
 
-    say(f"losses of {len(own)} groups of weights on {len(model.choosing)} samples")
-    options: list[list[TypeOption]] = [[] for _ in own]
+    say(f"losses of {len(exact_times)} groups of weights on {len(model.choosing)} samples")
+    options: list[list[TypeOption]] = [[] for _ in exact_times]
     lacking: Counter[str] = Counter()
-    for number, before in enumerate(own):
+    for number, before in enumerate(exact_times):
         for kind in TYPES:
             time = times[kind][number]
             if not time.stored:
@@ -151,35 +170,35 @@ def _front(exact: Job, model: ExactModel, measure: Callable[[Job], None], say: C
                 lacking[kind] += 1
             elif time.secs < before and all(model.can_store(name, kind) for name in groups.weights[number]):
                 options[number].append(TypeOption(kind, time.secs, quality({number: kind}).used))
-    found.points = walk([s or 0.0 for s in own], options, quality, lambda q: q.holds, lambda q: q.used)
-    found.notes = tuple(
-        f"{kind}: no times on record for {count} of {len(own)} groups of weights; run `relax-tune tune --quality` to measure some"
+    front.points = walk([s or 0.0 for s in exact_times], options, quality, lambda q: q.holds, lambda q: q.used)
+    front.notes = tuple(
+        f"{kind}: no times on record for {count} of {len(exact_times)} groups of weights; run `relax-tune tune --quality` to measure some"
         for kind, count in lacking.items()
     )
-    return found
+    return front
 
 
-def _documented(built: BuildResult, goal: Goal, found: _Chosen, chosen: int, quality: Quality) -> BuildResult:
-    """Return a build that says how its types were chosen."""
-    stored = found.stored(found.points[chosen].kinds)
+def _documented(built: BuildResult, goal: Goal, chosen_front: _Front, chosen: int, quality: Quality) -> BuildResult:
+    """Return the build with a description of how its types were chosen."""
+    stored = chosen_front.stored(chosen_front.points[chosen].kinds)
     front = [
         {
-            "secs": found.exact_secs - point.saved,
+            "secs": chosen_front.exact_secs - point.saved,
             "quality": dict(point.quality.values),
-            "types": dict(sorted(Counter(found.stored(point.kinds).values()).items())),
+            "types": dict(sorted(Counter(chosen_front.stored(point.kinds).values()).items())),
         }
-        for point in found.points
+        for point in chosen_front.points
     ]
     document: dict[str, Any] = {
         "bound": goal.bound.text,
-        "samples": {"choosing": len(goal.samples.choosing), "held_out": len(goal.samples.held_out)},
-        "weights": sum(map(len, found.groups.weights)),
+        "samples": {"choosing": len(goal.samples.choosing), "held_out": len(goal.samples.validation)},
+        "weights": sum(map(len, chosen_front.groups.weights)),
         "types": dict(sorted(stored.items())),
         "front": front,
         "chosen": chosen,
         "held_out": dict(quality.values),
     }
-    return replace(built, notes=(*built.notes, *found.notes), quality=document)
+    return replace(built, notes=(*built.notes, *chosen_front.notes), quality=document)
 
 
 def _counts(stored: Mapping[str, WeightType]) -> str:
@@ -190,13 +209,15 @@ def _counts(stored: Mapping[str, WeightType]) -> str:
 class _Shares:
     """Limits of the settings, shared out among the jobs that are still to come.
 
-    jobs: number of jobs to come; spent: counts of the jobs so far
+    Attributes:
+        jobs: Number of jobs to come.
+        spent: Counts of the jobs so far.
     """
 
     jobs: int
     spent: TuningSummary = field(default_factory=TuningSummary)
 
-    def limit(self, job: Job) -> Job:
+    def limit(self, job: DeviceJob) -> DeviceJob:
         """Return the job within its share of `max_minutes` and `budget`."""
         settings, left = job.settings, max(self.jobs, 1)
         self.jobs -= 1
@@ -213,28 +234,35 @@ class _Shares:
 
 
 def tuned_choice(
-    job: Job,
+    job: DeviceJob,
     goal: Goal,
     runner: Runner,
     say: Callable[[str], None] = lambda _: None,
-    watching: Callable[[Job], AbstractContextManager[object]] = nullcontext,
+    watch: Callable[[DeviceJob], AbstractContextManager[Report]] = lambda _: nullcontext(lambda _: None),
 ) -> tuple[Choice, TuningSummary]:
-    """Choose types for a job's model, and measure the kernels of each type first. Return the counts of all measurements.
+    """Measure the kernels of each type, and choose types for a job's model. Returns the counts of all measurements, too.
 
-    watching: entered while a job is tuned. The jobs share `max_minutes` and `budget`.
+    The jobs of all types share `max_minutes` and `budget`.
+
+    Args:
+        watch: Entered while a job is tuned; gives what is called after every batch.
     """
     shares = _Shares(len(TYPES) + 2)
 
-    def measure(own: Job) -> None:
+    def measure(own: DeviceJob) -> None:
         limited = shares.limit(own)
-        with watching(limited):
-            shares.add(limited.tune(runner))
+        with watch(limited) as report:
+            shares.add(limited.tune(runner, report, say))
 
     return choose_types(job, goal, measure, lambda own: own.tested_build(runner), say), shares.spent
 
 
 def built_choice(
-    job: Job, goal: Goal, notes: Sequence[str] = (), say: Callable[[str], None] = lambda _: None
+    job: DeviceJob, goal: Goal, notes: Sequence[str] = (), say: Callable[[str], None] = lambda _: None
 ) -> Choice:
-    """Choose types for a job's model by the times on record. notes: come before those of the build"""
+    """Choose types for a job's model by the times on record.
+
+    Args:
+        notes: Precede the notes of the build.
+    """
     return choose_types(job, goal, lambda _: None, lambda own: build_here(own, "measured", tuple(notes)), say)

@@ -1,4 +1,7 @@
-"""The model as it is: its results on samples, and what stays of them when weights are stored in fewer bits."""
+"""The model with its declared types: its results on samples, and their loss when weights are stored in fewer bits.
+
+Tests: `tests/tuner/quality/test_choose.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.ir.passes.graph.round_weights import round_array
 from relax_tune.ir.passes.pipeline import WEIGHT_BITS
 from relax_tune.runtime.artifact import Artifact
-from relax_tune.tuner.job.job import WeightType
+from relax_tune.tuner.job.lowered_model import WeightType
 from relax_tune.tuner.quality.bound import Quality, QualityBound
 from relax_tune.tuner.quality.samples import Sample, SplitSamples
 
@@ -26,11 +29,13 @@ Stored = Mapping[str, WeightType]
 
 @dataclass(slots=True)
 class ExactModel:
-    """The model as it is, built for a device of this machine.
+    """The model with its declared types, built for a device of this machine.
 
-    choosing, held_out: its results on the samples, by sample and position; floats only
+    Attributes:
+        choosing, validation: Its float results on the samples, by sample and position.
 
-    Raises: UserError for a model whose results cannot be compared.
+    Raises:
+        UserError: The model's results cannot be compared.
     """
 
     module: IRModule
@@ -39,20 +44,20 @@ class ExactModel:
     bound: QualityBound
     samples: SplitSamples
     choosing: list[list[Array]] = field(init=False)
-    held_out: list[list[Array]] = field(init=False)
+    validation: list[list[Array]] = field(init=False)
     _read: dict[tuple[str, WeightType], Array | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.choosing = self._outputs(self.artifact, self.samples.choosing)
-        self.held_out = self._outputs(self.artifact, self.samples.held_out)
-        _check_outputs([*self.choosing, *self.held_out])
+        self.validation = self._outputs(self.artifact, self.samples.validation)
+        _check_outputs([*self.choosing, *self.validation])
 
     def can_store(self, name: str, kind: WeightType) -> bool:
-        """Return whether a weight can be stored so and rounded weights give the same results."""
+        """Return True if a weight can be stored as `kind`, and rounding it predicts the results."""
         return name in self.artifact.constants and self.as_read(name, kind) is not None
 
     def as_read(self, name: str, kind: WeightType) -> Array | None:
-        """Return a weight as kernels read it once it is stored as `kind`; None where it cannot be."""
+        """Return a weight as kernels read it after it was stored as `kind`; None if it cannot be stored so."""
         array = self.module.constants[name]
         if kind in WEIGHT_BITS:
             return QuantizeWeights(WEIGHT_BITS[kind]).as_read(self.module, name)
@@ -62,17 +67,17 @@ class ExactModel:
     def predict_choosing(self, stored: Stored) -> Quality:
         """Measure the exact kernels over rounded weights on the choosing samples.
 
-        Kernels compute in float32 whatever weights are stored in, so these are the results up to the order of sums.
+        Kernels compute in float32 for every stored type, so the results agree up to the order of sums.
         """
         return self.bound.judge(self.choosing, self._outputs(self._rounded(stored), self.samples.choosing))
 
-    def predict_held_out(self, stored: Stored) -> Quality:
-        """Measure the exact kernels over rounded weights on the held-out samples."""
-        return self.bound.judge(self.held_out, self._outputs(self._rounded(stored), self.samples.held_out))
+    def predict_validation(self, stored: Stored) -> Quality:
+        """Measure the exact kernels over rounded weights on the validation samples."""
+        return self.bound.judge(self.validation, self._outputs(self._rounded(stored), self.samples.validation))
 
     def validate(self, artifact: Artifact) -> Quality:
-        """Measure another build of the model on the held-out samples."""
-        return self.bound.judge(self.held_out, self._outputs(artifact, self.samples.held_out))
+        """Measure another build of the model on the validation samples."""
+        return self.bound.judge(self.validation, self._outputs(artifact, self.samples.validation))
 
     def _rounded(self, stored: Stored) -> Artifact:
         last = self._read  # of the last call, which mostly had the same weights but one
@@ -91,13 +96,17 @@ def _is_float(array: Array) -> bool:
 
 
 def _check_outputs(outputs: Sequence[Sequence[Array]]) -> None:
-    """Raise UserError unless the exact results hold floats, all of them finite."""
+    """Check that the exact results contain floats, all finite.
+
+    Raises:
+        UserError: They do not.
+    """
     if not all(outputs):
-        raise UserError("--quality compares results that are floats, found a model without any; leave it out")
+        raise UserError("--quality compares results that are floats, got a model without any; leave it out")
     for sample in outputs:
         for position, a in enumerate(sample):
             if not np.isfinite(a.astype(np.float64)).all():
                 raise UserError(
-                    f"--quality wants samples with finite results, found infinity or NaN in result {position} of the model as it is; "
+                    f"--quality expects samples with finite results, got infinity or NaN in result {position} of the model as it is; "
                     "leave such samples out"
                 )

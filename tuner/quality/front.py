@@ -18,8 +18,9 @@ T = TypeVar("T")
 class TypeOption:
     """A type for a group.
 
-    secs: seconds of the group in one run
-    loss: measured loss of the model with this group alone, as a share of the allowed one
+    Attributes:
+        secs: Seconds of the group in one run.
+        loss: Measured loss of the model if only this group changes, as a share of the allowed loss.
     """
 
     kind: str
@@ -29,7 +30,12 @@ class TypeOption:
 
 @dataclass(frozen=True, slots=True)
 class TypeChange:
-    """A change of one group. saved: seconds that it saves; lost: loss that it adds, if losses add"""
+    """A change of one group.
+
+    Attributes:
+        saved: Seconds that it saves.
+        lost: Loss that it adds, if losses add.
+    """
 
     group: int
     option: TypeOption
@@ -39,11 +45,12 @@ class TypeChange:
 
 @dataclass(frozen=True, slots=True)
 class Point(Generic[T]):
-    """A choice for all groups that was measured and holds.
+    """A choice for all groups that was measured and satisfies the bound.
 
-    kinds: type by group, where it is not the exact one
-    saved: predicted seconds that it saves in one run
-    quality: its measured quality
+    Attributes:
+        kinds: Type of each group that does not have its exact type.
+        saved: Predicted seconds that it saves in one run.
+        quality: Measured quality.
     """
 
     kinds: Mapping[int, str]
@@ -54,7 +61,7 @@ class Point(Generic[T]):
 def lower_hull(exact_secs: float, options: Sequence[TypeOption]) -> list[TypeOption]:
     """Return the options on the lower convex hull of time over loss, without the exact one.
 
-    Each is faster and loses more than the one before, and saves less for what it loses. None loses more than is allowed.
+    Each option is faster and loses more than its predecessor, at a lower rate of time saved per loss. None exceeds the allowed loss.
     """
     hull = [TypeOption("", exact_secs, 0.0)]
     for option in sorted((o for o in options if o.loss <= 1), key=lambda o: (max(o.loss, 0.0), o.secs, o.kind)):
@@ -67,21 +74,21 @@ def lower_hull(exact_secs: float, options: Sequence[TypeOption]) -> list[TypeOpt
 
 
 def _rate(before: TypeOption, after: TypeOption) -> float:
-    """Return the seconds that a change saves for each loss that it adds."""
+    """Return the seconds that a change saves per unit of added loss."""
     lost = max(after.loss, 0.0) - max(before.loss, 0.0)
     return (before.secs - after.secs) / lost if lost > 0 else float("inf")
 
 
 def steps_of(exact_secs: Sequence[float], options: Sequence[Sequence[TypeOption]]) -> list[TypeChange]:
-    """Return the steps of all groups, those first that save most for what they lose."""
-    found: list[tuple[float, TypeChange]] = []
-    for group, (secs, own) in enumerate(zip(exact_secs, options, strict=True)):
+    """Return the steps of all groups, in order of time saved per loss."""
+    rated: list[tuple[float, TypeChange]] = []
+    for group, (secs, group_options) in enumerate(zip(exact_secs, options, strict=True)):
         before = TypeOption("", secs, 0.0)
-        for option in lower_hull(secs, own):
+        for option in lower_hull(secs, group_options):
             step = TypeChange(group, option, before.secs - option.secs, max(option.loss, 0.0) - max(before.loss, 0.0))
-            found.append((_rate(before, option), step))
+            rated.append((_rate(before, option), step))
             before = option
-    return [step for _, step in sorted(found, key=lambda f: (-f[0], -f[1].saved, f[1].group))]
+    return [step for _, step in sorted(rated, key=lambda f: (-f[0], -f[1].saved, f[1].group))]
 
 
 def walk(
@@ -91,10 +98,10 @@ def walk(
     holds: Callable[[T], bool],
     loss: Callable[[T], float],
 ) -> list[Point[T]]:
-    """Return the measured choices that hold: the exact one, then each faster than the one before, none behind in both.
+    """Return the Pareto front of measured choices that satisfy the bound: the exact one, then each faster than its predecessor.
 
-    A step that does not hold is not taken, and its group takes no further step of the hull. In the end faster options are
-    tried where there are any, those first that save most.
+    A step that violates the bound is undone, and its group takes no further step of the hull. At the end the remaining faster
+    options are tried in order of the time they save.
     """
     chosen: dict[int, TypeOption] = {}
     points = [Point({}, 0.0, measure({}))]

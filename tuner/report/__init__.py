@@ -1,1 +1,4 @@
-"""Pictures of what tuning did, as one HTML file: from records, without measuring."""
+"""Reports of tuning from records: `subject` reads them, `sections` makes figures and tables, `page` one HTML file.
+
+`listings` and `texts` are for the terminal, too.
+"""

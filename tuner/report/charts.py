@@ -1,7 +1,9 @@
 """Pictures as SVG: Vega-Lite specifications drawn by vl-convert, without scripts, in the colours of the page.
 
-Marks differ by colour, shape and dash, so that no colour is needed to read one. Each picture is drawn twice, for wide pages and for
-phones, and the page's style shows one of them.
+Marks differ in colour, shape and dash, so that a picture can be read without colours. A name with a meaning, such as `best library`, has
+one mark in every chart (`MEANINGS`). Each picture is drawn twice, for wide pages and for phones, and the style sheet shows one of them.
+
+Tests: `tests/tuner/report/test_charts.py`, `tests/tuner/report/test_report.py`.
 """
 
 from __future__ import annotations
@@ -15,38 +17,34 @@ from typing import Any
 from xml.etree import ElementTree
 
 from relax_tune.errors import UserError
-from relax_tune.tuner.printable import printable
-from relax_tune.tuner.report.figure import Figure, MakeSpec, Spec
+from relax_tune.printable import printable
+from relax_tune.tuner.report.subject import Figure, MakeSpec, Spec
 
 WIDE, NARROW = 760, 320
 COLOURS = tuple(f"var(--c{n})" for n in range(1, 8))
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [10, 4], [4, 6], [1, 4])
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
+DISPATCHED, ALL_TASKS, TIMED, FAILED = "dispatched", "all tasks, mean", "with a time", "failed"
+MEANINGS = {
+    **{DISPATCHED: 0, ALL_TASKS: 0, TIMED: 0},
+    **{"best tuned": 1, "best library": 2, "best generic": 3, "best unfused": 4, FAILED: 6},
+}
+"""Number of the colour, dash and shape of a name that stands for the same in every chart."""
 _INK, _LINE = "var(--ink)", "var(--line)"
+_BELOW = {"orient": "bottom"}
 _ROWS = {"type": "fit-x", "contains": "padding"}
 _SVG = "http://www.w3.org/2000/svg"
 _TAGS = frozenset(f"{{{_SVG}}}{tag}" for tag in ("svg", "g", "path", "line", "rect", "text"))
-_PAINT = (
-    "fill",
-    "fill-opacity",
-    "opacity",
-    "stroke",
-    "stroke-dasharray",
-    "stroke-linecap",
-    "stroke-opacity",
-    "stroke-width",
-)
-_PLACE = ("d", "height", "transform", "viewBox", "width", "x", "x2", "y", "y2")
-_ATTRIBUTES = frozenset([*_PAINT, *_PLACE, "font-size", "font-weight", "text-anchor"])
+_PAINT = "fill fill-opacity opacity stroke stroke-dasharray stroke-linecap stroke-opacity stroke-width"
+_PLACE = "d height transform viewBox width x x2 y y2 font-size font-weight text-anchor"
+_ATTRIBUTES = frozenset([*_PAINT.split(), *_PLACE.split()])
 _DEFAULTS = {"opacity": "1", "stroke-dasharray": "1,0", "stroke-width": "1", "fill-opacity": "1"}
 _LONG_NUMBER = re.compile(r"(\d+\.\d\d)\d+")
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 
 def drawn(figure: Figure) -> tuple[str, str]:
-    """Return the SVG of a figure's picture, wide and narrow. The figure has one.
-
-    Raises UserError where vl-convert is not installed."""
+    """Return the SVG of a figure's chart, wide and narrow. Raises `UserError` if vl-convert is not installed."""
     assert figure.chart is not None
     return _svg(figure.chart, False), _svg(figure.chart, True)
 
@@ -61,28 +59,32 @@ def _converted(spec: str) -> str:
         import vl_convert
     except ImportError:
         raise UserError(
-            "wanted vl-convert-python to draw pictures, found it not installed; pip install 'relax-tune[report]'"
+            "drawing pictures needs vl-convert-python, which is not installed; pip install 'relax-tune[report]'"
         ) from None
     return cleaned(vl_convert.vegalite_to_svg(spec, allowed_base_urls=[]))
 
 
 def cleaned(text: str) -> str:
-    """Return a picture with known elements and attributes alone, shorter by what nobody sees.
+    """Return a picture without invisible elements and with known attributes only, which also makes it shorter.
 
-    Raises UserError for a picture with other elements, such as a script."""
+    Raises:
+        UserError: The picture has unknown elements, such as a script.
+    """
     root = ElementTree.fromstring(text)
     for element in root.iter():
         if element.tag not in _TAGS:
-            raise UserError(f"wanted a picture of lines, areas and text, found {element.tag!r:.80} in it")
+            raise UserError(f"expected a picture of lines, areas and text, got the element {element.tag!r:.80}")
         for child in list(element):
             empty = child.tag.endswith(("}text", "}g")) and not len(child) and not (child.text or "").strip()
             if child.get("display") == "none" or empty or child.get("class") == "background":
                 element.remove(child)
-        kept = {k: _LONG_NUMBER.sub(r"\1", v) for k, v in element.items() if k in _ATTRIBUTES and _DEFAULTS.get(k) != v}
-        if kept.get("fill", "none") != "none":
-            kept.pop("stroke-dasharray", None)  # the dash of a line, on a symbol of the legend
+        attributes = {
+            k: _LONG_NUMBER.sub(r"\1", v) for k, v in element.items() if k in _ATTRIBUTES and _DEFAULTS.get(k) != v
+        }
+        if attributes.get("fill", "none") != "none":
+            attributes.pop("stroke-dasharray", None)  # symbols of the legend inherit the dash of their line
         element.attrib.clear()
-        element.attrib.update(kept)
+        element.attrib.update(attributes)
     for name in ("width", "height"):
         root.attrib.pop(name, None)
     ElementTree.register_namespace("", _SVG)
@@ -118,6 +120,15 @@ def _dressed(spec: Spec, narrow: bool) -> Spec:
     }
 
 
+def marks_of(names: Sequence[str]) -> dict[str, int]:
+    """Return the number of each name's colour, dash and shape: by its meaning, or the next that is free."""
+    known = {name: MEANINGS[name] for name in names if name in MEANINGS}
+    free = [n for n in range(len(COLOURS)) if n not in known.values()] or [len(COLOURS) - 1]
+    others = [name for name in names if name not in known]
+    number = {**known, **{name: free[n % len(free)] for n, name in enumerate(others)}}
+    return {name: number[name] for name in names}
+
+
 def unit_of(values: Sequence[float]) -> tuple[str, float]:
     """Return a unit of time for these seconds, and its seconds."""
     middle = sorted(values)[len(values) // 2] if values else 1.0
@@ -139,9 +150,13 @@ def lines(
 ) -> MakeSpec:
     """Return a picture of lines: rows with `x`, `y` and `series`.
 
-    x, y: titles of the axes, with their units; series: names in order; step: the value holds until the next row
-    backdrop: rows with `x` and `y` that are shown as faint dots; order: texts of the x axis, which then is no scale
-    thick: the first series, if it is drawn broad, under the others
+    Args:
+        x, y: Titles of the axes, with their units.
+        series: Names of the lines, in order.
+        step: Draw steps: a value holds until the next row.
+        backdrop: Rows with `x` and `y` that are drawn as faint dots.
+        order: Texts of an ordinal x axis, in order.
+        thick: Name of a line that is drawn broad, under the others.
     """
     shown = [_texts(row) for row in rows]
     behind = [_texts(row) for row in backdrop]
@@ -151,8 +166,8 @@ def lines(
     def make(narrow: bool) -> Spec:
         across: Spec = {"field": "x", "title": printable(x), "type": "quantitative", "scale": {"zero": not log_x}}
         if order:
-            kept = [printable(text) for text in order]
-            across = {**across, "type": "ordinal", "sort": kept, "scale": {}, "axis": {"labelAngle": -40}}
+            ordered = [printable(text) for text in order]
+            across = {**across, "type": "ordinal", "sort": ordered, "scale": {}, "axis": {"labelAngle": -40}}
         elif log_x:
             powers = _powers([row["x"] for row in shown], 5 if narrow else 12)
             across |= {"scale": {"type": "log", "base": 2}, "axis": {"values": powers, "format": "d"}}
@@ -178,89 +193,67 @@ def lines(
 
 def _line_layers(place: Spec, names: Sequence[str], broad: str, step: bool) -> list[Spec]:
     """Return a broad line under the others, the lines, and their points unless the lines are steps."""
-    marks: Spec = {"field": "series", "type": "nominal", "sort": list(names)}
-    marks["legend"] = None if len(names) < 2 else {}
-    colour = {**marks, "scale": {"domain": list(names), "range": list(COLOURS)}}
-    dash = {**marks, "scale": {"domain": list(names), "range": list(DASHES)}}
+    legend: Spec | None = None if len(names) < 2 else {}
+    colour, dash, shape = (_marks("series", names, values, legend) for values in (COLOURS, DASHES, SHAPES))
     line = {"type": "line", **({"interpolate": "step-after"} if step else {})}
     under = {**line, "strokeWidth": 6 if step else 9, "opacity": 0.4, "strokeCap": "round", "color": COLOURS[0]}
-    found: list[Spec] = [
+    layers: list[Spec] = [
         {"transform": [{"filter": broad}], "mark": under, "encoding": place},
         {"mark": line, "encoding": {**place, "color": colour, "strokeDash": dash}},
     ]
     if not step:
-        shape = {**marks, "scale": {"domain": list(names), "range": list(SHAPES)}}
-        found.append({"mark": {"type": "point"}, "encoding": {**place, "color": colour, "shape": shape}})
-    return found
+        layers.append({"mark": {"type": "point"}, "encoding": {**place, "color": colour, "shape": shape}})
+    return layers
 
 
-def bars(rows: Sequence[Mapping[str, Any]], *, x: str, name: str, parts: Sequence[str] = ()) -> MakeSpec:
+def bars(
+    rows: Sequence[Mapping[str, Any]], *, x: str, name: str, parts: Sequence[str] = (), meaning: str = ""
+) -> MakeSpec:
     """Return a picture of horizontal bars: rows with `name`, `value` and, for bars in parts, `part`, in this order.
 
-    x: title of the axis of values, with their unit; name: title of the axis of names
+    Args:
+        x: Title of the axis of values, with the unit.
+        name: Title of the axis of names.
+        parts: Names of the parts of stacked bars.
+        meaning: The name in `MEANINGS` whose colour the bars have.
     """
-    shown = [_texts(row) for row in rows]
-    names = list(dict.fromkeys(row["name"] for row in shown))
-
-    def make(narrow: bool) -> Spec:
-        axis = {"titleAnchor": "start", "titleAngle": 0, "titleAlign": "left", "titleY": -10}
-        encoding: Spec = {
-            "y": {"field": "name", "type": "nominal", "sort": names, "title": printable(name), "axis": axis},
-            "x": {"field": "value", "type": "quantitative", "title": x},
-        }
-        if parts:
-            encoding["color"] = {
-                **{"field": "part", "type": "nominal", "sort": list(parts)},
-                "scale": {"domain": list(parts), "range": list(COLOURS)},
-                "legend": {"orient": "bottom"},
-            }
-        return {
-            "data": {"values": shown},
-            "mark": {"type": "bar"},
-            "encoding": encoding,
-            "height": {"step": 24},
-            "autosize": _ROWS,
-        }
-
-    return make
+    encoding: Spec = {"x": {"field": "value", "type": "quantitative", "title": x}}
+    if parts:
+        encoding["color"] = _marks("part", parts, COLOURS)
+    bar = {"type": "bar", "color": COLOURS[MEANINGS.get(meaning, 0)]}
+    return _named_rows(rows, name, bar, encoding, grid=False)
 
 
 def dots(rows: Sequence[Mapping[str, Any]], *, x: str, name: str, series: Sequence[str]) -> MakeSpec:
     """Return a picture of dots on a line for each name: rows with `name`, `value` and `series`."""
+    encoding: Spec = {
+        "x": {"field": "value", "type": "quantitative", "title": x, "scale": {"zero": False}},
+        "color": _marks("series", series, COLOURS),
+        "shape": _marks("series", series, SHAPES),
+    }
+    return _named_rows(rows, name, {"type": "point", "size": 70}, encoding, grid=True)
+
+
+def _named_rows(rows: Sequence[Mapping[str, Any]], name: str, mark: Spec, encoding: Spec, *, grid: bool) -> MakeSpec:
+    """Return a picture with a row of marks for each name, in the order of the rows."""
     shown = [_texts(row) for row in rows]
     names = list(dict.fromkeys(row["name"] for row in shown))
-    marks = {"field": "series", "type": "nominal", "sort": list(series)}
+    axis = {
+        "titleAnchor": "start",
+        "titleAngle": 0,
+        "titleAlign": "left",
+        "titleY": -10,
+        **({"grid": True} if grid else {}),
+    }
+    along = {"field": "name", "type": "nominal", "sort": names, "title": printable(name), "axis": axis}
+    spec: Spec = {"data": {"values": shown}, "mark": mark, "height": {"step": 24}, "autosize": _ROWS}
+    return lambda narrow: {**spec, "encoding": {"y": along, **encoding}}
 
-    def make(narrow: bool) -> Spec:
-        axis = {"titleAnchor": "start", "titleAngle": 0, "titleAlign": "left", "titleY": -10}
-        return {
-            "data": {"values": shown},
-            "mark": {"type": "point", "size": 70},
-            "height": {"step": 24},
-            "autosize": _ROWS,
-            "encoding": {
-                "y": {
-                    "field": "name",
-                    "type": "nominal",
-                    "sort": names,
-                    "title": printable(name),
-                    "axis": {**axis, "grid": True},
-                },
-                "x": {"field": "value", "type": "quantitative", "title": x, "scale": {"zero": False}},
-                "color": {
-                    **marks,
-                    "scale": {"domain": list(series), "range": list(COLOURS)},
-                    "legend": {"orient": "bottom"},
-                },
-                "shape": {
-                    **marks,
-                    "scale": {"domain": list(series), "range": list(SHAPES)},
-                    "legend": {"orient": "bottom"},
-                },
-            },
-        }
 
-    return make
+def _marks(field: str, names: Sequence[str], values: Sequence[Any], legend: Spec | None = _BELOW) -> Spec:
+    """Return the encoding of a field by colours, dashes or shapes."""
+    scale = {"domain": list(names), "range": [values[n] for n in marks_of(names).values()]}
+    return {"field": field, "type": "nominal", "sort": list(names), "scale": scale, "legend": legend}
 
 
 def _texts(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The figures about tasks: times over shapes, convergence, the time of a model, regret, failures."""
+"""The figures of tasks: times over shapes, convergence, the time of a model, regret, failures.
+
+Tests: `tests/tuner/report/test_report.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,19 @@ from typing import Any
 from relax_tune.database.records import Measurement
 from relax_tune.tuner.plan.plans import Shape
 from relax_tune.tuner.plan.task_rows import variant_text
-from relax_tune.tuner.quantities import ratio_text, seconds_text
-from relax_tune.tuner.report.charts import bars, lines, unit_of
-from relax_tune.tuner.report.figure import Figure, table
+from relax_tune.tuner.report.charts import ALL_TASKS, DISPATCHED, FAILED, bars, lines, unit_of
 from relax_tune.tuner.report.recorded import GROUPS, RecordedTask, SearchStep, all_tasks, point_of
+from relax_tune.tuner.report.subject import Figure, table
+from relax_tune.tuner.report.texts import ratio_text, seconds_text
 
 LINES = 7
-"""Lines of a picture, at most: more are not told apart."""
-ALL_TASKS = "all tasks, mean"
-DISPATCHED = "dispatched"
+"""Largest number of lines in a chart; more cannot be distinguished."""
+DOTS = 60
+"""Largest number of other candidates at a shape that are drawn as dots: quantiles of their times stand for more."""
 CLOSE = 1.05
 """Factor on the last time from which a search counts as converged."""
 _LONGEST = 300
-_FIRST = "The first times are those of the generic, library and unfused forms."
+_FIRST = "The first times are of the generic, library and unfused variants."
 
 
 def time_over_shape(task: RecordedTask, anchor: str) -> Figure:
@@ -44,12 +47,12 @@ def time_over_shape(task: RecordedTask, anchor: str) -> Figure:
         for name, rows in contenders.items()
         for shape, secs in sorted(rows.items(), key=lambda row: task.shapes.index(row[0]))
     ]
-    rest = [
-        {"x": place(shape), "y": secs / size}
-        for key, rows in task.medians.items()
-        for shape, secs in rows.items()
-        if not any(shape in own and own[shape] == secs for own in contenders.values())
-    ]
+    others: dict[Shape, list[float]] = {}
+    for times_of_variant in task.medians.values():
+        for shape, secs in times_of_variant.items():
+            if not any(own.get(shape) == secs for own in contenders.values()):
+                others.setdefault(shape, []).append(secs)
+    rest = [{"x": place(s), "y": secs / size} for s, times in others.items() for secs in _quantiles(times, DOTS)]
     axis = task.name_of(0) if one else ", ".join(task.name_of(a) for a in range(symbols)) or "shape"
     chart = lines(
         drawn,
@@ -78,17 +81,25 @@ def time_over_shape(task: RecordedTask, anchor: str) -> Figure:
     return Figure(anchor, title, _shape_summary(task, contenders), chart, table(columns, rows, numbers))
 
 
+def _quantiles(values: Sequence[float], most: int) -> list[float]:
+    """Return values in order, or at most `most` of them that are spread evenly from the smallest to the largest."""
+    ordered = sorted(values)
+    if len(ordered) <= most:
+        return ordered
+    return [ordered[round(n * (len(ordered) - 1) / (most - 1))] for n in range(most)]
+
+
 def _contenders(task: RecordedTask) -> dict[str, dict[Shape, float]]:
     """Return the lines of a task: what is dispatched, and the best of each kind at each shape, as far as they are known."""
-    found: dict[str, dict[Shape, float]] = {}
+    contenders: dict[str, dict[Shape, float]] = {}
     own = {s: secs for s in task.shapes if (secs := task.dispatched_secs(s)) is not None}
     if own:
-        found[DISPATCHED] = own
+        contenders[DISPATCHED] = own
     for group in GROUPS:
         best = {s: secs for s in task.shapes if (secs := task.best(s, group)) is not None}
         if best:
-            found[f"best {group}"] = best
-    return found
+            contenders[f"best {group}"] = best
+    return contenders
 
 
 def _shape_summary(task: RecordedTask, contenders: Mapping[str, Mapping[Shape, float]]) -> str:
@@ -136,7 +147,7 @@ def convergence(tasks: Sequence[RecordedTask], anchor: str, by: str) -> Figure:
     chart = lines(
         drawn,
         x="candidates measured for a task (count)" if by == "trials" else "time of measuring (s)",
-        y="time over that of the end (ratio)",
+        y="time relative to the final time (ratio)",
         thick=ALL_TASKS,
         series=list(named),
         step=True,
@@ -160,7 +171,7 @@ def _convergence_summary(steps: Sequence[SearchStep], by: str) -> str:
     if end.trials == 0:
         return "No candidates were measured, only the generic, library and unfused forms."
     if steps[0].lag <= CLOSE:
-        return f"{_FIRST} Nothing found later was more than 5 % faster, in {_along(end, by):,.0f} {unit}."
+        return f"{_FIRST} No later candidate was more than 5 % faster, in {_along(end, by):,.0f} {unit}."
     return (
         f"From {steps[0].lag:.2f} times the last time down to within 5 % of it "
         f"after {_along(close, by):,.0f} of {_along(end, by):,.0f} {unit}. {_FIRST}"
@@ -246,26 +257,26 @@ def regret(tasks: Sequence[RecordedTask], anchor: str) -> Figure:
 def failures(tasks: Sequence[RecordedTask], anchor: str) -> Figure:
     """Make the figure of failed measurements by cause."""
     title = "Failures by cause"
-    found = [(t, r) for t in tasks for r in t.failures]
+    failed = [(t, r) for t in tasks for r in t.failures]
     measured = sum(len(t.shown_records) for t in tasks)
-    if not found:
+    if not failed:
         return Figure(
             anchor, title, f"None of {measured} measurements failed." if measured else "Nothing was measured."
         )
-    stages = Counter(str(r.stage) for _, r in found)
+    stages = Counter(str(r.stage) for _, r in failed)
     drawn = [{"name": stage, "value": count} for stage, count in stages.most_common()]
     rows = []
     for stage, count in stages.most_common():
-        own = [(t, r) for t, r in found if r.stage == stage]
+        own = [(t, r) for t, r in failed if r.stage == stage]
         messages = Counter(_first_line(r) for _, r in own)
         where = Counter(t.name for t, _ in own)
         for message, times in messages.most_common(3):
             named = ", ".join(f"{name} ({n})" for name, n in where.most_common(3))
             rows.append([stage, str(count), str(times), message, named])
     top, most = stages.most_common(1)[0]
-    summary = f"{len(found)} of {measured} measurements failed, most often at the stage `{top}` ({most})."
+    summary = f"{len(failed)} of {measured} measurements failed, most often at the stage `{top}` ({most})."
     columns = ("stage", "failures", "of them", "message", "tasks")
-    chart = bars(drawn, x="failed measurements (count)", name="stage")
+    chart = bars(drawn, x="failed measurements (count)", name="stage", meaning=FAILED)
     return Figure(anchor, title, summary, chart, table(columns, rows, ("failures", "of them")))
 
 

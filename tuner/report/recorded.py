@@ -1,4 +1,7 @@
-"""Tasks as a database remembers them: times by shape, the dispatched variant, regret, and how the search converged."""
+"""Tasks from records: times by shape, the dispatched variant, regret, and the convergence of the search.
+
+Tests: `tests/tuner/report/test_report.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from typing import Literal
 
 from relax_tune.database.records import Measurement, VariantRecord
 from relax_tune.tuner.plan.plans import Shape, pooled
-from relax_tune.tuner.plan.stored_plans import KeptPlan
+from relax_tune.tuner.plan.stored_plans import StoredPlan
 from relax_tune.tuner.task.unfused_variants import in_parts
 
 Group = Literal["tuned", "library", "generic", "unfused"]
 GROUPS: tuple[Group, ...] = ("tuned", "library", "generic", "unfused")
 PAUSE_SECS = 200.0
-"""A longer time between two records, which is over every deadline of a kernel, is a pause between runs."""
+"""A longer time between two records exceeds every deadline of a kernel, so it is a pause between runs."""
 
 
 def group_of(variant: VariantRecord) -> Group:
@@ -28,10 +31,12 @@ def group_of(variant: VariantRecord) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class SearchStep:
-    """A moment at which a better variant was known.
+    """A moment at which the search had measured a better variant.
 
-    trials: candidates measured by then, of all tasks or as a mean; secs: seconds of measuring by then
-    lag: time over that of the end, at least 1
+    Attributes:
+        trials: Candidates measured so far, of all tasks or as a mean.
+        secs: Seconds of measuring so far.
+        lag: Best time so far relative to the final time, at least 1.
     """
 
     trials: float
@@ -41,19 +46,20 @@ class SearchStep:
 
 @dataclass(frozen=True, eq=False)
 class RecordedTask:
-    """The records of one task on one device, all of one state of the caches.
+    """The records of one task on one device in one regime.
 
-    plan: the dispatch to judge, None if no plan is known
-    labels: names of the symbols in the model's terms; empty for the task's own
-    calls: number of calls in one run of the model, None if unknown
-    weights: anchors with their weights; empty for the shapes that most batches have, all alike
-    runs: ids of the runs whose search and failures are shown; None for all
+    Attributes:
+        plan: The dispatch to assess; None if no plan is known.
+        labels: Names of the symbols in the model; empty for the names in the task.
+        calls: Number of calls in one run of the model; None if unknown.
+        weights: Anchors with their weights; empty for the shapes that most batches have, with equal weights.
+        runs: Ids of the runs whose search and failures are shown; None for all.
     """
 
     key: str
     name: str
     records: Sequence[Measurement]
-    plan: KeptPlan | None = None
+    plan: StoredPlan | None = None
     labels: tuple[str, ...] = ()
     calls: int | None = None
     weights: Mapping[Shape, float] | None = None
@@ -61,7 +67,7 @@ class RecordedTask:
 
     @cached_property
     def shown_records(self) -> list[Measurement]:
-        """Records of the runs that are looked at."""
+        """Records of the shown runs."""
         return [r for r in self.records if self.runs is None or r.job in self.runs]
 
     @cached_property
@@ -72,7 +78,7 @@ class RecordedTask:
 
     @property
     def medians(self) -> dict[str, dict[Shape, float]]:
-        """Median seconds by variant and shape, without variants that ever failed."""
+        """Median seconds by variant and shape, without variants that have failed."""
         return self._pooled[0]
 
     @property
@@ -83,12 +89,12 @@ class RecordedTask:
     @cached_property
     def shapes(self) -> list[Shape]:
         """All timed shapes, the smallest first."""
-        found = {shape for rows in self.medians.values() for shape in rows}
-        return sorted(found, key=lambda s: (math.prod(max(x, 1) for _, x in s), point_of(s)))
+        shapes = {shape for rows in self.medians.values() for shape in rows}
+        return sorted(shapes, key=lambda s: (math.prod(max(x, 1) for _, x in s), point_of(s)))
 
     @cached_property
     def anchors(self) -> dict[Shape, float]:
-        """The shapes that count, with their weights."""
+        """The anchor shapes with their weights."""
         if self.weights:
             return dict(self.weights)
         batches: dict[tuple[str, str], set[Shape]] = {}
@@ -128,7 +134,7 @@ class RecordedTask:
         return None if key is None else self.medians.get(key, {}).get(shape)
 
     def regret(self, shape: Shape) -> float | None:
-        """Return the share of time that the dispatched variant loses to the best on record at a shape."""
+        """Return the relative excess of the dispatched variant's time over the best time on record at a shape."""
         own, best = self.dispatched_secs(shape), self.best(shape)
         return None if own is None or best is None else own / best - 1
 
@@ -182,7 +188,7 @@ class RecordedTask:
         events = sorted((r for r in self.shown_records if r.measured_at > 0), key=lambda r: (r.measured_at, r.id))
         best: dict[Shape, float] = {}
         trials: set[str] = set()
-        found: list[tuple[int, float, float]] = []
+        improvements: list[tuple[int, float, float]] = []
         clock = _Stopwatch()
         for record in events:
             secs = clock.at(record)
@@ -193,11 +199,11 @@ class RecordedTask:
             if shape in self.anchors and time is not None and time < best.get(shape, math.inf):
                 best[shape] = time
                 if len(best) == len(self.anchors):
-                    found.append((len(trials), secs, sum(w * best[s] for s, w in self.anchors.items())))
-        if not found:
+                    improvements.append((len(trials), secs, sum(w * best[s] for s, w in self.anchors.items())))
+        if not improvements:
             return []
-        end = found[-1][2]
-        steps = {trial: SearchStep(trial, secs, time / end) for trial, secs, time in found}
+        end = improvements[-1][2]
+        steps = {trial: SearchStep(trial, secs, time / end) for trial, secs, time in improvements}
         steps[len(trials)] = SearchStep(len(trials), clock.secs, 1.0)
         return list(steps.values())
 
@@ -228,9 +234,9 @@ def shape_of_record(record: Measurement) -> Shape:
 
 
 def all_tasks(tasks: Sequence[RecordedTask]) -> list[SearchStep]:
-    """Return the convergence over several tasks: the geometric mean of their lags, over trials and seconds in all.
+    """Return the convergence over several tasks: the geometric mean of their lags, over the sums of trials and seconds.
 
-    It begins once every task has a time at each anchor. Trials and seconds are those of the tasks together.
+    It begins when every task has a time at each anchor.
     """
     known = [t for t in tasks if t.convergence]
     events: list[tuple[float, str, int, Measurement]] = sorted(

@@ -1,27 +1,62 @@
-"""The sections of a report: each device with its figures, and its tasks."""
+"""The sections of a report: each device with its figures, and its tasks.
+
+Tests: `tests/tuner/report/test_report.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from relax_tune.tuner.quantities import seconds_text
-from relax_tune.tuner.report.devices import UnitHealth, facts_of, lent_units, recorded_units
-from relax_tune.tuner.report.figure import Figure, Section
+from relax_tune.database.counts import TaskStats, UnitStats
+from relax_tune.database.records import Target
+from relax_tune.tuner.report.devices import recorded_units
+from relax_tune.tuner.report.listings import target_facts
 from relax_tune.tuner.report.pictures import convergence, failures, model_time, regret, time_over_shape
-from relax_tune.tuner.report.subject import DeviceView, Facts, Subject
+from relax_tune.tuner.report.recorded import RecordedTask
+from relax_tune.tuner.report.subject import Cell, Facts, Figure, PageLink, Section, Table, table
+from relax_tune.tuner.report.texts import moment_text, named, seconds_text
 
 TASKS = 12
-"""Tasks with a picture of their own, for each device."""
+"""Default number of tasks of a device with a separate figure."""
 
 
-def sections_of(subject: Subject, most_tasks: int = TASKS, lent: Sequence[UnitHealth] | None = None) -> list[Section]:
-    """Return all sections of a subject. most_tasks: tasks of a device with a picture; lent: units of a scheduler, if asked"""
-    found = [Section("overview", "Overview", (*subject.facts, *_counts(subject)), subject.notes)]
-    for number, view in enumerate(subject.devices, 1):
-        found += [device_section(view, f"device{number}"), tasks_section(view, f"device{number}", most_tasks)]
-    if lent is not None:
-        found.append(Section("fleet", "Fleet", figures=(lent_units(lent, "fleet-units"),)))
-    return found
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a report.
+
+    Attributes:
+        tasks: Number of tasks of a device with a separate figure.
+        records: Records of a device to read for figures; None for all.
+    """
+
+    tasks: int = TASKS
+    records: int | None = None
+
+
+@dataclass(frozen=True)
+class DeviceView:
+    """A device with the tasks to show.
+
+    Attributes:
+        tasks: Tasks with their records, the costliest first; empty where reading them would take too long.
+        notes: Sentences on invalid records, and on what is left out.
+        counts: Counts of the tasks in the database.
+    """
+
+    target: Target
+    tasks: tuple[RecordedTask, ...]
+    units: tuple[UnitStats, ...]
+    notes: tuple[str, ...] = ()
+    counts: tuple[TaskStats, ...] = ()
+
+
+def sections_of(devices: Sequence[DeviceView], facts: Facts, notes: Sequence[str], limits: Limits) -> list[Section]:
+    """Return all sections of a report: an overview with these facts and notes, and the devices."""
+    sections = [Section("overview", "Overview", (*facts, *_counts(devices)), tuple(notes))]
+    for number, view in enumerate(devices, 1):
+        sections += [device_section(view, f"device{number}"), tasks_section(view, f"device{number}", limits.tasks)]
+    return sections
 
 
 def device_section(view: DeviceView, anchor: str) -> Section:
@@ -33,32 +68,47 @@ def device_section(view: DeviceView, anchor: str) -> Section:
         convergence(tasks, f"{anchor}-trials", "trials"),
         convergence(tasks, f"{anchor}-seconds", "seconds"),
         failures(tasks, f"{anchor}-failures"),
-        recorded_units(view.units, [r for t in tasks for r in t.records], f"{anchor}-units"),
     ]
+    units = recorded_units(view.units, [r for t in tasks for r in t.records], f"{anchor}-units")
     title = f"Device {view.target.kind}: {view.target.name}"
-    return Section(anchor, title, tuple(facts_of(view.target)), view.notes, tuple(figures))
+    shown = figures if tasks or not view.counts else ()
+    return Section(anchor, title, target_facts(view.target), view.notes, (*shown, units))
 
 
 def tasks_section(view: DeviceView, anchor: str, most: int) -> Section:
-    """Return the section of a device's tasks: a figure for each of the costliest."""
+    """Return the section of a device's tasks: their counts, and a figure for each of the costliest."""
     shown = view.tasks[:most]
-    left = len(view.tasks) - len(shown)
-    notes = (f"The {len(shown)} costliest of {len(view.tasks)} tasks have a picture.",) if left else ()
+    notes = (f"The {len(shown)} costliest of {len(view.tasks)} tasks have a picture.",)
     figures = tuple(time_over_shape(t, f"{anchor}-task{n}") for n, t in enumerate(shown, 1))
-    return Section(f"{anchor}-tasks", f"Tasks on {view.target.name}", (), notes, figures)
+    tables = (_tasks_table(view),) if view.counts else ()
+    return Section(
+        f"{anchor}-tasks", f"Tasks on {view.target.name}", (), notes if len(view.tasks) > most else (), figures, tables
+    )
 
 
-def _counts(subject: Subject) -> Facts:
-    tasks = [t for view in subject.devices for t in view.tasks]
+def _tasks_table(view: DeviceView) -> Table:
+    pages = ("devices", view.target.key, "tasks")
+    rows: list[list[Cell]] = []
+    for c in view.counts:
+        numbers = [f"{c.measurements:,}", f"{c.failed:,}", moment_text(c.last)]
+        rows.append([PageLink(named(c.workload, c.hint), (*pages, c.workload)), *numbers])
+    return table(("task", "measurements", "failed", "last"), rows, ("measurements", "failed"))
+
+
+def _counts(devices: Sequence[DeviceView]) -> Facts:
+    tasks = [t for view in devices for t in view.tasks]
     if not tasks:
-        return ()
-    times = [r.measured_at for t in tasks for r in t.shown_records if r.measured_at > 0]
-    spent = sum(r.build_secs + sum(r.samples_secs) for t in tasks for r in t.shown_records)
-    counted = (
+        counts = [c for view in devices for c in view.counts]
+        measured, failed = sum(c.measurements for c in counts), sum(c.failed for c in counts)
+        numbers = (("tasks", len(counts)), ("measurements", measured), ("failed measurements", failed))
+        return tuple((name, f"{number:,}") for name, number in numbers) if counts else ()
+    records = [r for t in tasks for r in t.shown_records]
+    times = [r.measured_at for r in records if r.measured_at > 0]
+    return (
         ("tasks", str(len(tasks))),
         ("candidates", f"{sum(t.trials for t in tasks):,}"),
-        ("measurements", f"{sum(len(t.shown_records) for t in tasks):,}"),
+        ("measurements", f"{len(records):,}"),
         ("failed measurements", f"{sum(len(t.failures) for t in tasks):,}"),
-        ("time of compilers and timed calls", seconds_text(spent)),
+        ("time of compilers and timed calls", seconds_text(sum(r.build_secs + sum(r.samples_secs) for r in records))),
+        *((("from first to last record", seconds_text(max(times) - min(times))),) if times else ()),
     )
-    return (*counted, ("from first to last record", seconds_text(max(times) - min(times)))) if times else counted

@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""Search over spaces of integer parameters. Enter by `space`, `base` (the contract of a strategy), `registry` and `named`."""

@@ -1,4 +1,7 @@
-"""The contract between the tuning loop and a search strategy, and the memory every strategy here shares."""
+"""The contract between the tuning loop and a search strategy, and the history that the built-in strategies share.
+
+Tests: `tests/tuner/search/strategies/test_strategy_contract.py`.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +49,10 @@ class Result:
 class TrainingRows:
     """Rows from other tasks and devices for a cost model.
 
-    features: (N, F) f32, columns as the space's own, NaN where a row has none
-    log_time: (N,) log(seconds / roofline), NaN for failures
-    groups: (N,) one id a (task, shape), all >= 0
+    Attributes:
+        features: (N, F) f32, with the columns of the space; NaN where a row lacks a feature.
+        log_time: (N,) log(seconds / roofline), NaN for failures.
+        groups: (N,) one number for each (task, shape), all >= 0.
     """
 
     features: FeatureArray
@@ -60,16 +64,17 @@ class TrainingRows:
 class SearchProblem:
     """A space to be searched, and the objective.
 
-    shapes: (S, D) int64, the anchors
-    weights: (S,) importance of the anchors, positive, summing to 1
-    roofline: (S,) seconds, a lower bound or any other positive scale of the time at each shape (default 1), by which
-        times of different shapes become comparable
-    baseline: (S,) seconds of the best variant outside the space, such as the library; inf without one (the default). It
-        may be a function that returns them, called for each batch. A candidate counts by its gain on it.
-    history: training rows from elsewhere; a strategy that can use them calls it once, when it first needs them
+    Attributes:
+        shapes: (S, D) int64, the anchors.
+        weights: (S,) importance of the anchors, positive, summing to 1.
+        roofline: (S,) seconds, a lower bound or any other positive scale of the time at each shape (default 1), which makes times
+            of different shapes comparable.
+        baseline: Returns (S,) seconds of the best variant outside the space, such as a library's; inf without one (the default).
+            Called for each batch. A candidate counts by its gain over the baseline.
+        history: Returns training rows of other tasks and devices. A strategy that uses them calls it once, on first use.
 
     Raises:
-        UserError: sizes that do not match, weights that are no distribution, or times that are not positive.
+        UserError: Sizes do not match, weights are not a distribution, or times are not positive.
     """
 
     space: ParameterSpace
@@ -91,7 +96,7 @@ class SearchProblem:
         points = np.asarray(shapes, dtype=np.int64)
         if points.ndim != 2 or not len(points):
             raise UserError(
-                f"wanted shapes as a non-empty (S, D) array, found an array of shape {points.shape}; pass one row a shape"
+                f"expected shapes as a non-empty (S, D) array, got an array of shape {points.shape}; pass one row a shape"
             )
         count = len(points)
         object.__setattr__(self, "space", space)
@@ -106,12 +111,12 @@ class SearchProblem:
             value = np.full(count, default) if given is None else np.asarray(given, dtype=np.float64)
             if value.shape != (count,) or not (value > 0).all():
                 raise UserError(
-                    f"wanted {name} as {count} positive numbers, one a shape, found {value.tolist()}; "
+                    f"expected {name} as {count} positive numbers, one a shape, got {value.tolist()}; "
                     "drop the shapes that do not count"
                 )
             object.__setattr__(self, name, value)
         if abs(float(self.weights.sum()) - 1.0) > 1e-6:
-            raise UserError(f"wanted weights that sum to 1, found {self.weights.tolist()}; divide them by their sum")
+            raise UserError(f"expected weights that sum to 1, got {self.weights.tolist()}; divide them by their sum")
 
 
 @runtime_checkable
@@ -120,10 +125,10 @@ class SearchStrategy(Protocol):
 
     Promises of every strategy:
 
-    * `ask(n)` returns at most `n` candidates that satisfy the constraints, none of them ever asked or told before;
+    * `ask(n)` returns at most `n` candidates that satisfy the constraints, each of them new: never asked for or reported before;
       fewer only when the space is exhausted, and then an empty list ever after.
     * The candidates depend on the problem, the generator's state at construction, the sizes of the asks so far and the
-      *set* of results told between them: not on the order or the chunks in which results arrived, nor on threads or
+      *set* of results reported between them: not on the order or the chunks in which results arrived, nor on threads or
       clocks.
     * `tell` accepts results of candidates that were never asked (records from a database) and several results of one
       candidate, whose outcomes are united (per shape the faster time, and a time rather than a failure). It keeps no
@@ -137,7 +142,7 @@ class SearchStrategy(Protocol):
         """Return up to `n` new candidates.
 
         Raises:
-            ScheduleError: the space has no candidate that satisfies its constraints.
+            ScheduleError: The space has no candidate that satisfies its constraints.
         """
         ...
 
@@ -148,10 +153,12 @@ class SearchStrategy(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Observations:
-    """Everything told, in canonical order of the candidates.
+    """All reported results, in canonical order of the candidates.
 
-    `codes: (N, 1 + P) int32`; `log_time: (N, S)`, NaN where there is no time; `failed: (N, S)` where there is a
-    failure instead.
+    Attributes:
+        codes: (N, 1 + P) int32.
+        log_time: (N, S), NaN without a time.
+        failed: (N, S), True for a failure.
     """
 
     codes: CodeArray
@@ -167,37 +174,41 @@ class Observations:
 
 
 class SearchHistory:
-    """The results told to a strategy and the candidates it asked for. Their order does not depend on their arrival."""
+    """The results reported to a strategy and the candidates it asked for, in an order independent of their arrival."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.problem = problem
         self._outcomes: dict[Candidate, dict[int, Outcome]] = {}
-        self._seen: set[Candidate] = set()
+        self._visited: set[Candidate] = set()
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self._visited)
 
     def add(self, results: Sequence[Result]) -> None:
-        """Add results to the history. Raises as `SearchStrategy.tell`, before any result is added."""
+        """Add results to the history.
+
+        Raises:
+            UserError: A result is not of this space, or is no positive time. No result is added then.
+        """
         shapes = len(self.problem.shapes)
         for result in results:
-            if result.candidate not in self._seen and not self.problem.space.contains(result.candidate):
+            if result.candidate not in self._visited and not self.problem.space.contains(result.candidate):
                 raise UserError(
-                    f"wanted results of candidates of this search space, found {result.candidate.key}, which is not in it or breaks its "
+                    f"expected results of candidates of this search space, got {result.candidate.key}, which is not in it or breaks its "
                     "constraints; tell only what ParameterSpace.contains accepts"
                 )
             for shape, outcome in result.outcomes.items():
                 if not 0 <= shape < shapes:
                     raise UserError(
-                        f"wanted shape indices below {shapes}, found {shape} for {result.candidate.key}; add the shape first"
+                        f"expected shape indices below {shapes}, got {shape} for {result.candidate.key}; add the shape first"
                     )
                 if not isinstance(outcome, Failure) and not (math.isfinite(outcome) and outcome > 0):
                     raise UserError(
-                        f"wanted positive seconds for {result.candidate.key} at shape {shape}, found {outcome}; "
+                        f"expected positive seconds for {result.candidate.key} at shape {shape}, got {outcome}; "
                         "tell a Failure when there is no time"
                     )
         for result in results:
-            self._seen.add(result.candidate)
+            self._visited.add(result.candidate)
             known = self._outcomes.setdefault(result.candidate, {})
             for shape, outcome in result.outcomes.items():
                 known[shape] = _united(known.get(shape), outcome)
@@ -205,23 +216,23 @@ class SearchHistory:
     def ask(self, codes: CodeArray) -> list[Candidate]:
         """Turn codes into candidates and record that they were asked for."""
         candidates = self.problem.space.candidates(codes)
-        self._seen.update(candidates)
+        self._visited.update(candidates)
         return candidates
 
-    def seen(self) -> CodeArray:
-        """Return codes (R, 1 + P) of everything asked or told, in canonical order."""
-        return self.problem.space.encode(sorted(self._seen))
+    def visited(self) -> CodeArray:
+        """Return codes (R, 1 + P) of all candidates asked for or reported, in canonical order."""
+        return self.problem.space.encode(sorted(self._visited))
 
     def fresh(self, codes: CodeArray) -> CodeArray:
-        """Return the rows never asked or told, without repetitions, in the order given."""
+        """Return the distinct rows that were neither asked for nor reported, in their order."""
         space = self.problem.space
         if not len(codes):
             return codes
         codes = space.distinct(codes)
-        return codes[~isin(space.keys(codes), space.keys(self.seen()))]
+        return codes[~isin(space.keys(codes), space.keys(self.visited()))]
 
     def observations(self) -> Observations:
-        """Return everything told so far."""
+        """Return all results so far."""
         candidates = sorted(self._outcomes)
         log_time = np.full((len(candidates), len(self.problem.shapes)), np.nan)
         failed = np.zeros(log_time.shape, dtype=np.bool_)
@@ -235,7 +246,7 @@ class SearchHistory:
 
 
 def isin(keys: KeyArray, members: KeyArray) -> BoolArray:
-    """Return for each key whether it is among the members. Raw-byte keys work too, which `np.isin` refuses."""
+    """Return for each key whether it is among the members. Unlike `np.isin`, it supports raw-byte keys."""
     if keys.dtype.kind == "i" or not len(keys) or not len(members):
         return np.isin(keys, members) if len(keys) and len(members) else np.zeros(len(keys), dtype=np.bool_)
     known = {m.tobytes() for m in members}

@@ -1,11 +1,10 @@
-"""Axes for a model of distances, beside one a parameter: alignments, and what constraints tie together.
+"""Further axes for a model of distances, in addition to one per parameter: alignments, and pairs tied by constraints.
 
-Hardware prefers multiples of powers of two: 96 and 128 are neighbours, but 128 may be more like 32. So the largest
-power of two that divides a value is an axis, where the order of the values does not imply it.
+Hardware prefers multiples of powers of two: 96 and 128 are neighbours, but 128 may behave more like 32. So the largest power of
+two that divides a value is an axis, unless the order of the values implies it.
 
-A constraint may tie parameters together: a tile and the threads that share it by their ratio, the two sides of a
-work-group by their product. Tied pairs are found among the legal points, where the two are dependent, whatever form the
-constraints have.
+A constraint may tie parameters: a tile and its threads by their ratio, the two sides of a work-group by their product. Tied pairs
+are detected by the mutual information of the two parameters among legal points, which needs no knowledge of the constraints.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import numpy as np
 from relax_tune.tuner.search.space import CodeArray, FloatArray, ParameterSpace, has_alignment, scaled, trailing_zeros
 
 SAMPLE = 4096
-"""Legal points of a sketch that are examined; of more, a random sample."""
+"""Most legal points of a sketch that are examined, a random sample if there are more."""
 DEPENDENT = 0.006
-"""Mutual information (nats) from which two parameters count as tied: several times what a sample of independent ones shows."""
+"""Mutual information (nats) above which two parameters count as tied; several times the value of a sample of independent ones."""
 MOST = 12
-"""Pairs kept, the most dependent first."""
+"""Most tied pairs that become axes, the most dependent first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class Embedding:
 
 def _axes(space: ParameterSpace) -> tuple[_Axis, ...]:
     rng = np.random.default_rng(0)
-    found: dict[tuple[str, str, int], tuple[float, float, float]] = {}
+    pairs: dict[tuple[str, str, int], tuple[float, float, float]] = {}
     for number, sketch in enumerate(space.sketches):
         codes = space.draw(rng, number, SAMPLE)
         rows = sketch.values(codes[:, 1:])
@@ -90,12 +89,12 @@ def _axes(space: ParameterSpace) -> tuple[_Axis, ...]:
                 one, other = (scaled(sketch.parameters[c].domain, rows[:, c]) for c in (a, b))
                 values = one + sign * other
                 key = (sketch.parameters[a].name, sketch.parameters[b].name, sign)
-                before = found.get(key, (0.0, np.inf, -np.inf))
-                found[key] = max(before[0], shared), min(before[1], values.min()), max(before[2], values.max())
-    strongest = sorted(found, key=lambda k: (-found[k][0], k))[:MOST]
+                before = pairs.get(key, (0.0, np.inf, -np.inf))
+                pairs[key] = max(before[0], shared), min(before[1], values.min()), max(before[2], values.max())
+    strongest = sorted(pairs, key=lambda k: (-pairs[k][0], k))[:MOST]
     axes = []
     for key in strongest:
-        _, low, high = found[key]
+        _, low, high = pairs[key]
         columns = []
         for sketch in space.sketches:
             names = [p.name for p in sketch.parameters]
@@ -126,7 +125,7 @@ def _dependence(a: CodeArray, b: CodeArray) -> tuple[float, float]:
         return 0.0, 0.0
     table = np.zeros((int(a.max()) + 1, int(b.max()) + 1))
     np.add.at(table, (a, b), 1.0 / len(a))
-    apart = table.sum(axis=1, keepdims=True) * table.sum(axis=0, keepdims=True)
+    independent = table.sum(axis=1, keepdims=True) * table.sum(axis=0, keepdims=True)
     some = table > 0
-    shared = float((table[some] * np.log(table[some] / apart[some])).sum())
+    shared = float((table[some] * np.log(table[some] / independent[some])).sum())
     return shared, float(np.mean((a - a.mean()) * (b - b.mean())))

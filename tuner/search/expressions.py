@@ -2,6 +2,8 @@
 
 `"64 <= block_x * block_y <= 1024"` over one column per parameter gives for every row the value of Python's own
 evaluation; a row on which Python would divide by zero breaks the constraint. The text is parsed, never executed.
+
+Tests: `tests/tuner/search/test_named.py`.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class TextConstraint:
     """One constraint of a search space.
 
     Raises:
-        UserError: text that is no expression of this language, or a name that is no parameter; a caret shows where.
+        UserError: Text that is no expression of this language, or a name that is no parameter; a caret shows where.
     """
 
     def __init__(self, text: str, names: Collection[str]) -> None:
@@ -70,7 +72,7 @@ class TextConstraint:
             self._root = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             raise UserError(
-                f"wanted a constraint as a Python expression over {_listed(names)}, found {text!r:.200}: {error}"
+                f"expected a constraint as a Python expression over {_listed(names)}, got {text!r:.200}: {error}"
             ) from None
         self._check(names)
 
@@ -78,8 +80,8 @@ class TextConstraint:
         """Return a mask (R,) of the rows that satisfy it; `columns` has a column (R,) for every parameter."""
         count = len(next(iter(columns.values()))) if columns else 1
         with np.errstate(all="ignore"):
-            found = _evaluate(self._root, columns)
-        holds = np.broadcast_to(_truth(found.value) & ~np.asarray(found.raised, dtype=np.bool_), (count,))
+            result = _evaluate(self._root, columns)
+        holds = np.broadcast_to(_truth(result.value) & ~np.asarray(result.raised, dtype=np.bool_), (count,))
         return np.array(holds, dtype=np.bool_)
 
     def _check(self, names: Collection[str]) -> None:
@@ -89,7 +91,7 @@ class TextConstraint:
             depth += 1
             if depth > MAX_DEPTH:
                 raise UserError(
-                    f"wanted a constraint nested at most {MAX_DEPTH} deep, found {self.text!r:.80}; split it in two"
+                    f"expected a constraint nested at most {MAX_DEPTH} deep, got {self.text!r:.80}; split it in two"
                 )
             for node in level:
                 self._check_node(node, names)
@@ -103,7 +105,7 @@ class TextConstraint:
 
     def _refused(self, node: ast.AST, why: str) -> UserError:
         at = getattr(node, "col_offset", 0)
-        return UserError(f"wanted a constraint this search can evaluate: {why}\n  {self.text.strip()}\n  {' ' * at}^")
+        return UserError(f"expected a constraint this search can evaluate: {why}\n  {self.text.strip()}\n  {' ' * at}^")
 
 
 def _listed(names: Collection[str]) -> str:
@@ -203,10 +205,10 @@ def _comparison(left: _Value, ops: list[ast.cmpop], others: list[ast.expr], colu
     for op, other in zip(ops, others):
         if isinstance(other, (ast.List, ast.Tuple)):
             members = [_evaluate(e, columns) for e in other.elts]
-            found: Any = np.zeros((), dtype=np.bool_)
+            member_of: Any = np.zeros((), dtype=np.bool_)
             for member in members:
-                found = found | _compared(ast.Eq(), left.value, member.value)
-            value = ~found if isinstance(op, ast.NotIn) else found
+                member_of = member_of | _compared(ast.Eq(), left.value, member.value)
+            value = ~member_of if isinstance(op, ast.NotIn) else member_of
             steps.append(_Value(value, np.logical_or(left.raised, _any(m.raised for m in members))))
             continue
         right = _evaluate(other, columns)
@@ -232,11 +234,11 @@ def _number(value: Any) -> Any:
     """Return an operand of arithmetic: truth values count as 0 and 1.
 
     Raises:
-        UserError: the operand is text.
+        UserError: The operand is text.
     """
     array = np.asarray(value)
     if array.dtype.kind == "U":
-        raise UserError("wanted numbers in the arithmetic of a constraint, found a text parameter; compare it with ==")
+        raise UserError("expected numbers in the arithmetic of a constraint, got a text parameter; compare it with ==")
     return array.astype(np.int64) if array.dtype.kind == "b" else array
 
 

@@ -38,12 +38,12 @@ Configuration = dict[str, Value]
 class SearchSpace:
     """Named parameters with finite lists of values, and which combinations of them are legal.
 
-    Numbers are a scale, whose neighbours are taken to be similar, in whatever order they are listed; text and truth values
+    Numbers are a scale, whose neighbours are taken to be similar, independently of the order they are listed in; text and truth values
     are labels. A constraint is text in Python's syntax (`tuner.search.expressions` says how much of it) or a scalar
     expression of `ir.expr` whose variables are named as integer parameters; all must hold.
 
     Raises:
-        UserError: no values, values listed twice or of no such kind, a constraint that cannot be evaluated.
+        UserError: No values, values listed twice or of no such kind, a constraint that cannot be evaluated.
     """
 
     parameters: Mapping[str, tuple[Value, ...]]
@@ -81,21 +81,21 @@ class SearchSpace:
         """Return the point of a configuration.
 
         Raises:
-            UserError: a parameter that is missing or unknown, or a value that is not among its own.
+            UserError: A parameter that is missing or unknown, or a value that is not among its own.
         """
         if set(configuration) != set(self.parameters):
             raise UserError(
-                f"wanted a value for each of {', '.join(self.parameters)}, found {dict(configuration)!r:.200}; "
+                f"expected a value for each of {', '.join(self.parameters)}, got {dict(configuration)!r:.200}; "
                 "tell configurations as `ask` returned them"
             )
-        found = []
+        coded = []
         for name, values in self.parameters.items():
             value = configuration[name]
             if value not in values:
-                raise UserError(f"wanted {name} as one of {list(values)!r:.200}, found {value!r:.80}")
+                raise UserError(f"expected {name} as one of {list(values)!r:.200}, got {value!r:.80}")
             position = values.index(value)
-            found.append(int(value) if _plain(values) else position)
-        return Candidate(0, tuple(found))
+            coded.append(int(value) if _plain(values) else position)
+        return Candidate(0, tuple(coded))
 
     def configuration(self, candidate: Candidate) -> Configuration:
         """Return the named values of a point."""
@@ -108,11 +108,11 @@ class SearchSpace:
 class Search:
     """One search over a space, driven from outside: ask for configurations, measure them, tell their costs.
 
-    Any strategy of `tuner.search.registry` by name. The configurations depend on the space, the seed and the told
+    Any strategy of `tuner.search.registry` by name. The configurations depend on the space, the seed and the reported
     costs, not on their order. Not thread-safe.
 
     Raises:
-        UserError: an unknown strategy, or one whose package is missing.
+        UserError: An unknown strategy, or one whose package is missing.
     """
 
     def __init__(self, space: SearchSpace, strategy: str = "evolution", seed: int = 0) -> None:
@@ -121,11 +121,11 @@ class Search:
         self._best: tuple[float, Candidate] | None = None
 
     def ask(self, count: int = 1) -> list[Configuration]:
-        """Return up to `count` configurations never asked or told before; none when the space is exhausted. Asking for several at
+        """Return up to `count` new configurations; none when the space is exhausted. Asking for several at
         once lets them be measured side by side.
 
         Raises:
-            ScheduleError: no configuration satisfies the constraints.
+            ScheduleError: No configuration satisfies the constraints.
         """
         return [self.space.configuration(c) for c in self._strategy.ask(count)]
 
@@ -133,17 +133,17 @@ class Search:
         """Record the costs of configurations: seconds, or any positive number where less is better; None for a failure.
 
         Raises:
-            UserError: a configuration outside the space, or a cost that is not a positive number.
+            UserError: A configuration outside the space, or a cost that is not a positive number.
         """
-        told = [(self.space.candidate(c), cost) for c, cost in results]
-        self._strategy.tell([Result(c, {0: Failure("runtime") if cost is None else float(cost)}) for c, cost in told])
-        for candidate, cost in told:
+        costs = [(self.space.candidate(c), cost) for c, cost in results]
+        self._strategy.tell([Result(c, {0: Failure("runtime") if cost is None else float(cost)}) for c, cost in costs])
+        for candidate, cost in costs:
             if cost is not None and (self._best is None or (float(cost), candidate) < self._best):
                 self._best = float(cost), candidate
 
     @property
     def best(self) -> tuple[Configuration, float] | None:
-        """The cheapest configuration told and its cost; None before there is one."""
+        """The cheapest reported configuration and its cost; None without one."""
         return None if self._best is None else (self.space.configuration(self._best[1]), self._best[0])
 
 
@@ -155,7 +155,7 @@ class _ExprConstraint:
         for variable in variables:
             if variable.name not in parameters or not _plain(parameters[variable.name]):
                 raise UserError(
-                    f"wanted a constraint over integer parameters, found {variable.name!r} in {expr}; write it as text, or rename it"
+                    f"expected a constraint over integer parameters, got {variable.name!r} in {expr}; write it as text, or rename it"
                 )
 
     def __call__(self, columns: Mapping[str, Column]) -> BoolArray:
@@ -165,7 +165,7 @@ class _ExprConstraint:
 
 
 def _plain(values: Sequence[Value]) -> bool:
-    """Return True if all values are integers, which the space holds directly; other values are held as positions."""
+    """Return True if all values are integers, which the space holds directly; other values are stored as positions."""
     return all(type(v) is int for v in values)
 
 
@@ -174,12 +174,12 @@ def _ordered(name: str, values: Sequence[Value]) -> tuple[Value, ...]:
     kinds = {isinstance(v, str) if isinstance(v, (bool, int, float, str)) else None for v in values}
     if isinstance(values, str) or len(kinds) != 1 or None in kinds:
         raise UserError(
-            f"wanted parameter {name!r} as a list of numbers and truth values, or of texts, found {values!r:.200}; "
+            f"expected parameter {name!r} as a list of numbers and truth values, or of texts, got {values!r:.200}; "
             "use the text of anything else"
         )
     if any(isinstance(v, (int, float)) and not -(2**62) < v < 2**62 for v in values) or len(set(values)) != len(values):
         raise UserError(
-            f"wanted parameter {name!r} to list distinct values of common size, found {list(values)!r:.200}; "
+            f"expected parameter {name!r} to list distinct values of common size, got {list(values)!r:.200}; "
             "list each once (1, 1.0 and True are equal)"
         )
     return tuple(values) if kinds == {True} else tuple(sorted(v for v in values if not isinstance(v, str)))

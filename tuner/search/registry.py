@@ -1,60 +1,79 @@
-"""Every search strategy by its name, in one place."""
+"""Every search strategy by name: from the modules in `tuner/search/strategies`, then from installed packages.
+
+Tests: `tests/tuner/search/strategies/test_strategy_contract.py`.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import pkgutil
 from collections.abc import Callable, Mapping
-from functools import partial
-from types import MappingProxyType
-
-import numpy as np
+from functools import cache
+from typing import TYPE_CHECKING
 
 from relax_tune.errors import UserError
-from relax_tune.tuner.search.base import SearchProblem, SearchStrategy
-from relax_tune.tuner.search.strategies.baselines import GridSearch, RandomSearch
-from relax_tune.tuner.search.strategies.evolution import EvolutionarySearch
-from relax_tune.tuner.search.strategies.optuna_search import OptunaSearch
+from relax_tune.plugins import extended
+from relax_tune.tuner.search import strategies
 
-STRATEGIES: Mapping[str, Callable[[SearchProblem, np.random.Generator], SearchStrategy]] = MappingProxyType(
-    {
-        "evolution": EvolutionarySearch,
-        "random": RandomSearch,
-        "grid": GridSearch,
-        "optuna": OptunaSearch,
-        "optuna-cmaes": partial(OptunaSearch, sampler="cmaes"),
-        "optuna-gp": partial(OptunaSearch, sampler="gp"),
-    }
-)
-"""Constructors from a problem and a generator; a strategy's own settings come after those and have defaults."""
+if TYPE_CHECKING:  # settings import this module for the names, without NumPy
+    import numpy as np
+
+    from relax_tune.tuner.search.base import SearchProblem, SearchStrategy
+
+    Constructor = Callable[[SearchProblem, np.random.Generator], SearchStrategy]
+
+GROUP = "relax_tune.strategies"
 
 
-# Packages a strategy wants beyond the tuner's own, and what installs them.
-_WANTS = {
-    "optuna": (("optuna",), "'relax-tune[tune]'"),
-    "optuna-cmaes": (("optuna", "cmaes"), "'relax-tune[tune]'"),
-    "optuna-gp": (("optuna", "scipy", "torch"), "optuna scipy torch"),
-}
+def all_strategies() -> Mapping[str, Constructor]:
+    """Return the constructor of each strategy by name, the built-in ones first.
 
-
-def check_strategy(name: str) -> str:
-    """Return the name, when such a strategy can be made here.
+    A constructor takes a problem and a generator; further arguments have defaults. Its attributes `packages` and `install`, if
+    it has them, are packages that it needs beyond the tuner's own and the arguments of `pip install` that install them.
 
     Raises:
-        UserError: there is none of that name, or a package that it needs is missing.
+        BuildError: A package registers something else, or a name that is in use.
     """
-    if name not in STRATEGIES:
-        raise UserError(f"--strategy wants one of {', '.join(STRATEGIES)}; found {name!r}")
-    packages, install = _WANTS.get(name, ((), ""))
+    return extended(_built_in(), GROUP, callable, "a class that is constructed from a problem and a generator")
+
+
+@cache
+def _built_in() -> Mapping[str, Constructor]:
+    constructors: dict[str, Constructor] = {}
+    for module in pkgutil.iter_modules(strategies.__path__, f"{strategies.__name__}."):
+        for name, constructor in importlib.import_module(module.name).STRATEGIES.items():
+            assert name not in constructors, f"{module.name}: {name} is in use"
+            constructors[name] = constructor
+    return dict(sorted(constructors.items()))
+
+
+def strategy_names() -> tuple[str, ...]:
+    """Return the names that `--strategy` takes."""
+    return tuple(all_strategies())
+
+
+def check_strategy(name: str) -> Constructor:
+    """Return the constructor of a strategy that can run on this machine.
+
+    Raises:
+        UserError: No strategy has the name, or a package that it needs is missing.
+    """
+    constructors = all_strategies()
+    if name not in constructors:
+        raise UserError(f"--strategy expects one of {', '.join(constructors)}; got {name!r}")
+    packages = getattr(constructors[name], "packages", ())
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
-        raise UserError(f"--strategy {name} wants {' and '.join(missing)}, found none; pip install {install}")
-    return name
+        install = getattr(constructors[name], "install", " ".join(missing))
+        raise UserError(f"--strategy {name} needs {' and '.join(missing)}, not installed here; pip install {install}")
+    return constructors[name]
 
 
 def make_strategy(name: str, problem: SearchProblem, rng: np.random.Generator) -> SearchStrategy:
-    """Return a strategy by name.
+    """Construct a strategy by name.
 
     Raises:
-        UserError: as `check_strategy`.
+        UserError: As `check_strategy`.
     """
-    return STRATEGIES[check_strategy(name)](problem, rng)
+    return check_strategy(name)(problem, rng)

@@ -1,4 +1,4 @@
-"""Recorded spaces: a search played against measurements made once, so that its quality is a number without a device."""
+"""Recorded spaces: a search played against stored measurements, so that its quality is a number without a device."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class RecordedRunner:
         """Return one result a candidate, at shape 0.
 
         Raises:
-            UserError: a candidate that was not recorded.
+            UserError: A candidate that was not recorded.
         """
         out = []
         for candidate in candidates:
             if candidate not in self.recorded.outcomes:
                 raise UserError(
-                    f"wanted a configuration recorded in {self.recorded.name!r}, found {candidate.key}; "
+                    f"expected a configuration recorded in {self.recorded.name!r}, got {candidate.key}; "
                     "the space's constraint must allow exactly the recorded rows"
                 )
             out.append(Result(candidate, {0: self.recorded.outcomes[candidate]}))
@@ -62,10 +62,10 @@ class RecordedRunner:
 
 def load_recorded(path: Path, constraints: Sequence[str] = ()) -> RecordedSpace:
     """Read a recorded space from a gzipped CSV: a column a parameter (whole numbers), then `time_ms` (empty for failures)
-    and `failure`. `constraints` are those of `tuner.search.named.SearchSpace` and must allow exactly the recorded rows.
+    and `failure`. `constraints` are as for `tuner.search.named.SearchSpace` and must allow exactly the recorded rows.
 
     Raises:
-        UserError: a file without those columns or without a successful row.
+        UserError: A file without those columns or without a successful row.
     """
     with gzip.open(path, "rt", newline="") as stream:
         reader = csv.DictReader(stream)
@@ -73,7 +73,7 @@ def load_recorded(path: Path, constraints: Sequence[str] = ()) -> RecordedSpace:
         rows = list(reader)
     if not names or not set(_ANSWER_COLUMNS) <= set(reader.fieldnames or ()) or not any(r["time_ms"] for r in rows):
         raise UserError(
-            f"wanted parameter columns, {_ANSWER_COLUMNS} and at least one timed row in {path}, found the columns {reader.fieldnames} "
+            f"expected parameter columns, {_ANSWER_COLUMNS} and at least one timed row in {path}, got the columns {reader.fieldnames} "
             f"and {len(rows)} rows; see tests/data/replay/README.md for the format"
         )
     columns = {name: [int(row[name]) for row in rows] for name in names}
@@ -89,8 +89,8 @@ def load_recorded(path: Path, constraints: Sequence[str] = ()) -> RecordedSpace:
 
 def recorded_spaces(folder: Path) -> dict[str, RecordedSpace]:
     """Return the recorded spaces of a folder by name: a CSV each, and `spaces.json` with the constraints of every one."""
-    found = json.loads((folder / "spaces.json").read_text())
-    return {n: load_recorded(folder / f"{n}.csv.gz", about["constraints"]) for n, about in sorted(found.items())}
+    index = json.loads((folder / "spaces.json").read_text())
+    return {n: load_recorded(folder / f"{n}.csv.gz", about["constraints"]) for n, about in sorted(index.items())}
 
 
 def replay(strategy: SearchStrategy, recorded: RecordedSpace, evaluations: int, batch: int) -> FloatArray:

@@ -57,7 +57,7 @@ class Parameter:
     otherwise the values are labels.
 
     Raises:
-        UserError: the domain is empty or repeats a value.
+        UserError: The domain is empty or repeats a value.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Parameter:
     def __post_init__(self) -> None:
         if not self.domain or len(set(self.domain)) != len(self.domain):
             raise UserError(
-                f"wanted parameter {self.name!r} to have a non-empty domain of distinct integers, found {self.domain}; "
+                f"expected parameter {self.name!r} to have a non-empty domain of distinct integers, got {self.domain}; "
                 "leave a fixed value out of the space, or list each value once"
             )
 
@@ -76,15 +76,20 @@ class Parameter:
 class SketchSpace:
     """Named parameters, their legal combinations, and their features for a cost model.
 
-    `valid(rows (R, P) int64) -> (R,) bool` keeps the legal rows of parameter values; None keeps all. `features(rows
-    (R, P) int64, shapes (S, D) int64) -> (R, S, F) float32` describes each row at each shape; None stands for
-    `default_features`. Both must be pure and treat rows independently.
+    `valid` and `features` must be pure and treat rows independently.
+
+    Attributes:
+        valid: `(rows (R, P) int64) -> (R,) bool`, True for legal rows of parameter values; None: every row is legal.
+        features: `(rows (R, P) int64, shapes (S, D) int64) -> (R, S, F) float32`, each row at each shape; None:
+            `default_features`.
+        feature_names: Names of the F columns of `features`; empty if they have none.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
     valid: Constraint | None = None
     features: Features | None = None
+    feature_names: tuple[str, ...] = ()
 
     @property
     def box(self) -> int:
@@ -139,11 +144,10 @@ def default_features(parameters: Sequence[Parameter], rows: IntArray, shapes: In
 class ParameterSpace:
     """A union of sketches.
 
-    Immutable apart from the lists of points it keeps once computed; not to be shared between threads while it is being
-    sampled.
+    Immutable except for cached lists of points, so it must not be shared between threads while it is sampled.
 
     Raises:
-        UserError: no sketch, or two sketches of one name, or a sketch that names a parameter twice.
+        UserError: There is no sketch, or a name of a sketch or of a parameter of one sketch repeats.
     """
 
     def __init__(self, sketches: Iterable[SketchSpace]) -> None:
@@ -151,13 +155,13 @@ class ParameterSpace:
         names = [s.name for s in self.sketches]
         if not names or len(set(names)) != len(names):
             raise UserError(
-                f"wanted a search space of one or more sketches with distinct names, found {names}; name each sketch once"
+                f"expected a search space of one or more sketches with distinct names, got {names}; name each sketch once"
             )
         for sketch in self.sketches:
             parameters = [p.name for p in sketch.parameters]
             if len(set(parameters)) != len(parameters):
                 raise UserError(
-                    f"wanted distinct parameter names in sketch {sketch.name!r}, found {parameters}; rename the repeated one"
+                    f"expected distinct parameter names in sketch {sketch.name!r}, got {parameters}; rename the repeated one"
                 )
         self.width = max(len(s.parameters) for s in self.sketches)
         sizes = np.ones((len(self.sketches), self.width), dtype=np.int64)
@@ -178,14 +182,14 @@ class ParameterSpace:
         """Return codes (R, 1 + P) int32 of candidates.
 
         Raises:
-            UserError: a candidate that is no point of any sketch's box (constraints are not checked; `contains` does).
+            UserError: A candidate that is no point of any sketch's box (constraints are not checked; `contains` does).
         """
         out = np.zeros((len(candidates), 1 + self.width), dtype=np.int32)
         for r, candidate in enumerate(candidates):
             position = self._position(candidate)
             if position is None:
                 raise UserError(
-                    f"wanted a candidate of the search space {[s.name for s in self.sketches]}, found {candidate.key}, whose sketch or "
+                    f"expected a candidate of the search space {[s.name for s in self.sketches]}, got {candidate.key}, whose sketch or "
                     "values are not in it; it was recorded for another space: leave it out (ParameterSpace.contains tells)"
                 )
             out[r, 0] = candidate.sketch
@@ -220,6 +224,7 @@ class ParameterSpace:
         """Return one exact, sortable key per row (R,): int64 if the space is small enough, else raw bytes."""
         if self._radix is not None:
             return codes.astype(np.int64) @ self._radix
+        # big-endian: the order of the bytes is then the order of the numbers
         packed = np.ascontiguousarray(codes.astype(">u4"))
         return packed.view(np.dtype((np.void, packed.dtype.itemsize * packed.shape[1]))).reshape(-1)
 
@@ -242,7 +247,7 @@ class ParameterSpace:
     def features(self, codes: CodeArray, shapes: IntArray) -> FeatureArray:
         """Return features (R, S, F) float32 of each row at each shape, `shapes: (S, D) int64`.
 
-        Sketches that declare features share their columns; the others get columns of their own. A column that a sketch does not
+        Sketches that declare features share their columns; the others get separate columns. A column that a sketch does not
         fill is NaN. With more than one sketch the last column is the sketch.
         """
         if len(self.sketches) == 1:
@@ -317,12 +322,13 @@ class ParameterSpace:
     def sample(self, rng: np.random.Generator, count: int) -> CodeArray:
         """Return up to `count` distinct legal points (R, 1 + P), the same share from every sketch with enough of them.
 
-        There are fewer only if no more can be found. A small sketch is listed and drawn without replacement. In a large
+        There are fewer only if sampling yields no more. A small sketch is listed and drawn without replacement. In a large
         one, points are drawn and rejected, in doubling batches, until enough passed or `DRAW_LIMIT` were drawn.
 
         Raises:
-            ScheduleError: no sketch yields a legal point.
+            ScheduleError: No sketch yields a legal point.
         """
+        # The first sketches get what an uneven division leaves, so their order is drawn.
         order = [int(i) for i in rng.permutation(len(self.sketches))]
         pools = {i: self.draw(rng, i, count) for i in order}
         if not any(len(p) for p in pools.values()):
@@ -343,19 +349,20 @@ class ParameterSpace:
         listed = self._list(index)
         if listed is not None:
             return listed[rng.permutation(len(listed))[:count]]
-        found = np.zeros((0, 1 + self.width), dtype=np.int32)
+        points = np.zeros((0, 1 + self.width), dtype=np.int32)
         batch, drawn = max(1024, 2 * count), 0
-        while len(found) < count and drawn < DRAW_LIMIT:
+        while len(points) < count and drawn < DRAW_LIMIT:
             codes = np.zeros((batch, 1 + self.width), dtype=np.int32)
             codes[:, 0] = index
             codes[:, 1:] = rng.integers(0, self.domain_sizes[index], size=(batch, self.width))
-            found = self.distinct(np.concatenate([found, codes[self.valid(codes)]]))
+            points = self.distinct(np.concatenate([points, codes[self.valid(codes)]]))
             drawn += batch
+            # bounds the memory of a batch
             batch = min(2 * batch, 1 << 18)
-        return found[:count]
+        return points[:count]
 
     def distinct(self, codes: CodeArray) -> CodeArray:
-        """Return the rows without repetitions, each at its first place."""
+        """Return the distinct rows, in order of their first occurrence."""
         _, first = np.unique(self.keys(codes), return_index=True)
         return codes[np.sort(first)]
 
@@ -365,7 +372,7 @@ class ParameterSpace:
             for s in self.sketches
         )
         return (
-            f"wanted at least one candidate that satisfies the constraints, found none in the sketches {looked}; "
+            f"expected at least one candidate that satisfies the constraints, got none in the sketches {looked}; "
             "loosen the constraints or widen the parameters' domains"
         )
 
@@ -393,7 +400,7 @@ def _axes(sketches: Sequence[SketchSpace]) -> _SketchAxes:
             count += 1 if key[1] or len(domain) == 2 else len(domain)
     tables = []
     for sketch in sketches:
-        own = []
+        sketch_tables = []
         for column, p in enumerate(sketch.parameters):
             union = sorted(domains[p.name, p.ordered])
             if len(union) == 1:
@@ -402,8 +409,8 @@ def _axes(sketches: Sequence[SketchSpace]) -> _SketchAxes:
                 table = np.searchsorted(union, p.domain).reshape(-1, 1) / (len(union) - 1)
             else:
                 table = (np.asarray(p.domain)[:, None] == np.asarray(union)[None, :]).astype(np.float64)
-            own.append((column, start[p.name, p.ordered], table))
-        tables.append(tuple(own))
+            sketch_tables.append((column, start[p.name, p.ordered], table))
+        tables.append(tuple(sketch_tables))
     first = count if len(sketches) > 1 else None
     return _SketchAxes(count + (len(sketches) if first is not None else 0), first, tuple(tables))
 

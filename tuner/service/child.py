@@ -1,8 +1,10 @@
 """The process that runs one job: `python -m relax_tune.tuner.service.child`, started by a service.
 
-It reads a `WorkOrder` from standard input, and ends when that closes, since its service is lost then. It writes events to
-standard output, one JSON object a line: `progress` while it tunes, at last `result` or `error`. All else goes to standard error,
-the job's log.
+It reads a `WorkOrder` from standard input and ends when standard input closes, which means that the service has ended. It writes events
+to standard output, one JSON object per line: `progress` while it tunes, finally `result` or `error`. Everything else goes to standard
+error, the job's log.
+
+Tests: `tests/tuner/service/test_service.py`.
 """
 
 from __future__ import annotations
@@ -10,22 +12,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import sys
 import tempfile
-import threading
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from relax_tune.database.store import open_store
-from relax_tune.errors import RelaxTuneError, TryAgainLater
+from relax_tune.errors import RelaxTuneError, is_temporary
 from relax_tune.ir.frontend.load import load_model
+from relax_tune.runtime.child_process import end_with_parent
 from relax_tune.tuner.emit.build import BuildResult
-from relax_tune.tuner.job.job import Job, open_runner
+from relax_tune.tuner.job.device_job import device_job
+from relax_tune.tuner.job.devices import open_runner
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.service.content import ContentStore
 from relax_tune.tuner.service.work_order import (
@@ -37,8 +38,6 @@ from relax_tune.tuner.service.work_order import (
     USER_ERROR,
     WorkOrder,
 )
-
-_GRACE_SECS = 10.0
 
 Emit = Callable[[str, Any], None]
 
@@ -57,14 +56,13 @@ def run(order: WorkOrder, emit: Emit) -> int:
             contextlib.closing(open_runner(chosen, _tell)) as runner,
             open_store(chosen.db, wait_secs=chosen.wait_secs, notice=_tell) as store,
         ):
-            job = Job(module, runner.device_info(), store, chosen, notice=_tell, submitted=order.id)
-            job.report = Progress(chosen.candidates, emit).report
+            job = device_job(module, runner.device_info(), store, chosen)
             _tell(f"device: {job.device.kind}, {job.device.name}")
             _tell(f"tuning {len(job.tasks)} tasks of {order.name}")
-            work = job.tune(runner)
+            work = job.tune(runner, Progress(chosen.candidates, emit).report, _tell, order.id)
             built = job.tested_build(runner)
             if not any(plan.times for plan in built.plans.values()):
-                emit("error", "nothing usable was measured; the log names what failed")
+                emit("error", "nothing usable was measured; the log has the failures")
                 _tell_problems(work, built)
                 return NOTHING_MEASURED
             job.store_plans(built)
@@ -73,7 +71,6 @@ def run(order: WorkOrder, emit: Emit) -> int:
         result = {
             "artifact": content.put_file(saved),
             "bytes": saved.stat().st_size,
-            "name": f"{artifact_stem(order.name)}-{artifact_stem(chosen.target)}.rta",
             "target": job.target.key,
             "trials": work.trials,
             "measurements": work.measurements,
@@ -85,7 +82,7 @@ def run(order: WorkOrder, emit: Emit) -> int:
 
 
 class Progress:
-    """The counts of all tasks, told after each batch."""
+    """Emits the counts of all tasks after each batch."""
 
     def __init__(self, candidates: int, emit: Emit) -> None:
         self._candidates, self._emit = candidates, emit
@@ -93,19 +90,14 @@ class Progress:
 
     def report(self, progress: TuningProgress) -> None:
         self._latest[progress.position] = progress
-        told = {
+        counts = {
             "tasks": progress.tasks,
             "trials": sum(p.trials for p in self._latest.values()),
             "of": progress.tasks * self._candidates,
             "failures": sum(p.failures for p in self._latest.values()),
             "task": progress.task,
         }
-        self._emit("progress", told)
-
-
-def artifact_stem(name: str) -> str:
-    """Return a name as part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "model"
+        self._emit("progress", counts)
 
 
 def _tell(line: str) -> None:
@@ -114,43 +106,31 @@ def _tell(line: str) -> None:
 
 def _tell_problems(work: TuningSummary, built: BuildResult) -> None:
     for name, problem in work.problems:
-        _tell(f"note: {name} could not be tuned to the end: {problem}")
+        _tell(f"note: tuning of {name} ended early: {problem}")
     for note in built.notes:
         _tell(f"note: {note}")
 
 
-def _end_with_service() -> None:
-    """Wait for the end of the service, then end this process."""
-    while os.read(0, 4096):  # no buffer, whose lock would be held at the end
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_GRACE_SECS)
-    os._exit(INTERRUPTED)
-
-
 def main() -> int:
-    """Run the job that standard input names. Returns the exit code, as commands have them."""
+    """Run the job of standard input; return the exit code, one of `work_order`."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the service's terminal; the service says when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; only the service ends its jobs
     events = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print belongs to the log
+    os.dup2(2, 1)  # output of libraries goes to the log
 
     def emit(kind: str, value: Any) -> None:
         events.write(json.dumps({kind: value}) + "\n")
 
     try:
         order = WorkOrder.from_json(sys.stdin.buffer.readline().decode())
-        threading.Thread(target=_end_with_service, daemon=True).start()
+        end_with_parent()
         return run(order, emit)
-    except TryAgainLater as error:
+    except (RelaxTuneError, OSError) as error:
         emit("error", str(error))
-        return TRY_LATER
-    except RelaxTuneError as error:
-        emit("error", str(error))
-        return USER_ERROR
+        return TRY_LATER if is_temporary(error) else USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception as error:  # the log has where it came from
+    except Exception as error:  # the log has the traceback
         traceback.print_exc()
         emit("error", f"{type(error).__name__}: {error}")
         return BROKEN

@@ -1,7 +1,9 @@
-"""Files by their content: models and artifacts in a folder or a bucket that machines share (through fsspec).
+"""A content-addressed store of files: models and artifacts in a folder or a bucket that machines share (through fsspec).
 
-A file's key is the SHA-256 of its bytes, its place `KEY[:2]/KEY`. Storing a file again changes nothing, and what is read is
-compared with its key. A model is a file that lists the names and keys of its files.
+The key of a file is the SHA-256 of its bytes, its path is `KEY[:2]/KEY`. Storing a file again changes nothing, and content that is read
+is compared with its key. A model is a file that lists the names and keys of its files.
+
+Tests: `tests/tuner/service/test_content.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 
 from relax_tune.errors import MeasureError, RelaxTuneError, TryAgainLater, UserError
 from relax_tune.json_shapes import has_shape
-from relax_tune.tuner.service.model_files import is_inside, model_files
+from relax_tune.tuner.service.model_files import are_files, model_files
 from relax_tune.tuner.service.work_order import check_key
 
 _CHUNK = 1 << 20
@@ -25,15 +27,18 @@ _MANIFEST_BYTES = 16 << 20
 
 
 class FilesAway(TryAgainLater):
-    """The folder or bucket of files cannot be reached, or refuses for now."""
+    """The folder or bucket of files cannot be reached, or refuses access at the moment."""
 
 
 class ContentStore:
     """A folder or bucket of files by content.
 
-    url: a path, or a URL that fsspec knows, such as s3://BUCKET/FOLDER (with the package s3fs)
+    Args:
+        url: A path, or a URL that fsspec supports, such as s3://BUCKET/FOLDER (with the package s3fs).
 
-    Raises UserError for a URL of an unknown kind, FilesAway for a place that cannot be reached.
+    Raises:
+        UserError: The kind of URL is unknown.
+        FilesAway: The folder or bucket cannot be reached.
     """
 
     def __init__(self, url: str) -> None:
@@ -43,7 +48,7 @@ class ContentStore:
             self._fs, self._root = fsspec.core.url_to_fs(os.path.expanduser(url))
         except (ImportError, ValueError) as error:
             raise UserError(
-                f"--files wants a folder or a URL such as s3://BUCKET/FOLDER, found {url!r:.200}: {error}"
+                f"--files expects a folder or a URL such as s3://BUCKET/FOLDER, got {url!r:.200}: {error}"
             ) from None
         self._local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
 
@@ -67,28 +72,36 @@ class ContentStore:
         return key
 
     def fetch_file(self, key: str, into: Path) -> Path:
-        """Copy a file to the path `into`. Raises UserError when it is missing or is not what its key says."""
+        """Copy a file to the path `into`, which must not exist: no link is followed and no file replaced.
+
+        Raises:
+            UserError: The file is missing, or its content does not match its key; `into` is removed then.
+        """
         place = self._place(check_key(key))
         digest = hashlib.sha256()
         with self._reached(f"read {key[:12]}"):
             if not self._fs.exists(place):
                 raise UserError(
-                    f"wanted the file {key[:12]}... in {self.url}, found none; give the --files that it was submitted with"
+                    f"{self.url} has no file {key[:12]}...; give the --files with which the job was submitted"
                 )
             into.parent.mkdir(parents=True, exist_ok=True)
-            with self._fs.open(place, "rb") as source, into.open("wb") as target:
-                while chunk := source.read(_CHUNK):
-                    digest.update(chunk)
-                    target.write(chunk)
-        if digest.hexdigest() != key:
-            raise UserError(
-                f"wanted the content of {place} to have the hash of its name, found another: it was altered or cut; remove "
-                "it, and submit the model again"
-            )
+            with self._fs.open(place, "rb") as source, into.open("xb") as target:
+                try:
+                    while chunk := source.read(_CHUNK):
+                        digest.update(chunk)
+                        target.write(chunk)
+                    if digest.hexdigest() != key:
+                        raise UserError(
+                            f"the content of {place} does not have the hash in its name: it was altered or truncated; remove it, "
+                            "and submit the model again"
+                        )
+                except BaseException:
+                    into.unlink()
+                    raise
         return into
 
     def put_model(self, path: Path, work: Path) -> str:
-        """Store a model with the files that it consists of; return its key. work: a folder for the list"""
+        """Store a model with all its files; return its key. work: a folder for a temporary file"""
         base, files = model_files(path)
         listed = [[name, self.put_file(base / name)] for name in files]
         manifest = work / "model.json"
@@ -96,24 +109,23 @@ class ContentStore:
         return self.put_file(manifest)
 
     def fetch_model(self, key: str, folder: Path) -> Path:
-        """Copy a model into a folder; return the path to load. Raises UserError for a list of files that is none of ours."""
+        """Copy a model into a folder; return the path to load. Raises `UserError` unless the key is of a list of files."""
         manifest = self.fetch_file(key, folder / "model.json")
         try:
-            document: Any = json.loads(manifest.read_bytes()[:_MANIFEST_BYTES])
+            with manifest.open("rb") as file:
+                document: Any = json.loads(file.read(_MANIFEST_BYTES))
         except (ValueError, RecursionError):
             document = None
         manifest.unlink()
         files = document["files"] if has_shape(document, {"opens": str, "files": list}) else None
-        if not files or not all(has_shape(f, (str, str)) and is_inside(f[0]) for f in files):
-            raise UserError(f"wanted a model in the file {key[:12]}... of {self.url}, found something else")
+        if not files or not all(has_shape(f, (str, str)) for f in files) or not are_files([f[0] for f in files]):
+            raise UserError(f"the file {key[:12]}... of {self.url} is not a model")
+        opens = document["opens"]
+        if opens and opens not in {name for name, _ in files}:
+            raise UserError(f"the model {key[:12]}... of {self.url} lacks its file {opens!r:.80}")
         base = folder / "model"
         for name, content in files:
             self.fetch_file(content, base / name)
-        opens = document["opens"]
-        if opens and opens not in {name for name, _ in files}:
-            raise UserError(
-                f"wanted a model in the file {key[:12]}... of {self.url}, found that it lacks {opens!r:.80}"
-            )
         return base / opens if opens else base
 
     def _place(self, key: str) -> str:
@@ -121,15 +133,15 @@ class ContentStore:
 
     @contextlib.contextmanager
     def _reached(self, doing: str) -> Iterator[None]:
-        """Turn the errors of all kinds of file systems into one."""
+        """Turn the errors of all file systems into `FilesAway`."""
         try:
             yield
         except RelaxTuneError:
             raise
-        except Exception as error:  # each file system raises kinds of its own
+        except Exception as error:  # each file system raises different exceptions
             raise FilesAway(
-                f"{self.url}: could not {doing}: {type(error).__name__}: {error!s:.300}; check that this machine reaches the "
-                "place and may write it"
+                f"{self.url}: could not {doing}: {type(error).__name__}: {error!s:.300}; check that this machine can reach it "
+                "and may write to it"
             ) from error
 
 
@@ -144,6 +156,6 @@ def _fsspec() -> Any:
         import fsspec.core
     except ImportError:
         raise MeasureError(
-            "wanted fsspec for files of jobs, found it not installed; pip install 'relax-tune[jobs]'"
+            "files of jobs need fsspec, which is not installed; pip install 'relax-tune[jobs]'"
         ) from None
     return fsspec

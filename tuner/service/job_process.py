@@ -1,4 +1,7 @@
-"""The process of one job as its service sees it: its events, its log, its end."""
+"""The process of one job, from the service's side: its events, its log, its end.
+
+Tests: `tests/tuner/service/test_service.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,25 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from typing import IO, Any
 
+from relax_tune.runtime.child_process import clean_environment, python_command
 from relax_tune.tuner.service.work_order import WorkOrder
 
-COMMAND: Sequence[str] = (sys.executable, "-m", "relax_tune.tuner.service.child")
+COMMAND: Sequence[str] = tuple(python_command("-m", "relax_tune.tuner.service.child"))
 LOG_BYTES = 4 << 20
-"""Bytes of log that a run keeps."""
+"""Longest log of a run."""
 _PART = 32 << 10
 _EVENT_BYTES = 1 << 20
 
 
 class JobProcess:
-    """A running job. Its log is cut after `LOG_BYTES`.
+    """A running job. Its log is truncated after `LOG_BYTES`.
 
-    command: the program, which takes the order on standard input and is told to end by SIGTERM or when that closes
+    Args:
+        command: The program. It reads the order from standard input, and must end at SIGTERM or when standard input closes.
     """
 
     def __init__(self, order: WorkOrder, command: Sequence[str] = COMMAND) -> None:
@@ -32,10 +36,15 @@ class JobProcess:
         self.result: dict[str, Any] = {}
         self.error = ""
         self._log = b""
-        self._kept = 0
+        self._log_bytes = 0
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=clean_environment(),
+            start_new_session=True,
         )
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._threads = [
@@ -44,27 +53,27 @@ class JobProcess:
         ]
         for thread in self._threads:
             thread.start()
-        with contextlib.suppress(BrokenPipeError):  # its end says more
+        with contextlib.suppress(BrokenPipeError):  # the exit code says more
             self._process.stdin.write(order.to_json().encode() + b"\n")
             self._process.stdin.flush()
 
     @property
     def pid(self) -> int:
-        """The process id, which is also its group's."""
+        """The id of the process and of its group."""
         return self._process.pid
 
     def wait(self, within_secs: float) -> int | None:
-        """Return the exit code, negative for a signal, or None when it still runs after `within_secs`."""
+        """Return the exit code, negative for a signal; None if the process still runs after `within_secs`."""
         try:
             code = self._process.wait(within_secs)
         except subprocess.TimeoutExpired:
             return None
         for thread in self._threads:
-            thread.join(5.0)  # what it started may hold the pipes open
+            thread.join(5.0)  # its children may have the pipes open
         return code
 
     def log(self) -> list[str]:
-        """Return the parts of the log since the last call: whole lines while it runs, as far as they are not too long."""
+        """Return the new parts of the log. While the process runs, they end at line ends unless a line is too long."""
         parts = []
         with self._lock:
             ended = self._process.returncode is not None
@@ -78,12 +87,12 @@ class JobProcess:
         return parts
 
     def tell(self, line: str) -> None:
-        """Add a line of the service's to the log."""
+        """Add a line of the service to the log."""
         with self._lock:
             self._log += line.encode() + b"\n"
 
     def stop(self, grace_secs: float = 15.0) -> int:
-        """Ask it to end, kill its group after a while. Returns the exit code."""
+        """Terminate the process, and kill its group after `grace_secs`. Returns the exit code."""
         if self._process.poll() is None:
             self._process.terminate()
         code = self.wait(grace_secs)
@@ -93,12 +102,12 @@ class JobProcess:
         return -signal.SIGKILL if code is None else code
 
     def kill(self) -> None:
-        """Kill its group."""
+        """Kill the group of the process."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill what is left of it."""
+        """Kill the group of the process and close its pipes."""
         self.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -109,11 +118,11 @@ class JobProcess:
     def _read_log(self, stream: IO[bytes]) -> None:
         while data := os.read(stream.fileno(), 65536):
             with self._lock:
-                if self._kept < LOG_BYTES <= self._kept + len(data):
-                    data = data[: LOG_BYTES - self._kept] + b"\n(the rest of this run's log is left out)\n"
-                elif self._kept >= LOG_BYTES:
+                if self._log_bytes < LOG_BYTES <= self._log_bytes + len(data):
+                    data = data[: LOG_BYTES - self._log_bytes] + b"\n(the log is longer; the rest is not stored)\n"
+                elif self._log_bytes >= LOG_BYTES:
                     data = b""
-                self._kept += len(data)
+                self._log_bytes += len(data)
                 self._log += data
 
     def _read_events(self, stream: IO[bytes]) -> None:
@@ -121,7 +130,7 @@ class JobProcess:
             try:
                 event = json.loads(line)
             except ValueError:
-                continue  # a line that its end has cut
+                continue  # a line that the end of the process has truncated
             if isinstance(event.get("progress"), dict):
                 self.progress = event["progress"]
             if isinstance(event.get("result"), dict):

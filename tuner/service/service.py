@@ -1,4 +1,7 @@
-"""The service `relax-tune jobs work`: takes submitted jobs from a database and runs each in a process of its own."""
+"""The service `relax-tune jobs work`: takes submitted jobs from a database and runs each in a child process.
+
+Tests: `tests/tuner/service/test_service.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from relax_tune.database.jobs.queue import JobQueue, LogPart
+from relax_tune.database.jobs.queue import HOLD_SECS, MAX_DELAY_SECS, JobQueue, LogPart
 from relax_tune.database.jobs.submitted import SubmittedJob
 from relax_tune.database.records import MESSAGE_LIMIT
 from relax_tune.errors import DatabaseError, RelaxTuneError, TryAgainLater
 from relax_tune.tuner.job.job_names import lives, new_holder
 from relax_tune.tuner.service.job_process import COMMAND, JobProcess
 from relax_tune.tuner.service.work_order import (
-    BROKEN,
     DONE,
     INTERRUPTED,
     NOTHING_MEASURED,
@@ -27,15 +29,13 @@ from relax_tune.tuner.service.work_order import (
 )
 
 Event = Literal["taken", "done", "failed", "cancelled", "put-back", "crashed", "lost"]
-"""What becomes of a job here: taken, ended in a state, back in the queue, its process dead, or another service's now."""
-HOLD_SECS = 60.0
-"""A service that has not been heard of for so long loses its job."""
+"""An event of a job: taken, ended in a state, put back into the queue, its process crashed, or lost to another service."""
 BEAT_SECS = 3.0
 IDLE_SECS = 2.0
-_LATER_SECS, _LATEST_SECS = 30.0, 600.0
-# After so many runs, most of them in vain and minutes apart, a job is not tried again.
+_LATER_SECS = 30.0
+# A job that asks to be tried later fails after this number of runs, with at least _LATER_SECS between two.
 _MOST_RUNS = 100
-# What a job may take beyond its time: loading, the last batches, the self-test, the artifact.
+# Seconds beyond its time limit that a job may take for loading, the last batches, the self-test and the artifact.
 _OVER_SECS = 900.0
 
 
@@ -43,10 +43,14 @@ _OVER_SECS = 900.0
 class ServiceOptions:
     """Options of a service.
 
-    own: its settings for every job, such as database and scheduler; files: where models and artifacts are
-    labels: classes of device that it measures on, None for all
-    hold_secs, beat_secs, idle_secs: how long a job is held, how often that is said, and how often jobs are looked for
-    command: the program that runs a job
+    Attributes:
+        own: Settings of the service for every job, such as database and scheduler.
+        files: Folder or URL of models and artifacts.
+        labels: Classes of device that it measures on; None for all.
+        hold_secs: Seconds of a hold on a job.
+        beat_secs: Seconds between extensions of the hold.
+        idle_secs: Seconds between looks for a job.
+        command: The program that runs a job.
     """
 
     own: Mapping[str, Any]
@@ -59,9 +63,11 @@ class ServiceOptions:
 
 
 class Service:
-    """Runs submitted jobs, one at a time for each caller of `serve`. Told to stop, it ends its job and puts it back.
+    """Runs submitted jobs, one at a time for each caller of `serve`. When `stop` is set, it puts its job back into the queue.
 
-    report: receives a sentence when a job begins and ends; observe: receives what became of a job, for counting
+    Args:
+        report: Receives a sentence when a job begins and ends.
+        observe: Receives the events of jobs, for counting.
     """
 
     def __init__(
@@ -75,9 +81,13 @@ class Service:
         self.queue, self.options, self.stop, self.report, self.observe = queue, options, stop, report, observe
 
     def serve(self, until_empty: bool = False) -> int:
-        """Take and run jobs until told to stop, or until no job waits. Returns how many ended here.
+        """Take and run jobs until `stop` is set or, with `until_empty`, no job is queued; return the number of jobs that ended.
 
-        A database that is away is waited for. Raises DatabaseError for one that cannot be used."""
+        While the database cannot be reached, and for queued jobs that were put back for later, this waits.
+
+        Raises:
+            DatabaseError: The database cannot be used.
+        """
         count, away = 0, False
         while not self.stop.is_set():
             try:
@@ -91,7 +101,7 @@ class Service:
                 continue
             if job is not None:
                 count += self._run(job)
-            elif until_empty:
+            elif until_empty and self.queue.next_secs(self.options.labels) is None:
                 break
             else:
                 self.stop.wait(self.options.idle_secs * random.uniform(0.8, 1.2))
@@ -102,17 +112,17 @@ class Service:
         return self.queue.take(new_holder(), self.options.hold_secs, self.options.labels, dead)
 
     def _run(self, job: SubmittedJob) -> bool:
-        """Run a job that was taken. Returns True if it ended and this service said so."""
+        """Run a taken job. Returns True if it ended and the database has its end from this service."""
         self.report(f"job {job.id}: {job.name} for {job.label}, run {job.runs}")
         self.observe("taken")
         try:
             try:
                 return self._work(job)
             except DatabaseError as error:
-                self.report(f"job {job.id}: given up here, another service will take it: {error}")
+                self.report(f"job {job.id}: abandoned, another service will take it: {error}")
                 self.observe("lost")
                 return False
-        except BaseException:  # each way to an end tells its event last, so none was told
+        except BaseException:  # events are observed at the very end, so this job has none yet
             self.observe("lost")
             raise
 
@@ -134,17 +144,16 @@ class Service:
         result: Mapping[str, Any] | None = None,
         log: Sequence[LogPart] = (),
     ) -> bool:
-        said = message if len(message) <= MESSAGE_LIMIT else message[:MESSAGE_LIMIT]
-        ours = self.queue.finish(job, state, said, code, spent, result or {}, log)
-        self.report(
-            f"job {job.id}: {state}{': ' * bool(said)}{said:.300}" if ours else f"job {job.id}: was lost to another"
-        )
-        self.observe(state if ours else "lost")
-        return ours
+        stored = message[:MESSAGE_LIMIT]
+        is_ours = self.queue.finish(job, state, stored, code, spent, result or {}, log)
+        reason = f": {stored:.300}" if stored else ""
+        self.report(f"job {job.id}: {state}{reason}" if is_ours else f"job {job.id}: another service has it")
+        self.observe(state if is_ours else "lost")
+        return is_ours
 
 
 class _Run:
-    """One run of a job under way."""
+    """One run of a job."""
 
     def __init__(self, service: Service, job: SubmittedJob, process: JobProcess) -> None:
         self._service, self._job, self._process = service, job, process
@@ -153,24 +162,24 @@ class _Run:
         self._number = 0
 
     def watch(self) -> bool:
-        """Hold the job while it runs, and end it as its process ends. Returns True if it ended here."""
+        """Hold the job while its process runs, then store its end. Returns True if the job ended."""
         job, process = self._job, self._process
         limit = None if job.max_secs is None else 2 * max(job.max_secs - job.spent_secs, 0.0) + _OVER_SECS
         log: list[LogPart] = []
         while (code := process.wait(self._options.beat_secs)) is None:
             if self._service.stop.is_set():
-                process.tell("the service was told to end; the job goes back to the queue")
+                process.tell("the service stops; the job goes back into the queue")
                 process.stop()
-                return self._put_back("its service was told to end", 0.0, log)
+                return self._put_back("its service stopped", 0.0, log)
             log += self._log()
             try:
                 hold = self._queue.beat(job, self._options.hold_secs, self._spent(), process.progress, log)
             except TryAgainLater:
-                continue  # the log is kept; another may take the job meanwhile, which the next beat tells
+                continue  # `log` is sent with the next beat, which also reports whether another service has the job by now
             log = []
             if hold == "lost":
                 process.stop()
-                self._service.report(f"job {job.id}: was lost to another service, and is ended here")
+                self._service.report(f"job {job.id}: was lost to another service; its process is stopped")
                 self._service.observe("lost")
                 return False
             if hold == "cancel":
@@ -188,13 +197,17 @@ class _Run:
         if code == DONE and process.result:
             return self._end("done", "", DONE, process.result, log)
         if code == TRY_LATER and job.runs < _MOST_RUNS:
-            wait = min(_LATER_SECS * 2 ** min(job.runs - 1, 10), _LATEST_SECS)
+            wait = min(_LATER_SECS * 2 ** min(job.runs - 1, 10), MAX_DELAY_SECS)
             return self._put_back(process.error, wait, log)
-        if code in (BROKEN, USER_ERROR, NOTHING_MEASURED, TRY_LATER):
-            return self._end("failed", process.error or "it gave no reason; see its log", code, log=log)
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        state = self._queue.lose(job, f"the process that ran it {how}", self._spent(), log)
-        self._service.report(f"job {job.id}: the process that ran it {how}; it is {state or 'lost to another'} now")
+        if code in (USER_ERROR, NOTHING_MEASURED, TRY_LATER):
+            return self._end("failed", process.error or "its process gave no reason; see its log", code, log=log)
+        # An unexpected end may be the fault of a machine or a network, so the job is tried again.
+        reason = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        reason += f" ({process.error:.300})" if process.error else ""
+        state = self._queue.lose(job, f"the process that ran it {reason}", self._spent(), log)
+        self._service.report(
+            f"job {job.id}: the process that ran it {reason}; it is now {state or 'lost to another service'}"
+        )
         self._service.observe("crashed")
         return state in ("failed", "cancelled")
 
@@ -213,7 +226,7 @@ class _Run:
         return self._job.spent_secs + time.monotonic() - self._began
 
     def _log(self) -> list[LogPart]:
-        """Number the new parts of the log."""
+        """Return the new parts of the log with their numbers."""
         parts = [(self._job.runs, self._number + n, text) for n, text in enumerate(self._process.log())]
         self._number += len(parts)
         return parts

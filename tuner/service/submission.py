@@ -1,4 +1,7 @@
-"""Submitting a model: its files go to the folder or bucket of files, the job into the database."""
+"""Submission of a model: its files go to the folder or bucket of files, the job into the database.
+
+Tests: `tests/tuner/service/test_jobs_commands.py`.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,17 @@ from relax_tune.tuner.service.work_order import BOUNDS
 from relax_tune.tuner.settings import Settings, settings_taken_by
 
 Model = Union[IRModule, ModelSource]
-_NOT_OF_THE_JOB = ("db", "files", "profile", "max_minutes", "wait_secs")
+_NOT_SUBMITTED = ("db", "files", "profile", "max_minutes", "wait_secs")
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """Wishes of a submitter, beside the settings of the job.
+class SubmitOptions:
+    """Options of a submission, in addition to the settings of the job.
 
-    priority: higher ones go first; owner: None for the user of this process; attempts: services that the job may lose
+    Attributes:
+        priority: Jobs of higher priority go first.
+        owner: None for the user of this process.
+        attempts: Number of services that the job may lose before it fails.
     """
 
     priority: int = 0
@@ -42,14 +48,14 @@ class Wishes:
 
 
 def files_of(settings: Settings) -> str:
-    """Return where the files of a database's jobs are. Raises UserError when nothing says."""
+    """Return the folder or URL of the files of a database's jobs. Raises `UserError` if --files is required and missing."""
     if settings.files is not None:
         return settings.files
     path = default_file() if settings.db is None else sqlite_path(parse_url(settings.db))
     if path is None:
         raise UserError(
-            "wanted --files for a PostgreSQL database, found none; give a folder that all machines share, or a URL such as "
-            "s3://BUCKET/FOLDER (or RELAX_TUNE_FILES)"
+            "a PostgreSQL database needs --files (or RELAX_TUNE_FILES): a folder that all machines share, or a URL such as "
+            "s3://BUCKET/FOLDER"
         )
     return f"{path.absolute()}.files"
 
@@ -59,21 +65,22 @@ def submit_model(
     model: Model,
     settings: Settings,
     bounds: Mapping[str, tuple[int, int]] | None = None,
-    wishes: Wishes | None = None,
+    options: SubmitOptions | None = None,
 ) -> SubmittedJob:
     """Store a model, and queue the job to tune it.
 
-    Raises UserError for a model that is none and for an exported program of torch, FilesAway when it cannot be stored."""
-    wishes = wishes or Wishes()
+    Raises:
+        UserError: The model does not exist, or is an exported program of torch in memory.
+        FilesAway: The model cannot be stored.
+    """
+    options = options or SubmitOptions()
     if is_exported_program(model):
-        raise UserError(
-            "wanted a model that can be stored, found an exported program; `torch.export.save` it to a file first"
-        )
+        raise UserError("an exported program in memory cannot be submitted; `torch.export.save` it to a file first")
     defaults = {f.name: f.default for f in fields(Settings)}
     given: dict[str, Any] = {
         name: value
         for name in settings_taken_by("submit")
-        if name not in _NOT_OF_THE_JOB and (value := getattr(settings, name)) != defaults[name]
+        if name not in _NOT_SUBMITTED and (value := getattr(settings, name)) != defaults[name]
     }
     given |= {"target": settings.target}
     content = ContentStore(files_of(settings))
@@ -83,7 +90,7 @@ def submit_model(
     if settings.profile is not None:
         profile = Path(settings.profile)
         if not profile.is_file():
-            raise UserError(f"--profile wants a file, found none at {profile!s:.200}")
+            raise UserError(f"--profile {profile!s:.200} does not exist")
         given["profile"] = content.put_file(profile)
     if bounds:
         given[BOUNDS] = {symbol: list(span) for symbol, span in bounds.items()}
@@ -94,11 +101,11 @@ def submit_model(
             name=name,
             settings=SubmittedJob.text(given),
             label=label_of(settings.target),
-            priority=wishes.priority,
-            owner=getpass.getuser() if wishes.owner is None else wishes.owner,
-            note=wishes.note,
+            priority=options.priority,
+            owner=getpass.getuser() if options.owner is None else options.owner,
+            note=options.note,
             max_secs=None if settings.max_minutes is None else 60 * settings.max_minutes,
-            attempts=wishes.attempts,
+            attempts=options.attempts,
         )
     )
 

@@ -1,4 +1,7 @@
-"""The order of a service to the process that runs a job; exit codes of that process."""
+"""The order of a service to the process that runs a job, and the exit codes of that process.
+
+Tests: `tests/tuner/service/test_service.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,24 @@ from relax_tune.json_shapes import has_shape
 from relax_tune.tuner.settings import Settings, settings_taken_by
 
 DONE, BROKEN, USER_ERROR, NOTHING_MEASURED, TRY_LATER, INTERRUPTED = 0, 1, 2, 3, 4, 130
-"""Exit codes of a job's process: those of commands, and 1 for a defect."""
+"""Exit codes of a job's process: the exit codes of commands, and 1 for a defect."""
 _KEY = re.compile(r"[0-9a-f]{64}")
 BOUNDS = "bounds"
-"""The symbols' ranges, beside the settings of a submitted job."""
+"""Key of the symbols' ranges among the settings of a submitted job."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkOrder:
     """A job to run, for its process.
 
-    model, profile: keys of files; name: under which it was submitted
-    given: settings of the submitter; bounds: ranges by symbol
-    own: settings of the service, such as database, scheduler and certificates
-    max_minutes: time left for tuning, None for no limit
+    Attributes:
+        model, profile: Keys of files.
+        name: Name under which the model was submitted.
+        given: Settings of the submitter.
+        bounds: Ranges by symbol.
+        own: Settings of the service, such as database, scheduler and certificates.
+        files: Folder or URL of the files.
+        max_minutes: Remaining time for tuning; None for no limit.
     """
 
     id: str
@@ -46,32 +53,31 @@ class WorkOrder:
 
     @staticmethod
     def from_json(text: str) -> WorkOrder:
-        """Return the order of a line that `to_json` wrote."""
+        """Return the order that `to_json` wrote."""
         document = json.loads(text)
         bounds = {name: (low, high) for name, (low, high) in document["bounds"].items()}
         return WorkOrder(**{**document, "bounds": bounds})
 
     def settings(self, profile: str | None) -> Settings:
-        """Return the settings to tune with. profile: the path of the fetched file
-
-        Raises UserError for a value that a setting cannot have."""
+        """Return the settings to tune with; `profile` is the path of the fetched file. Raises `UserError` for an invalid value."""
         return replace(Settings(), **self.given, **self.own, profile=profile, max_minutes=self.max_minutes)
 
 
 def work_order(job: SubmittedJob, own: Mapping[str, Any], files: str) -> WorkOrder:
     """Return the order to run a job.
 
-    A row of the database chooses sizes, choices and contents, but no path, host or trust of this machine.
+    The row of the job is untrusted: it may set sizes, choices and keys of files, but no path, host or trust of this machine.
 
-    Raises UserError for settings that a submitter does not choose.
+    Raises:
+        UserError: The row has a setting that a submitter may not choose.
     """
     given = job.values("settings")
     bounds, profile = given.pop(BOUNDS, {}), given.pop("profile", None)
     allowed = set(settings_taken_by("submit")) - {"db", "files", "max_minutes", "wait_secs"}
     if foreign := sorted(given.keys() - allowed):
-        raise UserError(f"job {job.id}: wanted settings among {', '.join(sorted(allowed))}, found {foreign[0]!r:.80}")
+        raise UserError(f"job {job.id}: expected settings among {', '.join(sorted(allowed))}, got {foreign[0]!r:.80}")
     if not isinstance(bounds, dict) or not all(has_shape(span, (int, int)) for span in bounds.values()):
-        raise UserError(f"job {job.id}: wanted bounds as LOW and HIGH by symbol, found {bounds!r:.80}")
+        raise UserError(f"job {job.id}: expected bounds as LOW and HIGH by symbol, got {bounds!r:.80}")
     left = None if job.max_secs is None else max(job.max_secs - job.spent_secs, 1.0) / 60
     return WorkOrder(
         job.id,
@@ -87,7 +93,7 @@ def work_order(job: SubmittedJob, own: Mapping[str, Any], files: str) -> WorkOrd
 
 
 def check_key(key: str) -> str:
-    """Return a key. Raises UserError for any other text."""
+    """Return `key` if it is the key of a file. Raises `UserError` otherwise."""
     if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise UserError(f"wanted the key of a file, 64 hex digits, found {key!r:.80}")
+        raise UserError(f"expected the key of a file, 64 hex digits, got {key!r:.80}")
     return key

@@ -1,1 +1,1 @@
-"""Tasks: extraction from a module, shape domain, reference results, alternatives."""
+"""Tasks, their shape domains, reference results and variants. Enter by `extract`, `task` and `variants`."""

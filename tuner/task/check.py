@@ -1,4 +1,7 @@
-"""The correctness check of a candidate before it is timed: shapes, inputs, expected outputs."""
+"""The correctness check of a candidate before it is timed: shapes, inputs, expected outputs.
+
+Tests: `tests/tuner/task/test_rounding_errors.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import VerifyError
+from relax_tune.errors import VerifyError, left_out
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, substitute
 from relax_tune.ir.core.function import PrimFunc
@@ -19,8 +22,8 @@ from relax_tune.ir.interp.interp import run_prim
 from relax_tune.tuner.measure.device_process.inputs import random_array
 from relax_tune.tuner.measure.messages import CheckCase
 from relax_tune.tuner.program.program_builder import input_fill, is_constant
-from relax_tune.tuner.task.domain import Point
-from relax_tune.tuner.task.reference import evaluate, tolerances
+from relax_tune.tuner.task.domain import CHECK_SIZES, FEW, Point
+from relax_tune.tuner.task.reference import evaluate, rounding_slack, tolerances
 from relax_tune.tuner.task.task import Task
 
 CHECK_SEED = 7
@@ -28,7 +31,14 @@ CHECK_SEED = 7
 
 @dataclass(frozen=True, eq=False)
 class CheckCases:
-    """The check cases of a job's tasks, each made once."""
+    """The check cases of a job's tasks, each computed once.
+
+    Attributes:
+        slack: Whether the cases allow for amplified rounding. Its analysis takes longer than the expected outputs, and only a
+            kernel that differs beyond the plain tolerance needs it.
+    """
+
+    slack: bool = True
 
     _cases: dict[tuple[str, int], CheckCase] = field(default_factory=dict)
     _at: dict[tuple[str, Point], CheckCase] = field(default_factory=dict)
@@ -36,29 +46,68 @@ class CheckCases:
     def case(self, task: Task, number: int) -> CheckCase:
         """Return a case of `check_case`."""
         if (task.key, number) not in self._cases:
-            self._cases[task.key, number] = check_case(task, number)
+            self._cases[task.key, number] = check_at(task, check_point(task, number), number, self.slack)
         return self._cases[task.key, number]
+
+    def standard(self, task: Task) -> tuple[CheckCase, ...]:
+        """Return the distinct cases of numbers 0 and 1, without one that cannot be computed.
+
+        If neither can, the error of the second is raised: without a check no candidate counts as right.
+        """
+        cases: list[CheckCase] = []
+        with left_out("check 0", task.name, VerifyError):
+            cases.append(self.case(task, 0))
+        if not cases:
+            return (self.case(task, 1),)
+        with left_out("check 1", task.name, VerifyError):
+            cases += [c for c in (self.case(task, 1),) if c.symbols != cases[0].symbols]
+        return tuple(cases)
+
+    def all_at(self, task: Task, points: Sequence[Point]) -> tuple[CheckCase, ...]:
+        """Return the cases at shapes, as far as they can be computed."""
+        cases: list[CheckCase] = []
+        for point in points:
+            with left_out(f"the check at {point}", task.name):
+                cases.append(self.at(task, point))
+        return tuple(cases)
 
     def at(self, task: Task, point: Point) -> CheckCase:
         """Return a case of `check_at`."""
         if (task.key, point) not in self._at:
-            self._at[task.key, point] = check_at(task, point)
+            self._at[task.key, point] = check_at(task, point, slack=self.slack)
         return self._at[task.key, point]
 
 
 def check_case(task: Task, number: int) -> CheckCase:
-    """Return a shape, random inputs for it and the expected outputs. Number 0 is small, 1 is larger; neither is a
-    multiple of any tile.
+    """Return a shape, random inputs for it and the expected outputs.
 
-    Raises VerifyError for a function that neither the reference nor the interpreter can run.
+    Args:
+        number: 0 for a small shape, 1 for a larger one. Neither is a multiple of a tile size, as far as the bounds allow.
+
+    Raises:
+        VerifyError: Neither the reference nor the interpreter can run the function.
     """
-    sizes = (5, 19) if number == 0 else (2, 67)
+    return check_at(task, check_point(task, number), number)
+
+
+def check_point(task: Task, number: int) -> Point:
+    """Return the shape of `check_case`."""
+    if task.domain.checked:
+        return task.domain.checked[number]
+    sizes = CHECK_SIZES[number]
     highest = [max(p[a] for p in task.domain.points) for a in range(len(task.func.symbols))]
-    return check_at(task, tuple(min(top, sizes[0] if top <= 16 else sizes[1]) for top in highest), number)
+    return tuple(min(top, sizes[top > FEW]) for top in highest)
 
 
-def check_at(task: Task, point: Point, number: int = 0) -> CheckCase:
-    """Return random inputs of a shape, seeded by `number`, and the expected outputs. Raises as `check_case` does."""
+def check_at(task: Task, point: Point, number: int = 0, slack: bool = True) -> CheckCase:
+    """Return random inputs of a shape, seeded by `number`, and the expected outputs.
+
+    Args:
+        slack: Whether to allow for amplified rounding (`rounding_slack`).
+
+    Raises:
+        VerifyError: As `check_case`.
+    """
     values = dict(zip(task.func.symbols, point, strict=True))
     symbols = {task.symbol_names[v]: x for v, x in values.items()}
     inputs = []
@@ -68,12 +117,17 @@ def check_at(task: Task, point: Point, number: int = 0) -> CheckCase:
         inputs.append(random_array(f"p{position}", b.dtype.name, shape, input_fill(task.func, b), seed))
     expected = _expected(task.func, inputs, values)
     limits = tolerances(task.func, values, expected)
+    amplified: Sequence[NDArray[np.float64] | None] = ()
+    if slack:
+        with left_out(f"the bound of rounding errors at {point}", task.name, VerifyError):
+            amplified = rounding_slack(task.func, inputs, values, expected, limits)
     return CheckCase(
         symbols,
         CHECK_SEED + number,
         tuple(e.astype(b.dtype.numpy) for e, b in zip(expected, task.func.output_buffers, strict=True)),
         tuple(r for r, _ in limits),
         tuple(a for _, a in limits),
+        tuple(amplified) or (None,) * len(expected),
     )
 
 
@@ -84,10 +138,7 @@ def check_work(task: Task, point: Point) -> int:
 
 
 def _expected(func: PrimFunc, inputs: Sequence[NDArray[Any]], values: Mapping[Var, int]) -> Sequence[NDArray[Any]]:
-    """Compute the expected outputs by the vectorised reference.
-
-    The interpreter runs a function that is no plain chain of blocks.
-    """
+    """Compute the expected outputs by the vectorised reference, or by the interpreter if the function is no chain of blocks."""
     try:
         return evaluate(func, inputs, values)
     except VerifyError:

@@ -1,4 +1,7 @@
-"""The check of a recorded function: its text is what its key says."""
+"""The check that the text of a recorded function is the one that its key hashes.
+
+Tests: `tests/wrong_input/test_databases.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,23 @@ _HASH = re.compile(r"[0-9a-f]{32}")
 
 
 def verify_text(workload: Workload) -> None:
-    """Check the text of a workload against its key. A key that is no hash is no task's, so its text is asked for by nobody.
+    """Check the text of a workload against its key. A key that is no hash belongs to no task, so its text is never used.
 
     Raises:
-        DatabaseError: the text is another function's, or cannot be read.
+        DatabaseError: The text is another function, or cannot be parsed.
     """
     if not _HASH.fullmatch(workload.key):
         return
     where = f"workload {workload.key[:12]} ({workload.hint})"
     if len(workload.text) > RECORD_CHARACTERS:
-        raise DatabaseError(f"{where}: wanted a text of at most {RECORD_CHARACTERS} characters, found more")
+        raise DatabaseError(f"{where}: expected a text of at most {RECORD_CHARACTERS} characters, got more")
     try:
-        found = workload_key(parse_prim_func(workload.text))
+        key = workload_key(parse_prim_func(workload.text))
     except RelaxTuneError as error:
         raise DatabaseError(
-            f"{where}: wanted the text of a function, found {str(error).splitlines()[0]:.200}"
+            f"{where}: expected the text of a function, got {str(error).splitlines()[0]:.200}"
         ) from None
-    if found != workload.key:
+    if key != workload.key:
         raise DatabaseError(
-            f"{where}: wanted the text that its key hashes, found that of {found[:12]}; the record was altered"
+            f"{where}: expected the text that its key hashes, but of {key[:12]}; the record was altered"
         )

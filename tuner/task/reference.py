@@ -1,4 +1,4 @@
-"""The expected outputs of a task, and the tolerance of a right kernel.
+"""The expected outputs of a task, and the tolerance of a correct kernel.
 
 The reference is the unscheduled tensor function in vectorised NumPy (`ir/interp/reference`): independent of schedules and code
 generation, so it can tell a wrong kernel.
@@ -16,15 +16,20 @@ from relax_tune.ir.core.expr import Load, Var, postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.interp.reference import evaluate_prim, size_of
+from relax_tune.ir.interp.rounding_errors import rounding_errors
 
 Array = NDArray[Any]
 
 
 def evaluate(func: PrimFunc, inputs: Sequence[Array], symbols: Mapping[Var, int]) -> tuple[Array, ...]:
-    """Return the outputs of an unscheduled function, floats in float64. inputs: in the order of its input buffers
+    """Return the outputs of an unscheduled function, floats in float64.
 
-    Raises: VerifyError for a function whose loops were already changed, or a reduction that is not `C = op(C, x)`; UserError
-    for inputs that do not fit the symbols.
+    Args:
+        inputs: In the order of the input buffers.
+
+    Raises:
+        VerifyError: The loops were already changed, or a reduction is not `C = op(C, x)`.
+        UserError: The inputs do not fit the symbols.
     """
     shapes = [tuple(size_of(d, symbols) for d in b.shape) for b in func.output_buffers]
     return evaluate_prim(func, inputs, [symbols[v] for v in func.scalar_params], shapes)
@@ -53,6 +58,29 @@ def tolerances(func: PrimFunc, symbols: Mapping[Var, int], expected: Sequence[Ar
         atol = (1.2e-7 * 4 * longest**0.5 + _inner_rounding(func)) * max(magnitude, 1e-3) + 1e-6
         out.append((2e-5 + outer, atol))
     return out
+
+
+def rounding_slack(
+    func: PrimFunc,
+    inputs: Sequence[Array],
+    symbols: Mapping[Var, int],
+    expected: Sequence[Array],
+    limits: Sequence[tuple[float, float]],
+) -> tuple[NDArray[np.float64] | None, ...]:
+    """Return the tolerance of each element where amplified rounding exceeds `limits`; None for an output without such elements.
+
+    An integer may differ only where the float that it is rounded from is as near to a tie as its error.
+    """
+    slacks: list[NDArray[np.float64] | None] = []
+    for error, value, (rtol, atol) in zip(rounding_errors(func, inputs, symbols), expected, limits, strict=True):
+        if value.dtype.kind in "biu":
+            slack = np.ceil(error)
+        else:
+            with np.errstate(invalid="ignore"):
+                known = atol + rtol * np.abs(value)
+            slack = np.where(error > np.where(np.isfinite(known), known, np.inf), error, 0.0)
+        slacks.append(slack if slack.any() else None)
+    return tuple(slacks)
 
 
 def _inner_rounding(func: PrimFunc) -> float:

@@ -1,4 +1,4 @@
-"""Records of unfused variants: a task cut into several functions, each computed by a variant of its own."""
+"""Records of unfused variants: a task cut into several functions, each computed by its own variant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from relax_tune.database.records import VARIANT_KINDS, VariantRecord
 from relax_tune.errors import DatabaseError, ParseError
 
-# Variants in parts that a task is measured with: each choice for its parts is another one.
+# Most unfused variants of a task that are measured; each combination of variants for its parts is one.
 VARIANTS_IN_PARTS = 4
 _START = '{"parts":'
 
@@ -19,8 +19,9 @@ _START = '{"parts":'
 class UnfusedVariant:
     """A cut of a task, and the variant of each part.
 
-    begins: names of the blocks that begin the second and later parts
-    variants: one for each part
+    Attributes:
+        begins: Names of the blocks that begin the second and later parts.
+        variants: One for each part.
     """
 
     begins: tuple[str, ...]
@@ -43,7 +44,11 @@ def in_parts(record: VariantRecord) -> bool:
 
 
 def parts_of(record: VariantRecord) -> UnfusedVariant:
-    """Return the parts that a record was made of. Raises ParseError for a record of another form."""
+    """Return the parts that a record describes.
+
+    Raises:
+        ParseError: The record has another form.
+    """
     try:
         data = json.loads(record.trace)
         begins, variants = tuple(data["begins"]), []
@@ -57,14 +62,14 @@ def parts_of(record: VariantRecord) -> UnfusedVariant:
             raise ValueError(f"{len(variants)} parts of cuts at {begins!r}")
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, DatabaseError) as error:
         raise ParseError(
-            f"wanted the trace of a variant in parts, begins and [kind, sketch, trace] with a kind of {VARIANT_KINDS} "
-            f"for each, found {record.trace:.80}: {error}"
+            f"expected the trace of a variant in parts, begins and [kind, sketch, trace] with a kind of {VARIANT_KINDS} "
+            f"for each, got {record.trace:.80}: {error}"
         ) from None
     return UnfusedVariant(begins, tuple(variants))
 
 
 def routines_of(record: VariantRecord) -> frozenset[str]:
-    """Return the library routines that a variant's record names; none if they cannot be read."""
+    """Return the library routines that a variant's record names; empty if the record cannot be parsed."""
     try:
         variants = parts_of(record).variants if in_parts(record) else (record,)
     except ParseError:
@@ -75,7 +80,7 @@ def routines_of(record: VariantRecord) -> frozenset[str]:
 def choices_of_parts(
     options: Sequence[Sequence[VariantRecord]], limit: int = VARIANTS_IN_PARTS
 ) -> tuple[tuple[VariantRecord, ...], ...]:
-    """Return up to `limit` ways to choose an option for each part, those with the fewest libraries first."""
+    """Return up to `limit` combinations of an option for each part, ordered by their number of libraries."""
 
     def mixed(chosen: tuple[VariantRecord, ...]) -> int:
         free = [v for v, had in zip(chosen, options, strict=True) if len(had) > 1]

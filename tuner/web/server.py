@@ -1,4 +1,7 @@
-"""The server of pages that run an artifact on the browser's WebGPU or WebAssembly, over Starlette."""
+"""The server of pages that run an artifact on the browser's WebGPU or WebAssembly, over Starlette.
+
+Tests: `tests/tuner/web/test_web.py`.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +51,12 @@ class ServedModel:
 
     def facts(self) -> dict[str, Any]:
         """Return what a page has to know before it downloads the artifact."""
-        found: dict[str, Any] = {"name": self.path.name, "tokenizer": self.folder is not None, "ends": list(self.ends)}
+        facts: dict[str, Any] = {"name": self.path.name, "tokenizer": self.folder is not None, "ends": list(self.ends)}
         if self.gpu:
-            found |= {"url": "model.rta", "bytes": os.path.getsize(self.path), "digest": digest_at_end(self.path)}
+            facts |= {"url": "model.rta", "bytes": os.path.getsize(self.path), "digest": digest_at_end(self.path)}
         if self.wasm is not None:
-            found["wasm"] = self.wasm.facts()
-        return found
+            facts["wasm"] = self.wasm.facts()
+        return facts
 
     def file(self, name: str) -> Path | None:
         """Return the file that is downloaded under a name; None for an unknown name."""
@@ -76,7 +79,7 @@ def served_model(
     gpu = artifact.device_kind == "webgpu"
     if folder is not None and not os.path.isfile(folder / _TOKENIZER[0]):
         raise UserError(
-            f"{folder}: wanted a folder with a {_TOKENIZER[0]}, found none; leave --model out to write token ids"
+            f"{folder}: expected a folder with a {_TOKENIZER[0]}, got none; leave --model out to write token ids"
         )
     page = _page_of(artifact)
     if fallback is None:
@@ -84,12 +87,12 @@ def served_model(
     second = _checked(fallback)
     if not gpu or second.device_kind == "webgpu":
         raise UserError(
-            f"--fallback {fallback}: wanted an artifact of target c:wasm32 beside one of webgpu, found one for {second.device_kind} "
-            f"beside one for {artifact.device_kind}"
+            f"--fallback {fallback}: expected a fallback for c:wasm32 of an artifact for webgpu, got a fallback for "
+            f"{second.device_kind} of an artifact for {artifact.device_kind}"
         )
     if _page_of(second) != page:
         raise UserError(
-            f"--fallback {fallback}: wanted the functions of {path}, found others; build both from one model"
+            f"--fallback {fallback}: expected the functions of {path}, got others; build both from one model"
         )
     return ServedModel(path, page, folder, ends, gpu, wasm_files(second))
 
@@ -99,35 +102,37 @@ def _checked(path: Path) -> Artifact:
     artifact = load_artifact(path)
     if artifact.device_kind != "webgpu" and not is_wasm(artifact):
         raise UserError(
-            f"{path}: wanted an artifact for webgpu or c:wasm32, which browsers run, found one for {artifact.device_kind}; build it "
+            f"{path}: expected an artifact for webgpu or c:wasm32, which browsers run, got one for {artifact.device_kind}; build it "
             "with --target webgpu or --target c:wasm32"
         )
     if artifact.host_programs:
         names = ", ".join(sorted(p.name for p in artifact.host_programs))
         raise UserError(
-            f"{path}: wanted functions without branches, which the browser's runtime runs, found {names}; use `relax-tune run`"
+            f"{path}: expected functions without branches, which the browser's runtime runs, got {names}; use `relax-tune run`"
         )
     return artifact
 
 
 def _page_of(artifact: Artifact) -> str:
     """Return the name of the page that runs an artifact. Raises UserError for an artifact without one."""
-    found = set(artifact.functions)
-    if {PREFILL, DECODE} <= found and ENCODE not in found:
+    functions = set(artifact.functions)
+    if {PREFILL, DECODE} <= functions and ENCODE not in functions:
         return "generate"
-    if "main" in found:
+    if "main" in functions:
         program = artifact.function("main")
         names = {program.buffers[i].name for i in program.inputs}
         if names >= {_IDS} and names <= _TEXT_INPUTS and len(program.buffers[program.outputs[0]].shape) == 2:
             return "search"
     raise UserError(
-        f"{artifact.path}: wanted an encoder of {_IDS} with one row a text, or the functions {PREFILL} and {DECODE}, found "
-        f"{', '.join(sorted(found))}; a page of your own may import relax-tune.js (docs/guides/browser.md)"
+        f"{artifact.path}: expected an encoder of {_IDS} with one row a text, or the functions {PREFILL} and {DECODE}, got "
+        f"{', '.join(sorted(functions))}; a page of your own may import relax-tune.js (docs/guides/browser.md)"
     )
 
 
-def make_web_app(model: ServedModel) -> App:
-    """Return the guarded ASGI application: the page, the runtime, the artifact. Every route answers GET alone.
+def make_web_app(model: ServedModel, token: str | None) -> App:
+    """Return the guarded ASGI application: the page, the runtime, the artifact. Every route answers only GET.
+
+    token: what clients have to give; None admits everybody on this machine
 
     Raises: UserError where Starlette is not installed."""
     try:
@@ -174,4 +179,4 @@ def make_web_app(model: ServedModel) -> App:
         Route("/static/{name}", static, methods=["GET"]),
         Route("/{name}", file, methods=["GET"]),
     ]
-    return Guard(Starlette(routes=routes), None, wasm=True)
+    return Guard(Starlette(routes=routes), token, wasm=True)

@@ -1,4 +1,4 @@
-"""Artifacts of target `c:wasm32` as WebAssembly: exported as C, compiled by clang, kept in the cache of compiled kernels.
+"""Artifacts of target `c:wasm32` as WebAssembly: exported as C, compiled by clang, and stored in the cache of compiled kernels.
 
 A browser gets two files: the module, with what its arguments are checked by and a hash at its end, and the weights, whose hashes are in
 the module. The module is there in two forms: for one thread, and for several that share its memory, which a page may have only where it
@@ -21,15 +21,15 @@ from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.atomic_write import write_whole
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.binaries import cache_folder, hashed, is_own_file, private_folder
-from relax_tune.runtime.device.wasm.compiler import COMPILE_FLAGS, PROCESSOR, THREADS_FLAGS, Clang, threads_source
+from relax_tune.runtime.device.wasm.compiler import COMPILE_FLAGS, PROCESSOR, THREADS_FLAGS, Clang
 from relax_tune.runtime.hashed_zip import FileFormat, digest_at_end, write_file
 from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.export.c_export import Exported, export_c
 
-_PROGRAMS, _ALONE, _THREADS = "programs.json", "model.wasm", "threads.wasm"
-MODULE = FileFormat("relax-tune module", "module", ".module", 2, ((_PROGRAMS, _ALONE, _THREADS),), "serve", "served")
+_PROGRAMS, _SINGLE, _THREADS = "programs.json", "model.wasm", "threads.wasm"
+MODULE = FileFormat("relax-tune module", "module", ".module", 2, ((_PROGRAMS, _SINGLE, _THREADS),), "serve", "served")
 PIECE_BYTES = 1 << 20
-"""Bytes of the weights that have a hash of their own, in the module's manifest."""
+"""Bytes of the weights per hash in the module's manifest."""
 _NAME = "model"
 _STACK_BYTES = 1 << 20
 _EXPORTS = ("aligned_alloc", "free", *(f"{_NAME}_{f}" for f in ("create", "reserve", "run", "error")))
@@ -70,8 +70,8 @@ class WasmFiles:
 
 def is_wasm(artifact: Artifact) -> bool:
     """Return True for an artifact of target `c:wasm32`."""
-    found = artifact.manifest["extra"].get("fingerprint")
-    return artifact.device_kind == "c" and isinstance(found, dict) and found.get("cpu") == PROCESSOR
+    fingerprint = artifact.manifest["extra"].get("fingerprint")
+    return artifact.device_kind == "c" and isinstance(fingerprint, dict) and fingerprint.get("cpu") == PROCESSOR
 
 
 def wasm_files(artifact: Artifact) -> WasmFiles:
@@ -80,15 +80,15 @@ def wasm_files(artifact: Artifact) -> WasmFiles:
     Raises: UserError for an artifact that C cannot express; BuildError with clang's messages, and where it is not installed.
     """
     clang = Clang()
-    kept = cache_folder() / "wasm"
-    with private_folder(kept) as folder, tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as opened:
+    cache = cache_folder() / "wasm"
+    with private_folder(cache) as folder, tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as opened:
         work = Path(opened)
         exported = export_c(artifact, work, _NAME)
         programs = json.dumps([_described(p) for p in artifact.programs], separators=(",", ":"))
         texts = [(work / file).read_text() for file in exported.files if file.endswith((".c", ".h"))]
         weights = (work / f"{_NAME}.weights").read_bytes()
-        told = (*_COMPILE, *_LINK, *THREADS_FLAGS, *THREADS_LINK, threads_source())
-        module = f"{hashed((clang.version, *told, programs, *texts))}.module"
+        options = (*_COMPILE, *_LINK, *THREADS_FLAGS, *THREADS_LINK)
+        module = f"{hashed((clang.version, *options, programs, *texts))}.module"
         identity = f"{weights[16:48].hex()}.weights"
         if not is_own_file(folder / identity):
             write_whole(folder / identity, memoryview(weights))
@@ -96,10 +96,10 @@ def wasm_files(artifact: Artifact) -> WasmFiles:
             _compile(clang, work, exported)
             members = {
                 _PROGRAMS: programs.encode(),
-                **{name: (work / name).read_bytes() for name in (_ALONE, _THREADS)},
+                **{name: (work / name).read_bytes() for name in (_SINGLE, _THREADS)},
             }
             write_file(MODULE, folder / module, members, {"weights": hashes_of(weights)}, {})
-    return WasmFiles(kept / module, kept / identity)
+    return WasmFiles(cache / module, cache / identity)
 
 
 def hashes_of(weights: bytes) -> dict[str, Any]:
@@ -111,24 +111,22 @@ def hashes_of(weights: bytes) -> dict[str, Any]:
 
 def _described(program: Program) -> dict[str, Any]:
     """Return a program as JSON without what the module holds: kernels and their launches."""
-    found = json.loads(program.to_json())
-    calls = [{**c, "variants": [{**v, "steps": []} for v in c["variants"]]} for c in found["calls"]]
-    return {**found, "kernels": [], "prepare": [], "calls": calls}
+    document = json.loads(program.to_json())
+    calls = [{**c, "variants": [{**v, "steps": []} for v in c["variants"]]} for c in document["calls"]]
+    return {**document, "kernels": [], "prepare": [], "calls": calls}
 
 
 def _compile(clang: Clang, work: Path, exported: Exported) -> None:
     """Compile and link an export in its folder, for one thread and for several. Raises BuildError with clang's messages."""
-    (work / "threads.c").write_text(threads_source())
     sources = [(source, tuple(flags)) for source, flags in exported.sources.items()]
-    alone = [(f"{source}.o", source, flags) for source, flags in sources]
-    shared = [
-        (f"{source}.shared.o", source, (*flags, *THREADS_FLAGS)) for source, flags in [*sources, ("threads.c", ())]
-    ]
+    single = [(f"{source}.o", source, flags) for source, flags in sources]
+    team = (*THREADS_FLAGS, f"-D{_NAME}_TEAM")
+    shared = [(f"{source}.shared.o", source, (*flags, *team)) for source, flags in [*sources, (f"{_NAME}_team.c", ())]]
 
-    def unit(made: str, source: str, flags: Sequence[str]) -> None:
-        clang.run([*_COMPILE, *flags, "-c", source, "-o", made], work)
+    def unit(output: str, source: str, flags: Sequence[str]) -> None:
+        clang.run([*_COMPILE, *flags, "-c", source, "-o", output], work)
 
     with ThreadPoolExecutor(max(1, host.usable_cpus())) as pool:
-        list(pool.map(lambda each: unit(*each), [*alone, *shared]))
-    clang.run([*_LINK, *(made for made, _, _ in alone), "-o", _ALONE], work)
-    clang.run([*_LINK, *THREADS_LINK, *(made for made, _, _ in shared), "-o", _THREADS], work)
+        list(pool.map(lambda each: unit(*each), [*single, *shared]))
+    clang.run([*_LINK, *(output for output, _, _ in single), "-o", _SINGLE], work)
+    clang.run([*_LINK, *THREADS_LINK, *(output for output, _, _ in shared), "-o", _THREADS], work)

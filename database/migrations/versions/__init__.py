@@ -1,1 +1,1 @@
-"""One file per schema version, never edited once released; Alembic loads them by path."""
+"""Revisions of the schema, one module each; Alembic imports them."""

@@ -1,1 +1,1 @@
-"""Lowering of scheduled functions to statements without blocks."""
+"""Lowering of scheduled functions to statements without blocks. `generate.lowered_body` calls these modules in order."""

@@ -1,7 +1,8 @@
 """Index arithmetic of the lowering and of the printers: the polynomials of `ir/arith/poly` over expressions.
 
-Atoms are variables and opaque sub-expressions. Printing a kernel needs thousands of small polynomials, so a static form
-is kept per expression, and variables with a known value (unrolled loops, lanes) are put in afterwards.
+Atoms are variables and opaque sub-expressions. Printing a kernel needs thousands of small polynomials. Therefore the polynomial of each
+expression is computed once without an environment (`static`), and known values of variables (unrolled loops, lanes) are substituted
+afterwards (`resolve`).
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ Poly = PolyOver[Expr]
 class Algebra(NormalForm[Expr]):
     """Polynomials under an environment.
 
-    env: known values of variables (unrolled loops, lanes).
-    ranges: inclusive bounds of variables. A variable without an entry is a symbol, >= 0.
-    nests: of the variable of a loop over a part of a fused index, the variables of all these loops.
+    Attributes:
+        env: Known values of variables (unrolled loops, lanes).
+        ranges: Inclusive bounds of variables. A variable without an entry is a symbol, >= 0.
+        nests: For each variable of a nest that replaces a fused loop (`lowered.nest_fused_loops`), all variables of the nest.
     """
 
     def __init__(self) -> None:
@@ -42,15 +44,15 @@ class Algebra(NormalForm[Expr]):
 
     def free(self, e: Expr) -> frozenset[Var]:
         """Return the variables of an expression."""
-        found = self._free.get(e)
-        if found is None:
-            found = self._free[e] = frozenset(free_vars(e))
-        return found
+        variables = self._free.get(e)
+        if variables is None:
+            variables = self._free[e] = frozenset(free_vars(e))
+        return variables
 
     def depends(self, p: Poly, variables: Iterable[Var]) -> bool:
         """Return whether any of the variables occurs in `p`."""
-        wanted = set(variables)
-        return any(not wanted.isdisjoint(self.free(a)) for m in p for a in m)
+        names = frozenset(variables)
+        return any(not names.isdisjoint(self.free(a)) for m in p for a in m)
 
     def times(self, a: PolyOf[Expr, K], b: PolyOf[Expr, K]) -> PolyOf[Expr, K]:
         return P.product(a, b, self._rank)
@@ -60,7 +62,7 @@ class Algebra(NormalForm[Expr]):
 
     def atom(self, e: Expr) -> Poly:
         if isinstance(e, Op) and (e.op in DIVISIONS or e.op in ("min", "max", "select")) and e.dtype.is_int:
-            # sums in another order are the same number
+            # equal up to the order of terms: the same atom
             key = tuple(frozenset(self.static(a).items()) if a.dtype.is_int else a for a in e.args)
             e = self._atoms.setdefault((e.op, frozenset(key) if e.op in ("min", "max") else key), e)
         self._rank(e)
@@ -68,20 +70,20 @@ class Algebra(NormalForm[Expr]):
 
     def static(self, e: Expr) -> Poly:
         """Return the polynomial of `e` without the environment."""
-        found = self._static.get(e)
-        if found is None:
-            # the result is reused for other values of the variables, so their present values must not enter
-            known, self.env = self.env, {}
-            found = self._static[e] = self._make(e)
-            self.env = known
-        return found
+        p = self._static.get(e)
+        if p is None:
+            # The result is reused under other environments, so it must not depend on the present one.
+            env, self.env = self.env, {}
+            p = self._static[e] = self._make(e)
+            self.env = env
+        return p
 
     def poly(self, e: Expr) -> Poly:
-        """Return the polynomial of `e` with the environment put in."""
+        """Return the polynomial of `e` under the environment."""
         return self.resolve(self.static(e))
 
     def resolve(self, p: Poly) -> Poly:
-        """Put the environment into `p`."""
+        """Substitute the environment in `p`."""
         env = self.env
         if not env:
             return p
@@ -137,28 +139,30 @@ class Algebra(NormalForm[Expr]):
         return self.atom(e)
 
     def _divide(self, e: Op) -> Poly:
-        """Divide by a positive constant: divisible terms leave when the rest stays in range."""
+        """Return a quotient or remainder by a positive constant; divisible terms are taken out of the division."""
+        # Each step leaves an equal expression with a smaller dividend, until only an opaque atom remains.
         a, d = self.static(e.args[0]), as_constant(self.static(e.args[1]))
         if d is None or d <= 0:
             return self.atom(e)
         is_quotient = e.op == "floordiv"
-        whole, rest = P.divide_by_number(a, d)
-        same = self.constant_quotient(rest, d)
-        if same is not None:
-            return plus(whole, constant(same)) if is_quotient else plus(rest, constant(-same * d))
+        quotient, rest = P.divide_by_number(a, d)
+        constant_part = self.constant_quotient(rest, d)
+        if constant_part is not None:
+            return plus(quotient, constant(constant_part)) if is_quotient else plus(rest, constant(-constant_part * d))
         cancelled = self.cancel(a, constant(d))
         if cancelled is not None:
             factor, quotient, rest = cancelled
             inner = self.static(rebuild(e, (self.expr(quotient), const(d // factor[ONE]))))
             return inner if is_quotient else plus(rest, inner, factor[ONE])
         exact = {m: c for m, c in a.items() if c % d == 0 and m}
-        of_number = a.get(ONE, 0) // d * d
-        if of_number and self._is_nonnegative(plus(plus(a, exact, -1), constant(-of_number))):
-            exact[ONE] = of_number
+        multiple = a.get(ONE, 0) // d * d
+        if multiple and self._is_nonnegative(plus(plus(a, exact, -1), constant(-multiple))):
+            exact[ONE] = multiple
         if not exact:
-            top = self.expr(a)  # without variables that cancelled: the atom would seem to move with their loops
+            # rebuilt without variables that cancelled: the atom would seem to depend on their loops
+            top = self.expr(a)
             return self.atom(rebuild(e, (top, const(d))) if self.free(top) < self.free(e.args[0]) else e)
-        # terms with a coefficient divisible by d leave; the others must stay under one division
+        # (c*d*x + r) // d = c*x + r // d; the terms of r must stay under one division
         inner = self.static(rebuild(e, (self.expr(plus(a, exact, -1)), const(d))))
         return plus({m: c // d for m, c in exact.items()}, inner) if is_quotient else inner
 
@@ -167,16 +171,17 @@ class Algebra(NormalForm[Expr]):
         return low is not None and low >= 0
 
     def joined(self, p: Poly) -> Poly:
-        """Merge quotients and remainders of one number: `a // d * d + a % d == a`.
+        """Merge quotients and remainders of one number, `a // d * d + a % d == a`.
 
-        The address of a fused loop so becomes linear in its variable again."""
+        The address of a fused loop becomes linear in its variable again.
+        """
         for m, c in tuple(p.items()):
             rest = m[0] if len(m) == 1 else None
             if not isinstance(rest, Op) or rest.op != "floormod":
                 continue
-            whole = self.times(self.static(floordiv(*rest.args)), self.static(rest.args[1]))
-            if whole and all(p.get(n, 0) == c * k for n, k in whole.items()):
-                without = plus(plus(p, whole, -c), {m: 1}, -c)
+            multiple = self.times(self.static(floordiv(*rest.args)), self.static(rest.args[1]))
+            if multiple and all(p.get(n, 0) == c * k for n, k in multiple.items()):
+                without = plus(plus(p, multiple, -c), {m: 1}, -c)
                 return self.joined(plus(without, self.static(rest.args[0]), c))
         return p
 
@@ -209,7 +214,7 @@ class Algebra(NormalForm[Expr]):
         if isinstance(a, Var):
             known = self.env.get(a)
             return self.ranges.get(a, (0, None)) if known is None else self.interval(known)
-        of_operation = SCALAR_OPS[a.op].interval if isinstance(a, Op) and not wraps(a) else None
-        if of_operation is None:
+        operation = SCALAR_OPS[a.op].interval if isinstance(a, Op) and not wraps(a) else None
+        if operation is None:
             return UNBOUNDED
-        return of_operation(*(self.interval(self.static(x)) if x.dtype.is_int else UNBOUNDED for x in a.children))
+        return operation(*(self.interval(self.static(x)) if x.dtype.is_int else UNBOUNDED for x in a.children))

@@ -1,9 +1,11 @@
-"""Place the commits and waits of asynchronous copies; keep pipelined loops to one barrier an iteration.
+"""Place the commits and waits of asynchronous copies, with one barrier per iteration of a pipelined loop.
 
 A circular buffer is a shared buffer with a dimension of S slots. A loop fills slot (k + d) % S and reads slot k % S. The two slots
-always differ, so that one barrier an iteration, before both, is enough. With asynchronous copies each work-item then has the commit
-groups of d - 1 iterations in flight and waits for the older ones. All other asynchronous copies are waited for at once.
+always differ, so one barrier per iteration, before both, is enough. With asynchronous copies each work-item then has the commit groups
+of d - 1 iterations in flight and waits for the older ones. All other asynchronous copies are waited for immediately.
 PTX ISA, "Asynchronous copy: non-bulk copies" (`cp.async`, commit groups).
+
+Tests: `tests/schedules/rules/test_async_copies.py`.
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ from relax_tune.ir.core.stmt import (
 class CircularBuffer:
     """A shared buffer that a loop fills some iterations before it reads.
 
-    dim: dimension of the slots.
-    read_at: offset of the slot that is read from the loop's variable.
-    distance: iterations between the fill of a slot and its read.
+    Attributes:
+        dim: Dimension of the slots.
+        read_at: Slot that an iteration reads, minus the loop's variable.
+        distance: Iterations between the fill of a slot and its read.
     """
 
     dim: int
@@ -54,14 +57,14 @@ def circular_buffers(f: For, algebra: Algebra) -> Mapping[Buffer, CircularBuffer
             uses.setdefault(b, []).append((indices, written))
     stored = [s.buffer for s in stores(f.body)]
     inner = {m.var for m in loops(f.body)}
-    found: dict[Buffer, CircularBuffer] = {}
+    circular: dict[Buffer, CircularBuffer] = {}
     for b, places in uses.items():
         for dim, size in enumerate(b.shape):
             slots = _circular_buffer(dim, as_int(size) or 0, [(i[dim], w) for i, w in places], f.var, inner, algebra)
             if slots is not None and stored.count(b) == 1:
-                found[b] = slots
+                circular[b] = slots
                 break
-    return found
+    return circular
 
 
 def _undeclared(n: Stmt) -> Stmt:
@@ -93,7 +96,7 @@ def _circular_buffer(
 
 
 def _slot(e: Expr, size: int, algebra: Algebra) -> Poly | None:
-    """Return the slot expression of an index: p of `p % size`, or the index itself if it is always below `size`. None for other indices."""
+    """Return p for an index `p % size`, and the index itself if it is always below `size`; None for other indices."""
     p = algebra.static(e)
     ((m, c),) = p.items() if len(p) == 1 else (((), 0),)
     if c == 1 and len(m) == 1 and m[0].op == "floormod" and as_int(m[0].args[1]) == size:
@@ -110,9 +113,9 @@ def async_filled(n: Stmt) -> frozenset[Buffer]:
 def pipelined_loop(
     f: For, circular: Mapping[Buffer, CircularBuffer], scopes: frozenset[Scope], algebra: Algebra
 ) -> Stmt:
-    """Return a loop over circular buffers with one commit group, one wait and one barrier an iteration.
+    """Return a loop over circular buffers with one commit group, one wait and one barrier per iteration.
 
-    The wait and the barrier for `scopes` stand at the start of the body. The commit stands after the last copy.
+    The wait and the barrier for `scopes` are at the start of the body, the commit is after the last copy.
     """
     steps = _undeclared(f.body)
     assert isinstance(steps, Seq)
@@ -127,8 +130,10 @@ def pipelined_loop(
         parts.append(c if filled <= late else insert_waits(c, {}, algebra))
         last = len(parts) if filled & late else last
     parts.insert(last, AsyncFence())
+    # An iteration reads what was committed `distance` iterations ago; the distance - 1 newer groups may be in flight.
     pending = min(circular[b].distance for b in late) - 1
     body = _with_undeclared(f.body, seq(AsyncFence(pending), *barrier, *parts))
+    # the copies of the last iterations are never read, but must have arrived before the memory is used again
     return seq(replace(f, body=body), AsyncFence(0))
 
 
@@ -137,7 +142,7 @@ def insert_waits(
 ) -> Stmt:
     """Fence all asynchronous copies outside of pipelined loops.
 
-    A copy that fills slots before a pipelined loop becomes a commit group in each iteration around it. Other copies are waited for at once.
+    A copy that fills the first slots of a pipelined loop becomes a commit group. Other copies are waited for immediately.
     """
     if not async_filled(n) or (isinstance(n, Seq) and isinstance(n.stmts[0], AsyncFence)):
         return n
@@ -149,11 +154,11 @@ def insert_waits(
                 continue
             parts.append(c)
             fence = _fence_after(c, circular, algebra, around)
-            again = n.stmts[at + 1] if at + 1 < len(n.stmts) else None
+            following = n.stmts[at + 1] if at + 1 < len(n.stmts) else None
             if (
-                again is None
-                or not _is_copy_stage(again)
-                or _fence_after(again, circular, algebra, around).pending != fence.pending
+                following is None
+                or not _is_copy_stage(following)
+                or _fence_after(following, circular, algebra, around).pending != fence.pending
             ):
                 parts.append(fence)
         return seq(*parts)
@@ -165,7 +170,7 @@ def insert_waits(
 
 
 def _is_copy_stage(n: Stmt) -> bool:
-    """Return whether a statement is a copy that all work-items make, or none, without waiting."""
+    """Return whether a statement is a copy without barriers that either all work-items execute or none."""
     if isinstance(n, Seq) or not async_filled(n) or any(isinstance(m, (Barrier, AsyncFence)) for m in walk(n)):
         return False
     return isinstance(n, IfThenElse) or (isinstance(n, For) and (n.kind == "item" or n.marks.async_copy))
@@ -191,7 +196,7 @@ def _fills_slots(
 ) -> bool:
     """Return whether a store and the loop around it fill enough successive slots of a circular buffer.
 
-    Enough means that by the read of the first slot `distance` commit groups have followed.
+    They are enough if `distance` commit groups precede the read of the first slot.
     """
     at = _slot(indices[slots.dim], as_int(b.shape[slots.dim]) or 0, algebra)
     if at is None:

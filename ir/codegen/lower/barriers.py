@@ -1,10 +1,11 @@
 """Insert barriers between the work-items of a group where one may depend on another.
 
-Work-items depend on each other through shared memory, unless its indices identify the work-item. They depend on each
-other through global memory if one loop over items writes it and another one touches it. Inside one loop over items each
-has elements of its own: binding the loop checked that. A barrier stands before the outermost statement that needs it. A
-condition that only some items meet sinks into the statements between the barriers, so that all items reach every
-barrier.
+Work-items depend on each other through shared memory, unless its indices identify the work-item. They depend on each other through
+global memory if one loop over items writes it and another one accesses it. Inside one loop over items their elements are disjoint, which
+was checked when the loop was bound. A barrier is placed before the outermost statement that needs it. A condition that holds for only
+some items is moved into the statements between the barriers, so that all items reach every barrier.
+
+Tests: `tests/ir/codegen/test_grid.py`, `tests/cuda_emulation/test_emulation.py`.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def insert_barriers(n: Stmt, algebra: Algebra) -> Stmt:
     """Insert barriers into a kernel whose group and item loops are the indices of its launch.
 
     Raises:
-        BuildError: a barrier is needed inside a loop with different trip counts among the work-items, or below a condition
-            that holds for some of them and reads memory.
+        BuildError: A barrier is needed inside a loop whose trip count differs among work-items, or below a condition that holds for
+            some of them and reads memory.
     """
     sizes: dict[int, int] = {}
     for f in loops(n, "item"):
@@ -54,6 +55,7 @@ def insert_barriers(n: Stmt, algebra: Algebra) -> Stmt:
     axes = frozenset(a for a, size in sizes.items() if size > 1)
     if not axes:
         return insert_waits(n, {}, algebra)
+    # statements outside of a loop over an axis run once, not once per work-item
     for axis in sorted(axes):
         n = _guard_single_thread(n, next(f for f in loops(n, "item") if f.axis == axis))
     placer = _BarrierPlacement(axes, algebra)
@@ -67,9 +69,9 @@ def _size(m: For, algebra: Algebra) -> int:
 
 
 def _guard_single_thread(n: Stmt, item: For) -> Stmt:
-    """Let only the first work-item run statements outside of every loop over the item's axis.
+    """Let only the first work-item execute statements outside of every loop over the item's axis.
 
-    Stores to local memory stay with all items.
+    All items execute stores to local memory, which each has separately.
     """
     if _needs_guard(n, item):
         return For(item.var, const(1), n, "item", item.axis)
@@ -88,7 +90,7 @@ def _needs_guard(n: Stmt, item: For) -> bool:
 
 
 def _pad_thread_loops(n: Stmt, sizes: dict[int, int], algebra: Algebra) -> Stmt:
-    """Give all item loops over one axis the same extent. Work-items beyond a loop's own extent skip its body."""
+    """Give all item loops over one axis the same extent. Work-items beyond a loop's original extent skip its body."""
 
     def visit(m: Stmt) -> Stmt:
         if not isinstance(m, For) or m.kind != "item" or _size(m, algebra) == sizes[m.axis]:
@@ -109,9 +111,10 @@ class SharedAccesses:
         return SharedAccesses(self.read | other.read, self.written | other.written)
 
     def without(self, scopes: Iterable[Scope]) -> SharedAccesses:
-        gone = frozenset(scopes)
-        kept = (frozenset(b for b in found if b.scope not in gone) for found in (self.read, self.written))
-        return SharedAccesses(*kept)
+        """Return the accesses that barriers for these scopes do not order."""
+        ordered = frozenset(scopes)
+        others = (frozenset(b for b in buffers if b.scope not in ordered) for buffers in (self.read, self.written))
+        return SharedAccesses(*others)
 
 
 NO_ACCESSES = SharedAccesses(frozenset(), frozenset())
@@ -121,45 +124,51 @@ NO_ACCESSES = SharedAccesses(frozenset(), frozenset())
 class ThreadContext:
     """Facts about the threads that reach a statement.
 
-    spread: axes with an enclosing thread loop of several iterations.
-    first_only: axes on which only thread 0 reaches the statement.
-    own: shared buffers partitioned among the threads of the enclosing loop.
-    single: (buffer, axis) for each buffer of `own` that only thread 0 of the axis touches.
-    circular: circular buffers of the enclosing pipelined loop, synchronised once an iteration.
+    Attributes:
+        spread: Axes with an enclosing thread loop of several iterations.
+        first_only: Axes on which only thread 0 reaches the statement.
+        partitioned: Shared buffers partitioned among the threads of the enclosing loop.
+        single: (buffer, axis) for each partitioned buffer that only thread 0 of the axis accesses.
+        circular: Circular buffers of the enclosing pipelined loop, synchronised once per iteration.
     """
 
     spread: frozenset[int] = frozenset()
     first_only: frozenset[int] = frozenset()
-    own: frozenset[Buffer] = frozenset()
+    partitioned: frozenset[Buffer] = frozenset()
     single: frozenset[tuple[Buffer, int]] = frozenset()
     circular: frozenset[Buffer] = frozenset()
 
 
 class _BarrierPlacement:
-    """Placement of barriers in one kernel. axes: axes with more than one work-item."""
+    """Placement of barriers in one kernel.
+
+    Attributes:
+        axes: Axes with more than one work-item.
+    """
 
     def __init__(self, axes: frozenset[int], algebra: Algebra) -> None:
         self.axes = axes
         self.algebra = algebra
         self.circular: dict[Buffer, CircularBuffer] = {}
-        self._uses: dict[int, tuple[Stmt, SharedAccesses]] = {}
+        self._uses: dict[Stmt, SharedAccesses] = {}
 
     def uses(self, n: Stmt) -> SharedAccesses:
         """Return all accesses below a statement."""
-        found = self._uses.get(id(n))
-        if found is None:
+        uses = self._uses.get(n)
+        if uses is None:
             read, written = set[Buffer](), set[Buffer]()
             for b, _indices, is_store in accesses(n):
                 if b.scope != "local":
                     (written if is_store else read).add(b)
-            found = self._uses[id(n)] = n, SharedAccesses(frozenset(read), frozenset(written))
-        return found[1]
+            uses = self._uses[n] = SharedAccesses(frozenset(read), frozenset(written))
+        return uses
 
     def place(self, n: Stmt, before: SharedAccesses, bound: ThreadContext) -> tuple[Stmt, SharedAccesses]:
         """Return the statement with barriers, and the accesses since the last barrier after it."""
-        now = self.uses(n)
-        apart = (before.written & (now.read | now.written)) | (before.read & now.written)
-        scopes = self._scopes(apart, bound)
+        uses = self.uses(n)
+        # read after write, write after write, write after read
+        conflicting = (before.written & (uses.read | uses.written)) | (before.read & uses.written)
+        scopes = self._scopes(conflicting, bound)
         if isinstance(n, For) and (circular := circular_buffers(n, self.algebra)):
             return self._pipelined(n, circular, scopes, before, bound)
         if not scopes:
@@ -167,15 +176,20 @@ class _BarrierPlacement:
         new, after = self._inside(n, before.without(scopes), bound)
         return seq(Barrier(scopes), new), after
 
-    def _scopes(self, apart: Iterable[Buffer], bound: ThreadContext) -> frozenset[Scope]:
+    def _scopes(self, conflicting: Iterable[Buffer], bound: ThreadContext) -> frozenset[Scope]:
+        """Return the scopes that need a barrier between conflicting accesses."""
         if self.axes <= bound.first_only:
             return frozenset()
-        return frozenset(b.scope for b in apart if b not in bound.circular and not self._is_kept(b, bound))
+        return frozenset(
+            b.scope for b in conflicting if b not in bound.circular and not self._is_thread_private(b, bound)
+        )
 
-    def _is_kept(self, b: Buffer, bound: ThreadContext) -> bool:
-        """Return whether the same work-item touches an element before and after."""
-        met = self.axes - bound.spread - bound.first_only
-        return not met if b.scope == "global" else b in bound.own and all((b, a) in bound.single for a in met)
+    def _is_thread_private(self, b: Buffer, bound: ThreadContext) -> bool:
+        """Return whether conflicting accesses to an element come from the same work-item."""
+        unbound = self.axes - bound.spread - bound.first_only
+        if b.scope == "global":
+            return not unbound
+        return b in bound.partitioned and all((b, a) in bound.single for a in unbound)
 
     def _inside(self, n: Stmt, before: SharedAccesses, bound: ThreadContext) -> tuple[Stmt, SharedAccesses]:
         if not n.children:
@@ -187,9 +201,10 @@ class _BarrierPlacement:
                 parts.append(new)
             return seq(*parts), before
         if isinstance(n, IfThenElse):
-            made = [self.place(c, before, bound) for c in n.children]
-            after = made[0][1] | (made[1][1] if len(made) > 1 else before)
-            return n.with_children(tuple(new for new, _ in made)), after
+            branches = [self.place(c, before, bound) for c in n.children]
+            # without an else branch, the accesses before the condition may be the last ones
+            after = branches[0][1] | (branches[1][1] if len(branches) > 1 else before)
+            return n.with_children(tuple(new for new, _ in branches)), after
         if isinstance(n, For):
             if n.kind not in ("group", "item"):
                 return self._repeated(n, before, bound)
@@ -202,25 +217,26 @@ class _BarrierPlacement:
         """Return the facts about threads inside a loop over work-items."""
         if _size(n, self.algebra) == 1:
             return replace(bound, first_only=bound.first_only | {n.axis})
-        own = _thread_private(n, self.algebra)
-        own = own & bound.own if bound.spread else own
-        return ThreadContext(bound.spread | {n.axis}, bound.first_only, own, self._single(n, own), bound.circular)
+        partitioned = _thread_private(n, self.algebra)
+        partitioned = partitioned & bound.partitioned if bound.spread else partitioned
+        spread = bound.spread | {n.axis}
+        return ThreadContext(spread, bound.first_only, partitioned, self._single(n, partitioned), bound.circular)
 
-    def _single(self, n: For, own: frozenset[Buffer]) -> frozenset[tuple[Buffer, int]]:
-        """Return (buffer, axis) for each buffer that a single work-item of the axis touches below a loop."""
-        found = {b: set(self.axes) for b in own}
+    def _single(self, n: For, buffers: frozenset[Buffer]) -> frozenset[tuple[Buffer, int]]:
+        """Return (buffer, axis) for each buffer that a single work-item of the axis accesses below a loop."""
+        axes_of = {b: set(self.axes) for b in buffers}
 
         def visit(m: Stmt, first_only: frozenset[int]) -> None:
             if isinstance(m, For) and m.kind == "item" and _size(m, self.algebra) == 1:
                 first_only |= {m.axis}
             for b, _indices, _written in own_accesses(m):
-                if b in found:
-                    found[b] &= first_only
+                if b in axes_of:
+                    axes_of[b] &= first_only
             for c in m.children:
                 visit(c, first_only)
 
         visit(n.body, frozenset())
-        return frozenset((b, a) for b, axes in found.items() for a in axes)
+        return frozenset((b, a) for b, axes in axes_of.items() for a in axes)
 
     def _pipelined(
         self,
@@ -232,24 +248,23 @@ class _BarrierPlacement:
     ) -> tuple[Stmt, SharedAccesses]:
         """Place barriers in a pipelined loop.
 
-        Items meet at the start of each iteration, also for accesses before the loop.
+        One barrier at the start of each iteration orders its accesses, and those before the loop.
         """
         self.circular |= circular
         body, after = self.place(n.body, NO_ACCESSES, replace(bound, circular=bound.circular | circular.keys()))
-        now = self.uses(n.body)
-        scopes |= self._scopes((after.written & now.read) | (after.read & now.written), bound)
-        made = pipelined_loop(replace(n, body=body), circular, scopes, self.algebra)
-        return made, before | after
+        uses = self.uses(n.body)
+        scopes |= self._scopes((after.written & uses.read) | (after.read & uses.written), bound)
+        return pipelined_loop(replace(n, body=body), circular, scopes, self.algebra), before | after
 
     def _repeated(self, n: For, before: SharedAccesses, bound: ThreadContext) -> tuple[Stmt, SharedAccesses]:
         """Place barriers in a serial loop between conflicting iterations.
 
-        Two items that write one element in two iterations, without a read between, write the same value: a block's store
-        depends only on its iterators.
+        Writes in different iterations do not conflict: a block's store depends only on its iterators, so two items that write one
+        element write the same value.
         """
         body, after = self.place(n.body, NO_ACCESSES, bound)
-        now = self.uses(n.body)
-        scopes = self._scopes((after.written & now.read) | (after.read & now.written), bound)
+        uses = self.uses(n.body)
+        scopes = self._scopes((after.written & uses.read) | (after.read & uses.written), bound)
         if scopes:
             body = seq(Barrier(scopes), body)
         return replace(n, body=body), before | after
@@ -262,13 +277,13 @@ def _thread_private(n: For, algebra: Algebra) -> frozenset[Buffer]:
     """
     inner = bound_vars(n.body)
     steps: dict[Buffer, list[set[tuple[int, tuple[tuple[object, int], ...]] | None]]] = {}
-    # in a warp operation each work-item touches the elements of all
-    together = {b for f in loops(n) if f.marks.intrinsic for b, _i, _w in accesses(f)}
+    # in an operation of a warp, each work-item accesses elements of all others
+    warp_accessed = {b for f in loops(n) if f.marks.intrinsic for b, _i, _w in accesses(f)}
     for b, indices, _written in accesses(n):
-        if b.scope == "shared" and b not in together:
-            found = steps.setdefault(b, [set() for _ in indices])
+        if b.scope == "shared" and b not in warp_accessed:
+            dims = steps.setdefault(b, [set() for _ in indices])
             for d, e in enumerate(indices):
-                found[d].add(_step(algebra.static(e), n.var, inner, algebra))
+                dims[d].add(_step(algebra.static(e), n.var, inner, algebra))
     return frozenset(b for b, dims in steps.items() if any(len(d) == 1 and None not in d for d in dims))
 
 
@@ -289,16 +304,16 @@ def _step(
 
 
 def drop_divergent_intrinsics(n: Stmt, algebra: Algebra) -> Stmt:
-    """Drop the marks of warp intrinsics in code that some work-items of a warp may skip. Each item then runs its part of the loops."""
+    """Drop the marks of warp intrinsics in code that some work-items of a warp may skip; the loops are then printed as loops."""
     if not any(f.marks.intrinsic for f in loops(n)):
         return n
     divergence = _Divergence(algebra)
 
-    def visit(m: Stmt, apart: bool) -> Stmt:
+    def visit(m: Stmt, divergent: bool) -> Stmt:
         divergence.note(m)
-        apart = apart or (not isinstance(m, Let) and any(map(divergence.differs, m.own_exprs)))
-        new = m.with_children(tuple(visit(c, apart) for c in m.children))
-        intrinsic = INTRINSICS.get(new.marks.intrinsic) if isinstance(new, For) and apart else None
+        divergent = divergent or (not isinstance(m, Let) and any(map(divergence.differs, m.own_exprs)))
+        new = m.with_children(tuple(visit(c, divergent) for c in m.children))
+        intrinsic = INTRINSICS.get(new.marks.intrinsic) if isinstance(new, For) and divergent else None
         if isinstance(new, For) and intrinsic is not None and intrinsic.of_warp:
             require_shared(new)
             return new.marked(intrinsic="")
@@ -320,12 +335,12 @@ class _Divergence:
         self.variables: set[Var] = set()
 
     def note(self, m: Stmt) -> None:
-        """Record the variable that a statement binds. Statements come outermost first."""
+        """Record the variables that a statement binds. Outer statements must be noted before inner ones."""
         if m.bound_vars and (any(map(self.differs, m.own_exprs)) or (isinstance(m, For) and m.kind == "item")):
             self.variables.update(m.bound_vars)
 
     def differs(self, e: Expr) -> bool:
-        """Return whether work-items of one group may find different values."""
+        """Return whether an expression may have different values in work-items of one group."""
         return not self.variables.isdisjoint(self.algebra.free(e)) or any(x.buffer.scope == "local" for x in loads(e))
 
 
@@ -333,7 +348,7 @@ class _SinkConditions:
     """Moves conditions that differ among work-items below the barriers inside them."""
 
     def __init__(self, n: Stmt, algebra: Algebra) -> None:
-        self.waiting: dict[int, bool] = {}
+        self.waiting: dict[Stmt, bool] = {}
         divergence = _Divergence(algebra)
         for m in walk(n):
             divergence.note(m)
@@ -341,17 +356,21 @@ class _SinkConditions:
 
     def waits(self, n: Stmt) -> bool:
         """Return whether work-items synchronise at or below a statement."""
-        found = self.waiting.get(id(n))
-        if found is None:
-            found = self.waiting[id(n)] = _synchronises(n) or any([self.waits(c) for c in n.children])
-        return found
+        waits = self.waiting.get(n)
+        if waits is None:
+            waits = self.waiting[n] = _synchronises(n) or any([self.waits(c) for c in n.children])
+        return waits
 
-    def move(self, n: Stmt, held: tuple[Expr, ...]) -> Stmt:
-        """Move the conditions of `held` inward, so that the barriers of the statement are outside of them."""
+    def move(self, n: Stmt, conditions: tuple[Expr, ...]) -> Stmt:
+        """Move conditions inward, so that the barriers of the statement are outside of them.
+
+        Args:
+            conditions: Conditions to put around the parts of `n` that contain no barrier.
+        """
         if _synchronises(n):
             return n
         if not self.waits(n):
-            return when(and_(*held), n)
+            return when(and_(*conditions), n)
         if isinstance(n, Seq):
             parts: list[Stmt] = []
             quiet: list[Stmt] = []
@@ -360,32 +379,32 @@ class _SinkConditions:
                     quiet.append(c)
                     continue
                 if quiet:
-                    parts.append(when(and_(*held), seq(*quiet)))
+                    parts.append(when(and_(*conditions), seq(*quiet)))
                     quiet = []
                 if c is not None:
-                    parts.append(self.move(c, held))
+                    parts.append(self.move(c, conditions))
             return seq(*parts)
         if isinstance(n, IfThenElse):
             if not self.differs(n.cond):
-                self._require_no_loads(n.cond, held)
-                return when(n.cond, *(self.move(c, held) for c in n.children))
+                self._require_no_loads(n.cond, conditions)
+                return when(n.cond, *(self.move(c, conditions) for c in n.children))
             self._require_no_loads(n.cond, (n.cond,))
-            orelse = EMPTY if n.orelse is None else self.move(n.orelse, (*held, not_(n.cond)))
-            then = self.move(n.then, (*held, n.cond))
+            orelse = EMPTY if n.orelse is None else self.move(n.orelse, (*conditions, not_(n.cond)))
+            then = self.move(n.then, (*conditions, n.cond))
             return then if is_empty(orelse) else seq(then, orelse)
         if isinstance(n, For) and self.differs(n.extent):
             raise BuildError(
-                f"wanted barriers that every work-item of a group comes by, found one in the loop over {n.var.name}, which has "
-                f"{n.extent!r} iterations, not the same number for each; run it to the largest number, under a condition"
+                f"a barrier is in the loop over {n.var.name}, whose extent {n.extent!r} differs among the work-items of a group; run the "
+                "loop to the largest extent, with its body under a condition, so that all items reach the barrier"
             )
         for e in n.own_exprs:
-            self._require_no_loads(e, held)
-        return n.with_children(tuple(self.move(c, held) for c in n.children))
+            self._require_no_loads(e, conditions)
+        return n.with_children(tuple(self.move(c, conditions) for c in n.children))
 
-    def _require_no_loads(self, e: Expr, held: tuple[Expr, ...]) -> None:
+    def _require_no_loads(self, e: Expr, conditions: tuple[Expr, ...]) -> None:
         """Refuse an expression that work-items evaluate outside of its condition and that reads memory."""
-        if held and any(True for _ in loads(e)):
+        if conditions and any(True for _ in loads(e)):
             raise BuildError(
-                f"wanted barriers that every work-item of a group comes by, found one below a condition that some of them meet, with "
-                f"{e!r} between; compute what reads memory before the condition"
+                f"a barrier is below a condition that holds for some work-items of a group only, and {e!r}, which reads memory, is between "
+                "them; compute it before the condition"
             )

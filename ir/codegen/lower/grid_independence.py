@@ -1,4 +1,7 @@
-"""Refuse kernels in which one work-group may depend on another: groups of a launch never wait for each other."""
+"""Refuse kernels in which one work-group may depend on another, since groups of a launch cannot wait for each other.
+
+Tests: `tests/ir/codegen/test_grid.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ from relax_tune.ir.core.stmt import For, Stmt, loops, own_accesses
 class _GlobalAccess:
     """An access to a buffer in global memory.
 
-    groups: id of the enclosing loop over groups of each axis, None without one.
-    written: whether it is a store.
+    Attributes:
+        groups: id() of the enclosing loop over groups of each axis; None without one.
+        written: Whether it is a store.
     """
 
     groups: tuple[int | None, ...]
@@ -25,13 +29,13 @@ class _GlobalAccess:
 
 
 def verify_grid_independence(n: Stmt, algebra: Algebra) -> None:
-    """Check that each element that a kernel writes and touches elsewhere belongs to one group.
+    """Check that only one group accesses each element that a kernel writes.
 
-    Binding a loop to groups proved its iterations independent. So all accesses below one such loop are a group's own, unless a serial
-    loop around it runs the groups again.
+    The iterations of a loop were proved independent when it was bound to groups. Therefore accesses below one such loop are confined to
+    a group, unless the loop is inside a serial one and runs several times.
 
     Raises:
-        BuildError: a buffer's accesses are not below one loop over groups, or that loop is in a serial one.
+        BuildError: The accesses of a buffer are not all below one loop over groups, or that loop is inside a serial one.
     """
     axes = sorted({f.axis for f in loops(n) if _spans_groups(f, algebra)})
     uses: dict[Buffer, list[_GlobalAccess]] = {}
@@ -45,15 +49,15 @@ def verify_grid_independence(n: Stmt, algebra: Algebra) -> None:
         for b, _indices, written in own_accesses(m):
             if b.scope == "global":
                 uses.setdefault(b, []).append(_GlobalAccess(tuple(bound.get(a) for a in axes), written))
-    for b, found in uses.items():
-        if not any(u.written for u in found) or len(found) == 1:
+    for b, buffer_uses in uses.items():
+        if not any(u.written for u in buffer_uses) or len(buffer_uses) == 1:
             continue
-        first = found[0].groups
-        apart = all(u.groups == first for u in found) and all(g is not None and g not in repeated for g in first)
-        if not apart:
+        first = buffer_uses[0].groups
+        same_loops = all(u.groups == first for u in buffer_uses)
+        if not same_loops or any(g is None or g in repeated for g in first):
             raise BuildError(
-                f"wanted groups that do not depend on each other, found {b.name} written by some and used by others of one kernel, between "
-                "which they would have to wait; bind the outermost loop around all of its uses, or make them statements of their own"
+                f"groups of one kernel depend on each other: {b.name} is written by some and read by others, which cannot wait for them; "
+                "bind the outermost loop around all accesses, or make the accesses separate top-level statements"
             )
 
 

@@ -1,7 +1,9 @@
 """Bounds of a kernel's integers over its symbols, to choose between 32 and 64 bits.
 
-A span bounds the absolute value of a polynomial and of all its intermediate results. It is itself a polynomial over symbols,
-with rational coefficients > 0 and symbols >= 0. Values read from memory have no span.
+A span bounds the absolute value of a polynomial and of all its intermediate results. It is itself a polynomial over symbols, with
+rational coefficients > 0 and symbols >= 0. Values read from memory have no span.
+
+Tests: `tests/ir/codegen/lower/test_index_width.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from relax_tune.ir.codegen.lower.affine import ONE, Algebra, Monomial, Poly, as_
 from relax_tune.ir.core.expr import Expr, Op, Var, as_int, const, maximum, mul, sub
 
 INT_MOST, LONG_MOST = (1 << 31) - 1, (1 << 63) - 1
-# Number of incomparable spans that are kept.
-APART = 8
+# Most spans that do not cover one another; further ones are merged.
+MAX_INCOMPARABLE = 8
 ZERO, ONCE = Fraction(0), Fraction(1)
 
 Span = P.PolyOf[Expr, Fraction]
@@ -31,7 +33,9 @@ def larger(a: Span, b: Span) -> Span:
 class Spans:
     """The spans of a kernel's variables and of all noted polynomials.
 
-    signed: symbols that may be below 0. clamps: a value from memory between two bounds has their span; its own is wider.
+    Attributes:
+        signed: Symbols that may be negative.
+        clamps: Whether a value from memory that is clamped between two bounds has their span, although it is itself unbounded.
     """
 
     def __init__(self, algebra: Algebra, signed: Collection[Expr] = (), clamps: bool = False) -> None:
@@ -42,18 +46,19 @@ class Spans:
         self._largest: list[Span] = []
 
     def variable(self, v: Var, extent: Poly) -> None:
-        """Record a loop's variable, which stays below `extent`."""
-        found = self.note(extent)
-        self.variables[v] = None if found is None else P.plus(found, P.constant(min(found.get(ONE, ZERO), ONCE)), -1)
+        """Record a loop's variable, which is less than `extent`."""
+        span = self.note(extent)
+        self.variables[v] = None if span is None else P.plus(span, P.constant(min(span.get(ONE, ZERO), ONCE)), -1)
 
     def note(self, p: Poly) -> Span | None:
-        """Return the span of a polynomial; None if an atom has no span, and is 64 bits wide."""
+        """Return the span of a polynomial; None if one of its atoms is unbounded, so that it needs 64 bits."""
         key = tuple(p.items())
         if key not in self._noted:
             self._noted[key] = self._note(p)
         return self._noted[key]
 
     def _note(self, p: Poly) -> Span | None:
+        # Positive and negative terms are summed separately: in any order of the terms, partial sums lie between the two.
         sums: list[Span] = [{}, {}]
         known = True
         for m, c in p.items():
@@ -62,20 +67,22 @@ class Spans:
                 bound = self._atom(atom)
                 known = known and bound is not None
                 term = term if bound is None else self.algebra.times(term, bound)
-                self._keep(term)
+                self._record(term)
             sums[c < 0] = P.plus(sums[c < 0], term, abs(c))
-        whole = larger(*sums)
-        self._keep(whole)
-        return whole if known else None
+        bound = larger(*sums)
+        self._record(bound)
+        return bound if known else None
 
-    def _keep(self, span: Span) -> None:
+    def _record(self, span: Span) -> None:
+        """Include a span in the maximum of all spans."""
+
         def below(a: Span, b: Span) -> bool:
             return all(c <= b.get(m, ZERO) for m, c in a.items())
 
         if any(below(span, x) for x in self._largest):
             return
         self._largest = [x for x in self._largest if not below(x, span)]
-        self._largest.append(span if len(self._largest) < APART else larger(self._largest.pop(), span))
+        self._largest.append(span if len(self._largest) < MAX_INCOMPARABLE else larger(self._largest.pop(), span))
 
     def _atom(self, a: Expr) -> Span | None:
         if isinstance(a, Var):
@@ -94,15 +101,16 @@ class Spans:
         known = [x for x in parts if x is not None]
         if len(known) < len(parts):
             return self._between(a) if self.clamps and a.op in ("min", "max") else None
-        by = as_constant(self.algebra.poly(a.args[1])) if a.op in ("floordiv", "floormod") else None
+        divisor = as_constant(self.algebra.poly(a.args[1])) if a.op in ("floordiv", "floormod") else None
         if a.op == "floordiv":
-            return P.scaled(known[0], Fraction(1, max(by or 1, 1)))
+            # A symbolic divisor is at least 1 where the quotient is defined, so the dividend bounds it.
+            return P.scaled(known[0], Fraction(1, max(divisor or 1, 1)))
         if a.op == "floormod":
-            return known[1] if by is None else P.constant(Fraction(abs(by)))
+            return known[1] if divisor is None else P.constant(Fraction(abs(divisor)))
         return known[0] if len(known) == 1 else larger(*known)
 
     def _between(self, a: Op) -> Span | None:
-        """Return the span of `max(min(x, b), c)` or `min(max(x, b), c)`: its value is no further from 0 than b or c."""
+        """Return the span of `max(min(x, b), c)` or `min(max(x, b), c)`; b and c bound the magnitude of its value."""
         for inner, outer in (a.args, a.args[::-1]):
             bound = self.note(self.algebra.poly(outer))
             if bound is None or not isinstance(inner, Op) or inner.op != {"max": "min", "min": "max"}.get(a.op):
@@ -114,10 +122,10 @@ class Spans:
         return None
 
     def most(self, symbols: Iterable[Var]) -> Expr:
-        """Return the maximum of everything noted and of these symbols."""
+        """Return the maximum of all noted spans and of these symbols, as an expression for the launch to check."""
         for symbol in symbols:
-            self._keep({(symbol,): ONCE})
-        found: list[Expr] = []
+            self._record({(symbol,): ONCE})
+        totals: list[Expr] = []
         for span in self._largest:
             total: Expr = const(0)
             for m, c in span.items():
@@ -127,12 +135,13 @@ class Spans:
                 if c >= 1 or not m:
                     total = total + mul(term, const(min(ceil(c), LONG_MOST)))
                 else:
+                    # A fraction c < 1 as an integer quotient, rounded up: c * t <= t // floor(1 / c) + 1.
                     total = total + term // floor(1 / c) + 1
-            found.append(total)
-        return reduce(maximum, found) if found else const(0)
+            totals.append(total)
+        return reduce(maximum, totals) if totals else const(0)
 
 
 def fits(most: Expr) -> bool | None:
-    """Return whether 32 bits hold numbers up to this; None if that depends on symbols."""
+    """Return whether 32 bits hold numbers up to `most`; None if that depends on symbols."""
     known = as_int(most)
     return None if known is None else known <= INT_MOST

@@ -2,8 +2,10 @@
 
 Below the loop, vectorised tile loops of extent T are under conditions `x + tile < bound`. left = bound - x is the remaining width of an
 iteration. An iteration with left >= T runs without the conditions. Another one runs a copy of the body with narrower tile loops,
-and narrower loops that produce their operands: the least whole number of vectors that holds `left`. An iteration may
-have nothing left, since a loop around it may pass the bound. Results are unchanged.
+and narrower loops that produce their operands: the smallest number of vectors, a power of two, that covers `left`. An iteration may
+have nothing left, since a loop around it may exceed the bound. Results are unchanged.
+
+Tests: `tests/ir/codegen/test_schedules.py`, `tests/ir/codegen/test_text.py`.
 """
 
 from __future__ import annotations
@@ -17,18 +19,7 @@ from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, plus
 from relax_tune.ir.codegen.lower.guards import map_conjuncts, with_extent
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i64
-from relax_tune.ir.core.expr import (
-    Expr,
-    Var,
-    as_int,
-    conjuncts,
-    floordiv,
-    le,
-    loads,
-    lt,
-    maximum,
-    minimum,
-)
+from relax_tune.ir.core.expr import Expr, Var, as_int, conjuncts, floordiv, le, loads, lt, maximum, minimum
 from relax_tune.ir.core.stmt import For, IfThenElse, Let, Stmt, accesses, loops, stores, when
 
 
@@ -36,9 +27,10 @@ from relax_tune.ir.core.stmt import For, IfThenElse, Let, Stmt, accesses, loops,
 class GuardedTiles:
     """The tile loops below a loop.
 
-    conditions: condition -> variable of the tile loop that it bounds.
-    extent: extent of the tile loops.
-    left: remaining width.
+    Attributes:
+        conditions: For each condition, the variable of the tile loop that it bounds.
+        extent: Extent of the tile loops.
+        left: Remaining width.
     """
 
     conditions: dict[Expr, Var]
@@ -49,24 +41,24 @@ class GuardedTiles:
 def find_tiles(f: For, algebra: Algebra) -> GuardedTiles | None:
     """Return the guarded tile loops; None if no conditions are on vectorised loops, or if they disagree."""
     conditions: dict[Expr, Var] = {}
-    found: set[int] = set()
+    extents: set[int] = set()
     left: list[Poly] = []
     for cond, inside in _conditions(f.body, {}):
-        room = plus(algebra.static(cond.args[1]), algebra.static(cond.args[0]), -1)
-        moving = {m for m in room if any(not algebra.free(a).isdisjoint(inside) for a in m)}
-        if len(moving) != 1:
+        slack = plus(algebra.static(cond.args[1]), algebra.static(cond.args[0]), -1)
+        inner_terms = {m for m in slack if any(not algebra.free(a).isdisjoint(inside) for a in m)}
+        if len(inner_terms) != 1:
             continue
-        (m,) = moving
+        (m,) = inner_terms
         loop = inside.get(m[0]) if len(m) == 1 else None
         size = as_int(loop.extent) if loop is not None and loop.kind == "vectorized" else None
-        if loop is None or size is None or room[m] != -1:
+        if loop is None or size is None or slack[m] != -1:
             continue
-        rest = {n: c for n, c in room.items() if n != m}
+        rest = {n: c for n, c in slack.items() if n != m}
         conditions[cond] = loop.var
-        found.add(size)
+        extents.add(size)
         if rest not in left:
             left.append(rest)
-    return GuardedTiles(conditions, found.pop(), left[0]) if len(found) == 1 and len(left) == 1 else None
+    return GuardedTiles(conditions, extents.pop(), left[0]) if len(extents) == 1 and len(left) == 1 else None
 
 
 def _conditions(n: Stmt, inside: dict[Expr, For]) -> Iterator[tuple[Expr, dict[Expr, For]]]:
@@ -81,48 +73,50 @@ def _conditions(n: Stmt, inside: dict[Expr, For]) -> Iterator[tuple[Expr, dict[E
 
 
 def producer_loops(f: For, tiles: GuardedTiles, private: frozenset[Buffer], algebra: Algebra) -> frozenset[Var] | None:
-    """Return the tile loops and the loops of their extent that only fill private buffers for them.
+    """Return the tile loops and the loops of the same extent that only fill private buffers for them.
 
-    None if the body touches other elements of those buffers too, or at other places.
+    Return None if the body also accesses other elements of those buffers, or with another index.
     """
-    own = set(tiles.conditions.values())
+    variables = set(tiles.conditions.values())
+    # the dimensions of private buffers along which the tile loops run
     places = {
         (b, d)
         for b, indices, _ in accesses(f.body)
         if b in private
         for d, e in enumerate(indices)
-        if not algebra.free(e).isdisjoint(own)
+        if not algebra.free(e).isdisjoint(variables)
     }
     for loop in loops(f.body, "vectorized"):
-        if loop.var in own or as_int(loop.extent) != tiles.extent:
+        if loop.var in variables or as_int(loop.extent) != tiles.extent:
             continue
         if all(
             any((s.buffer, d) in places and loop.var in algebra.free(e) for d, e in enumerate(s.indices))
             for s in stores(loop.body)
         ):
-            own.add(loop.var)
+            variables.add(loop.var)
+    # Narrowing is correct only if all accesses use the same elements: `start + tile variable`, with one start per dimension.
     starts: dict[tuple[Buffer, int], Poly] = {}
     for b, indices, _ in accesses(f.body):
         for d, e in enumerate(indices):
             if (b, d) not in places:
                 continue
             at = algebra.static(e)
-            moving = [m for m in at if any(not algebra.free(a).isdisjoint(own) for a in m)]
-            start = {m: c for m, c in at.items() if m not in moving}
+            tile_terms = [m for m in at if any(not algebra.free(a).isdisjoint(variables) for a in m)]
+            start = {m: c for m, c in at.items() if m not in tile_terms}
             if (
-                len(moving) != 1
-                or len(moving[0]) != 1
-                or at[moving[0]] != 1
+                len(tile_terms) != 1
+                or len(tile_terms[0]) != 1
+                or at[tile_terms[0]] != 1
                 or starts.setdefault((b, d), start) != start
             ):
                 return None
-    return frozenset(own)
+    return frozenset(variables)
 
 
 def widths(tiles: GuardedTiles, f: For, lanes: int) -> Sequence[int]:
     """Return the widths in elements that tiles may need, narrowest first.
 
-    For constant shapes, one width if all iterations that are not whole have the same, and none if all are whole.
+    For constant shapes this is one width if all partial tiles have the same, and no width if there are no partial tiles.
     """
     every = [w for w in range(lanes, tiles.extent, lanes) if _is_power(w // lanes)] + [tiles.extent]
     count = as_int(f.extent)
@@ -139,9 +133,10 @@ def widths(tiles: GuardedTiles, f: For, lanes: int) -> Sequence[int]:
 
 
 def leaves_elements(tiles: GuardedTiles, around: Sequence[Stmt], algebra: Algebra) -> bool:
-    """Prove that every iteration has at least one element left.
+    """Return whether every iteration provably has at least one element left.
 
-    around: statements around the tiles, the loop among them, outermost first; of an `IfThenElse`, they are in `then`.
+    Args:
+        around: Statements around the tiles including the loop, outermost first. The tiles are in the `then` branch of each `IfThenElse`.
     """
     env = Env()
     for s in around:
@@ -155,7 +150,7 @@ def leaves_elements(tiles: GuardedTiles, around: Sequence[Stmt], algebra: Algebr
 
 
 def _let_range(value: Expr, env: Env) -> tuple[Expr, Expr]:
-    """Return symbolic bounds of a bound value. A fused loop's quotient gets those of the loop: division is monotonic."""
+    """Return symbolic bounds of a bound value. The quotient of a fused loop is bounded through the loop: division is monotonic."""
     if value.op == "floordiv":
         top, divisor = value.args
         low, high = env.bounds.get(top, (None, None)) if isinstance(top, Var) else (None, None)
@@ -171,7 +166,7 @@ def _is_power(n: int) -> bool:
 def narrow(
     f: For,
     tiles: GuardedTiles,
-    moving: frozenset[Var],
+    tile_variables: frozenset[Var],
     wide: Sequence[int],
     private: frozenset[Buffer],
     algebra: Algebra,
@@ -180,22 +175,27 @@ def narrow(
 ) -> For:
     """Return the loop with one body for each width.
 
-    never_empty: every iteration has at least one element left.
-    If the conditions guard only stores to memory, not computation, the widest body keeps them and serves whole tiles too.
+    If the conditions guard only stores to memory, not computation, the widest body keeps them and is used for whole tiles too.
+
+    Args:
+        tile_variables: Variables of the loops that are narrowed.
+        wide: Widths of the bodies, narrowest first.
+        never_empty: Whether every iteration has at least one element left.
     """
     left = Var(f"{f.var.name}_left")
     algebra.ranges[left] = algebra.interval(tiles.left)
     everywhere = not _guards_any(f.body, tiles, private)
     body = _with_conditions(f.body, tiles, None)
     for width in reversed(wide):
-        own = Var(f"{f.var.name}_{width}")
+        remaining = Var(f"{f.var.name}_{width}")
         low = max((w + 1 for w in wide if w < width), default=int(never_empty))
-        whole = width == tiles.extent
-        most = width - 1 if whole and not everywhere else width
-        algebra.ranges[own] = (low, most)
-        narrower = with_extent(_with_conditions(f.body, tiles, own), moving, width)
-        part = Let(own, maximum(minimum(left, most), low), narrower)
-        body = part if whole and everywhere else when(le(left, most), part, body)
+        # the range of `remaining` lets the printers drop conditions on lanes that always hold in this body
+        is_full = width == tiles.extent
+        most = width - 1 if is_full and not everywhere else width
+        algebra.ranges[remaining] = (low, most)
+        narrower = with_extent(_with_conditions(f.body, tiles, remaining), tile_variables, width)
+        part = Let(remaining, maximum(minimum(left, most), low), narrower)
+        body = part if is_full and everywhere else when(le(left, most), part, body)
     return replace(f, body=Let(left, algebra.expr(tiles.left), body), tail="predicate")
 
 
@@ -207,7 +207,7 @@ def _guards_any(n: Stmt, tiles: GuardedTiles, private: frozenset[Buffer]) -> boo
 
 
 def _with_conditions(n: Stmt, tiles: GuardedTiles, left: Var | None) -> Stmt:
-    """Express the conditions in terms of the remaining width; drop them if it is None."""
+    """Express the conditions in terms of the remaining width, or drop them if it is None."""
 
     def new(c: Expr) -> Expr | None:
         tile = tiles.conditions.get(c)

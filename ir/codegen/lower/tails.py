@@ -4,6 +4,8 @@ A loop `o` has conditions `base + o*T + r < bound` below it, r from inner loops 
 in its first F = clamp((bound - base - R + T) // T, 0, extent) iterations, which drop them. The rest keeps them
 (`peel`). If one tile loop of extent T remains, `pow2` runs it in pieces of descending powers of two, chosen by the bits
 of the remainder. `exact` runs one tile of the remaining height, among bodies for all heights. Results are unchanged.
+
+Tests: `tests/ir/codegen/test_schedules.py`, `tests/ir/codegen/test_text.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, constant, plus
-from relax_tune.ir.codegen.lower.guards import map_conjuncts, room_below, with_extent
+from relax_tune.ir.codegen.lower.guards import map_conjuncts, slack_below, with_extent
 from relax_tune.ir.codegen.lower.narrow_tails import find_tiles, leaves_elements, narrow, producer_loops, widths
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import (
@@ -51,11 +53,12 @@ from relax_tune.ir.core.stmt import (
 class TileGuard:
     """A condition `tile*o + r < rest`.
 
-    cond: the conjunct.
-    tile: coefficient of the split loop's variable.
-    reach: largest value of r, plus 1.
-    rest: bound without the loops' variables.
-    inner: (variable, coefficient, extent) of the loops in r.
+    Attributes:
+        cond: The conjunct.
+        tile: Coefficient of the split loop's variable.
+        reach: Largest value of r, plus 1.
+        rest: The bound without the loops' variables.
+        inner: (variable, coefficient, extent) of the loops in r.
     """
 
     cond: Expr
@@ -66,32 +69,33 @@ class TileGuard:
 
 
 def lower_tails(n: Stmt, algebra: Algebra, lanes: int) -> Stmt:
-    """Split every loop with a tail of its own, outermost first."""
+    """Split every loop whose tail is not `predicate`, outermost first."""
     return _Splitter(algebra, home_loops(n), lanes).run(n)
 
 
 def _guards(n: Stmt, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> Iterator[TileGuard]:
     inner = inner | {v: as_int(n.extent) if isinstance(n, For) else None for v in n.bound_vars}
     if isinstance(n, IfThenElse):
-        found = (_guard(c, o, algebra, inner) for c in conjuncts(n.cond))
-        yield from (g for g in found if g is not None)
+        guards = (_guard(c, o, algebra, inner) for c in conjuncts(n.cond))
+        yield from (g for g in guards if g is not None)
     for below in n.children:
         yield from _guards(below, o, algebra, inner)
 
 
 def _guard(c: Expr, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> TileGuard | None:
-    room = room_below(c, algebra.static)
-    tile = 0 if room is None else -room.get((o,), 0)
-    if room is None or tile <= 0:
+    slack = slack_below(c, algebra.static)
+    tile = 0 if slack is None else -slack.get((o,), 0)
+    if slack is None or tile <= 0:
         return None
     rest: Poly = {}
     used: list[tuple[Var, int, int]] = []
     reach = 1
-    for m, k in room.items():
+    for m, k in slack.items():
         if m == (o,):
             continue
         if len(m) == 1 and isinstance(m[0], Var) and m[0] in inner:
             extent = inner[m[0]]
+            # A slack that grows with an inner loop is smallest at its first iteration, so `reach` would not be the last element.
             if extent is None or k > 0:
                 return None
             used.append((m[0], -k, extent))
@@ -104,7 +108,11 @@ def _guard(c: Expr, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> T
 
 
 class _Splitter:
-    """Splits the tails of one function. homes: buffer -> variables of the loops around all of its accesses."""
+    """Splits the tails of one function.
+
+    Attributes:
+        homes: For each buffer, the variables of the loops around all of its accesses.
+    """
 
     def __init__(self, algebra: Algebra, homes: dict[Buffer, frozenset[Var]], lanes: int) -> None:
         self.algebra = algebra
@@ -112,11 +120,15 @@ class _Splitter:
         self.lanes = lanes
 
     def run(self, n: Stmt, around: tuple[Stmt, ...] = ()) -> Stmt:
-        """Split the tails of a statement. around: loops, bindings and conditions around it, outermost first."""
+        """Split the tails of a statement.
+
+        Args:
+            around: Loops, bindings and conditions around it, outermost first.
+        """
         if isinstance(n, For) and n.tail != "predicate":
-            done = self.narrow(n, (*around, n)) if n.tail == "narrow" else self.split(n)
-            if done is not None:
-                return self._below(done, around)
+            without_tail = self.narrow(n, (*around, n)) if n.tail == "narrow" else self.split(n)
+            if without_tail is not None:
+                return self._below(without_tail, around)
             n = replace(n, tail="predicate")
         return self._below(n, around)
 
@@ -130,7 +142,8 @@ class _Splitter:
     def narrow(self, f: For, around: tuple[Stmt, ...]) -> For | None:
         """Return the loop with one body for each width of its tiles; None if the `narrow` tail does not apply.
 
-        around: statements around the loop's body, the loop among them, outermost first.
+        Args:
+            around: Statements around the loop's body including the loop, outermost first.
         """
         if isinstance(f.body, Let):  # the remaining width may depend on it
             inside = self.narrow(replace(f, body=f.body.body), (*around, f.body))
@@ -143,20 +156,22 @@ class _Splitter:
         wide = widths(tiles, f, self.lanes)
         never_empty = leaves_elements(tiles, around, self.algebra)
         bodies = narrow(f, tiles, loops, wide, private, self.algebra, never_empty=never_empty)
-        return replace(bodies, body=self._with_own_registers(bodies.body, private)) if wide else bodies
+        return replace(bodies, body=self._with_separate_registers(bodies.body, private)) if wide else bodies
 
-    def _with_own_registers(self, n: Stmt, private: frozenset[Buffer]) -> Stmt:
-        """Give each body registers of its own."""
+    def _with_separate_registers(self, n: Stmt, private: frozenset[Buffer]) -> Stmt:
+        """Give each body separate registers."""
         if isinstance(n, IfThenElse) and n.orelse is not None:
-            return replace(n, then=self._clone(n.then, private), orelse=self._with_own_registers(n.orelse, private))
+            return replace(
+                n, then=self._clone(n.then, private), orelse=self._with_separate_registers(n.orelse, private)
+            )
         return (
-            n.with_children(tuple(self._with_own_registers(c, private) for c in n.children))
+            n.with_children(tuple(self._with_separate_registers(c, private) for c in n.children))
             if isinstance(n, Let)
             else n
         )
 
     def split(self, f: For) -> Stmt | None:
-        """Return the loop as full iterations and a rest; None if no condition below mentions its variable."""
+        """Return the loop split into full iterations and the rest; None if no condition below mentions its variable."""
         algebra = self.algebra
         guards = tuple(_guards(f.body, f.var, algebra, {}))
         if not guards:
@@ -169,49 +184,54 @@ class _Splitter:
         slow = self._clone(f.body, self._private(f)) if rest is None else rest
         known = as_constant(algebra.static(full))
         limit = Var(f"{f.var.name}_full")
+        # the printer chooses the type of the new variable by its range
         algebra.ranges[limit] = (0, algebra.interval(extent)[1])
         end: Expr = limit if known is None else const(known)
         if f.kind in ("parallel", "group"):
+            # a parallel loop is one launch, which cannot be followed by another loop: each iteration chooses its body
             body = when(lt(f.var, end), fast, slow)
             return replace(f, body=body if known is not None else Let(limit, full, body), tail="predicate")
         main: Stmt = EMPTY if known == 0 else replace(f, extent=end, body=fast, tail="predicate")
+        # no rest if there are no further iterations, or if the only further one has no elements
         left = plus(extent, algebra.static(end), -1)
         if (as_constant(left) or 1) <= 0 or not left or (single and guards[0].reach == 1):
             return main if known is not None else Let(limit, full, main)
         if rest is not None or single:
             tail = when(lt(end, f.extent), Let(f.var, end, slow))
         else:
-            again = Var(f"{f.var.name}_rest")
-            algebra.ranges[again] = (0, algebra.interval(extent)[1])
-            tail = For(again, algebra.expr(left), Let(f.var, end + again, slow))
+            rest_var = Var(f"{f.var.name}_rest")
+            algebra.ranges[rest_var] = (0, algebra.interval(extent)[1])
+            tail = For(rest_var, algebra.expr(left), Let(f.var, end + rest_var, slow))
         both = seq(main, tail)
         return both if known is not None else Let(limit, full, both)
 
     def _full(self, f: For, guards: tuple[TileGuard, ...]) -> tuple[Expr, bool]:
-        """Return the number of full iterations, and whether at most the iteration after them has work."""
+        """Return the number of full iterations, and whether at most one iteration after them does anything."""
         algebra = self.algebra
         full: Expr | None = None
         bounded = False
-        seen: list[tuple[int, int, Poly]] = []
+        bounds: list[tuple[int, int, Poly]] = []
         for g in guards:
             key = (g.tile, g.reach, g.rest)
-            if key in seen:
+            if key in bounds:
                 continue
-            seen.append(key)
-            count = plus(g.rest, constant(g.tile - g.reach))
-            low = algebra.interval(count)[0]
-            top = algebra.expr(count)
-            here = floordiv(top if low is not None and low >= 0 else maximum(top, 0), const(g.tile))
-            full = here if full is None else minimum(full, here)
+            bounds.append(key)
+            dividend = plus(g.rest, constant(g.tile - g.reach))
+            low = algebra.interval(dividend)[0]
+            dividend_expr = algebra.expr(dividend)
+            count = floordiv(
+                dividend_expr if low is not None and low >= 0 else maximum(dividend_expr, 0), const(g.tile)
+            )
+            full = count if full is None else minimum(full, count)
             bounded = bounded or _covers(f.extent, g, algebra)
         assert full is not None
         if not bounded:
             full = minimum(full, f.extent)
-        alone = len(seen) == 1 and seen[0][1] <= seen[0][0]
-        return full, alone and (bounded or not any(_unguarded(f.body, {g.cond for g in guards})))
+        one_bound = len(bounds) == 1 and bounds[0][1] <= bounds[0][0]
+        return full, one_bound and (bounded or not any(_unguarded(f.body, {g.cond for g in guards})))
 
     def _private(self, f: For) -> frozenset[Buffer]:
-        """Return local buffers whose values live inside one iteration: all accesses are below, and the first one writes."""
+        """Return the local buffers whose values do not outlive an iteration: all accesses are below, and the first one writes."""
         written: set[Buffer] = set()
         carried: set[Buffer] = set()
         for b, _indices, is_store in accesses(f.body):
@@ -222,7 +242,7 @@ class _Splitter:
         return frozenset(b for b in written - carried if b.scope == "local" and f.var in self.homes.get(b, frozenset()))
 
     def _clone(self, n: Stmt, private: frozenset[Buffer]) -> Stmt:
-        """Return the statement with fresh private buffers, so that each copy of a body has its own registers."""
+        """Return the statement with new private buffers, so that copies of a body have separate registers."""
         ordered = dict.fromkeys(b for b, _i, _w in accesses(n) if b in private)
         fresh = {b: replace(b) for b in ordered}
         for b, copy in fresh.items():
@@ -232,8 +252,8 @@ class _Splitter:
     def _pieces(self, f: For, guards: tuple[TileGuard, ...], conds: set[Expr]) -> Stmt | None:
         """Return the last tile as pieces of T/2 .. 1 rows, or for `exact` as one of T-1 .. 1 rows; None if not applicable.
 
-        Requires: all conditions agree on one bound; each has one tile loop of extent T; every statement is under the condition or stores to
-        memory private to the iteration.
+        All conditions must agree on one bound, and each must have one tile loop of extent T. Every statement must be under the condition
+        or store to memory private to the iteration.
         """
         g, private = guards[0], self._private(f)
         if any((x.tile, x.rest) != (g.tile, g.rest) or x.reach != g.tile for x in guards):
@@ -254,9 +274,11 @@ class _Splitter:
             for h in range(g.tile - 1, 0, -1):
                 parts.append(when(eq(left, const(h)), self._clone(with_extent(body, tiles, h), private)))
             return Let(left, maximum(minimum(amount, g.tile - 1), 0), seq(*parts))
+        # At most tile - 1 rows are left, so the largest piece is the highest power of two below the tile.
         h = 1 << (g.tile - 1).bit_length() - 1
         while h >= 1:
             shrunk = with_extent(body, tiles, h)
+            # the pieces before this one cover the higher bits of the remainder, so it starts after them
             if 2 * h < g.tile:
                 offset = Var(f"{f.var.name}_at{h}")
                 algebra.ranges[offset] = (0, g.tile - 1)
@@ -271,10 +293,7 @@ class _Splitter:
 
 
 def _covers(extent: Expr, g: TileGuard, algebra: Algebra) -> bool:
-    """Return whether the loop's extent is at least ceil(rest / tile), or certainly reaches F.
-
-    F then needs no upper clamp.
-    """
+    """Return whether the loop's extent is known to be at least ceil(rest / tile), so that F needs no upper clamp."""
     target = plus(g.rest, constant(g.tile - 1))
     lo, _hi = algebra.interval(target)
     if extent.op == "floordiv" and as_int(extent.args[1]) == g.tile:
@@ -317,7 +336,7 @@ def home_loops(n: Stmt) -> dict[Buffer, frozenset[Var]]:
 
 
 def _matching_tiles(f: For, tiles: set[Var], extent: int, private: frozenset[Buffer]) -> set[Var]:
-    """Return loops of the same extent that index a private buffer like a tile loop (initialisations without a bound)."""
+    """Return loops of the same extent that index a private buffer like a tile loop, such as initialisations without a bound."""
     places = {
         (b, d)
         for b, indices, _w in accesses(f.body)
@@ -325,7 +344,7 @@ def _matching_tiles(f: For, tiles: set[Var], extent: int, private: frozenset[Buf
         for d, i in enumerate(indices)
         if _mentions(i, tiles)
     }
-    found: set[Var] = set()
+    matching: set[Var] = set()
     for m in loops(f.body):
         if (
             m.var not in tiles
@@ -335,8 +354,8 @@ def _matching_tiles(f: For, tiles: set[Var], extent: int, private: frozenset[Buf
                 for s in stores(m.body)
             )
         ):
-            found.add(m.var)
-    return found
+            matching.add(m.var)
+    return matching
 
 
 def _mentions(e: Expr, variables: set[Var]) -> bool:

@@ -1,7 +1,9 @@
 """Keep `warp` buffers in registers and reduce them with warp shuffles, or put them into shared memory.
 
-The last index of a `warp` buffer is the work-item's number along the first axis. A loop over that index that adds up the elements of
-all items (or multiplies them, or takes an extremum) becomes an all-reduce by shuffles (PTX ISA, "shfl.sync").
+The last index of a `warp` buffer is the work-item's index along the first axis. A loop over that index that combines the elements of all
+items by add, mul, min or max becomes an all-reduce by shuffles (PTX ISA, "shfl.sync").
+
+Tests: `tests/cuda_emulation/test_emulation.py`, `tests/ir/codegen/test_grid.py`.
 """
 
 from __future__ import annotations
@@ -16,47 +18,39 @@ from relax_tune.ir.codegen.lower.lowered import combined_load
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32, f64, i32, i64
 from relax_tune.ir.core.expr import Expr, Load, Var, as_int, free_vars, load, op
-from relax_tune.ir.core.stmt import (
-    BufferStore,
-    For,
-    LoopMarks,
-    Stmt,
-    loops,
-    own_accesses,
-    redirect,
-    rewrite,
-    seq,
-    when,
-)
+from relax_tune.ir.core.stmt import BufferStore, For, LoopMarks, Stmt, loops, own_accesses, redirect, rewrite, seq, when
 from relax_tune.ir.hardware.intrinsic import match
 from relax_tune.ir.hardware.intrinsics import INTRINSICS
 
-# Work-items of a warp; types of its shuffles.
+# Work-items of a warp.
 WARP = 32
+# Types that shuffles can exchange.
 SHUFFLED_TYPES = (f32, f64, i32, i64)
 
 
 def lower_warp_buffers(n: Stmt, algebra: Algebra, has_shuffles: bool) -> Stmt:
     """Replace `warp` buffers by registers of the work-items, or by shared memory.
 
-    has_shuffles: the work-items of a warp can exchange registers.
-    Registers require that the extent of the first axis is a power of two that divides the warp, and that each item writes only its
-    own element. Elements of other items may be read only by an all-reduce (add, mul, min, max) or by an intrinsic with `warp_operands`.
+    Registers require that the extent of the first axis is a power of two that divides the warp, and that each item writes only the
+    element with its index. Only an all-reduce (add, mul, min, max) or an intrinsic with `warp_operands` may read elements of other items.
+
+    Args:
+        has_shuffles: Whether the work-items of a warp can exchange registers.
     """
-    found = dict.fromkeys(b for m in _walk(n, ()) for b, _i, _w in own_accesses(m[-1]) if b.scope == "warp")
-    if not found:
+    buffers = dict.fromkeys(b for m in _walk(n, ()) for b, _i, _w in own_accesses(m[-1]) if b.scope == "warp")
+    if not buffers:
         return n
     items = _thread_loop(n, algebra) if has_shuffles else None
     registers: dict[Buffer, Buffer] = {}
     if items is not None:
         registers = {
             b: replace(b, shape=b.shape[:-1], scope="local", row_alignment=None)
-            for b in found
+            for b in buffers
             if _fits_registers(b, n, items, algebra)
         }
         extent = items.extent
         n = rewrite(n, lambda m: _shuffled(m, extent, registers))
-    shared = {b: replace(b, scope="shared") for b in found if b not in registers}
+    shared = {b: replace(b, scope="shared") for b in buffers if b not in registers}
 
     def access(b: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]] | None:
         if b in registers:
@@ -84,14 +78,15 @@ def _thread_loop(n: Stmt, algebra: Algebra) -> For | None:
             longest = f
         sizes[f.axis] = max(sizes.get(f.axis, 1), size)
     size = sizes.get(0, 1)
+    # all shuffles stay within a warp, and every warp is complete, as `__shfl_xor_sync` with a full mask requires
     fits = 1 < size <= WARP and size & (size - 1) == 0 and prod(sizes.values()) % WARP == 0
     return longest if fits else None
 
 
 def _fits_registers(b: Buffer, n: Stmt, items: For, algebra: Algebra) -> bool:
-    """Return whether a `warp` buffer can live in registers.
+    """Return whether a `warp` buffer can be in registers.
 
-    Every access must be an item's to its own element, part of an all-reduce, or an intrinsic's that takes the warp's registers.
+    Every access must be to the element with the item's index, part of an all-reduce, or an operand of an intrinsic of the warp.
     """
     for path in _walk(n, ()):
         for buffer, indices, _written in own_accesses(path[-1]):
@@ -109,29 +104,29 @@ def _fits_registers(b: Buffer, n: Stmt, items: For, algebra: Algebra) -> bool:
 
 def _is_last(indices: tuple[Expr, ...], var: Var, algebra: Algebra) -> bool:
     """Return whether a variable is the last index and occurs in no other."""
-    apart = not any(algebra.depends(algebra.static(e), (var,)) for e in indices[:-1])
-    return apart and algebra.static(indices[-1]) == {(var,): 1}
+    in_others = any(algebra.depends(algebra.static(e), (var,)) for e in indices[:-1])
+    return not in_others and algebra.static(indices[-1]) == {(var,): 1}
 
 
 def _is_warp_operand(b: Buffer, path: tuple[Stmt, ...], algebra: Algebra) -> bool:
-    """Return whether an access belongs to an intrinsic that takes the buffer from the registers of a warp."""
+    """Return whether an access belongs to an intrinsic whose operand is in the registers of a warp."""
     nest = [m for m in path if isinstance(m, For) and m.marks.intrinsic]
     store, intrinsic = path[-1], INTRINSICS.get(nest[0].marks.intrinsic) if nest else None
     if intrinsic is None or not isinstance(store, BufferStore) or nest[-1].body is not store:
         return False
-    found = match(intrinsic, nest, store)
-    if found is None:
+    nest_match = match(intrinsic, nest, store)
+    if nest_match is None:
         return False
-    parts = {f.var.name: found.loops[f.var] for f in intrinsic.loops if f.var in found.loops}
+    parts = {f.var.name: nest_match.loops[f.var] for f in intrinsic.loops if f.var in nest_match.loops}
     return any(
-        found.accesses[name][0] is b and _is_last(found.accesses[name][1], parts[loop], algebra)
+        nest_match.accesses[name][0] is b and _is_last(nest_match.accesses[name][1], parts[loop], algebra)
         for name, loop in intrinsic.warp_operands.items()
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AllReduce:
-    """A loop `place = op(place, source[..., loop variable])` below conditions, over all work-items of the first axis."""
+    """A loop `x = op(x, source[..., loop variable])` under conditions, over all work-items of the first axis."""
 
     conditions: tuple[Expr, ...]
     store: BufferStore
@@ -140,7 +135,7 @@ class _AllReduce:
 
 
 def _all_reduce(f: Stmt, extent: Expr) -> _AllReduce | None:
-    """Return the all-reduce that a loop of this extent is; None for other statements."""
+    """Return a loop of this extent as an all-reduce; None for other statements."""
     if not isinstance(f, For) or f.kind not in ("serial", "unrolled") or f.extent != extent:
         return None
     conditions, s = split_conditions(f.body)
@@ -154,19 +149,18 @@ def _all_reduce(f: Stmt, extent: Expr) -> _AllReduce | None:
 
 
 def _shuffled(m: Stmt, extent: Expr, registers: dict[Buffer, Buffer]) -> Stmt:
-    """Return a reduction as an all-reduce by shuffles, in which all work-items take part, and the update with its result."""
-    found = _all_reduce(m, extent)
-    if found is None or found.source.buffer not in registers:
+    """Return a reduction as an all-reduce by shuffles that all work-items execute, followed by the update with its result."""
+    reduction = _all_reduce(m, extent)
+    if reduction is None or reduction.source.buffer not in registers:
         return m
-    b, s = found.source.buffer, found.store
-    whole = Buffer(f"{b.name}_whole", (), b.dtype, "local")
-    offered = load(registers[b], found.source.indices[:-1])
-    meeting = For(
-        Var(m.bound_vars[0].name), extent, BufferStore(whole, (), offered), marks=LoopMarks(warp_reduce=found.op)
+    b, s = reduction.source.buffer, reduction.store
+    total = Buffer(f"{b.name}_whole", (), b.dtype, "local")
+    operand = load(registers[b], reduction.source.indices[:-1])
+    shuffles = For(
+        Var(m.bound_vars[0].name), extent, BufferStore(total, (), operand), marks=LoopMarks(warp_reduce=reduction.op)
     )
-    done: Stmt = BufferStore(
-        s.buffer, s.indices, op(found.op, (load(s.buffer, s.indices), load(whole, ())), s.value.dtype)
-    )
-    for c in reversed(found.conditions):
-        done = when(c, done)
-    return seq(meeting, done)
+    combined = op(reduction.op, (load(s.buffer, s.indices), load(total, ())), s.value.dtype)
+    update: Stmt = BufferStore(s.buffer, s.indices, combined)
+    for c in reversed(reduction.conditions):
+        update = when(c, update)
+    return seq(shuffles, update)

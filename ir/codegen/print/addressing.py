@@ -1,4 +1,7 @@
-"""Print names, integer expressions and addresses."""
+"""Print names, integer expressions and addresses.
+
+Tests: `tests/ir/codegen/test_text.py`, `tests/ir/codegen/test_data_ends.py`.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,11 @@ C_INFIX = {name: SCALAR_OPS[name].c_name for name in INFIX}
 class Lane:
     """The vector being printed: lanes start .. start + width - 1 of `var`.
 
-    count: text of the number of active lanes; None for all.
-    mask: text of the mask of the active lanes.
-    nontemporal: whole vectors are stored past the caches.
+    Attributes:
+        symbol: Variable that stands for the number of the lane, 0 .. width - 1, in polynomials.
+        count: Text of the number of active lanes; None if all are active.
+        mask: Text of the mask of the active lanes.
+        nontemporal: Whether whole vectors are stored with nontemporal hints, which bypass the caches.
     """
 
     var: Var
@@ -50,14 +55,18 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of a vector in memory. multiple: a divisor of the element offset (0: the offset is 0)."""
+    """The address of a vector in memory.
+
+    Attributes:
+        multiple: A divisor of the element offset; 0 if the offset is 0.
+    """
 
     text: str
     multiple: int
 
 
 def bracketed(text: str) -> str:
-    """Return the text as an operand: names, numbers and bracketed text are left as they are."""
+    """Return the text as an operand, in brackets unless it is a name, a number or bracketed already."""
     if text.isidentifier() or text.isdigit():
         return text
     depth = 0
@@ -69,7 +78,16 @@ def bracketed(text: str) -> str:
 
 
 class AddressPrinter:
-    """The state of a kernel being printed, and the text of its integers and addresses."""
+    """The state of a kernel being printed, and the text of its integers and addresses.
+
+    Attributes:
+        lane: The vector being printed; None outside of vectorised loops.
+        written: Buffers that the kernel stores to.
+        symbols: Size symbols that the kernel uses, in order of first use.
+        bound: Variables that loops and Lets of the kernel define.
+        spans: Bounds that decide whether 32 bits hold the kernel's integers; None if indices have 64 bits.
+        named: Temporaries of the present statement that hold integers computed from data.
+    """
 
     def __init__(self, prelude: Prelude, algebra: Algebra, layouts: dict[Buffer, RegisterLayout]) -> None:
         self.prelude = prelude
@@ -86,17 +104,18 @@ class AddressPrinter:
         self.bound: set[Var] = set()
         self.buffers: dict[Buffer, str] = {}
         self.spans: Spans | None = None
+        self.named: dict[Expr, str] = {}
         self._flat: dict[tuple[Buffer, tuple[Expr, ...]], Poly] = {}
         self._shapes: dict[Buffer, list[Poly]] = {}
 
-    # what other languages write otherwise than C
+    # C's syntax, which other languages override
 
     def constant(self, kind: str, name: str, text: str) -> str:
-        """Return the definition of a name that keeps its value."""
+        """Return the definition of a constant."""
         return f"const {kind} {name} = {text};"
 
     def variable(self, kind: str, name: str, text: str = "") -> str:
-        """Return the definition of a name whose value may change; without a text it is unset."""
+        """Return the definition of a variable; without a text it is uninitialised."""
         return f"{kind} {name} = {text};" if text else f"{kind} {name};"
 
     def counting(self, kind: str, name: str, end: str) -> str:
@@ -104,27 +123,27 @@ class AddressPrinter:
         return f"for ({kind} {name} = 0; {name} < {end}; {name}++) {{"
 
     def as_int32(self, text: str) -> str:
-        """Return an index or a truth value as a number of 32 bits."""
+        """Return an index or a truth value as int32."""
         return f"(int){text}"
 
     def active(self, lane: int, count: str, text: str, dtype: DType) -> str:
-        """Return the text of a lane of a vector; 0 where only `count` lanes are active and this one is not."""
+        """Return the text of a lane, or 0 for a lane that is not among the first `count`."""
         return f"({lane} < {count} ? {text} : 0)"
 
-    def room_type(self, room: Poly) -> DType:
-        """Return the type in which numbers of lanes are computed."""
-        return self.index_type(room)
+    def slack_type(self, slack: Poly) -> DType:
+        """Return the type in which the slack of a bound on lanes is computed."""
+        return self.index_type(slack)
 
-    def room_text(self, room: Poly, most: int) -> str:
-        """Return a number of lanes, exact up to `most`."""
-        return self.poly_text(room)
+    def slack_text(self, slack: Poly, most: int) -> str:
+        """Return the slack of a bound on lanes; the text need not be exact above `most`."""
+        return self.poly_text(slack)
 
     def offset_text(self, p: Poly) -> str:
         """Return the offset of an element in its array."""
         return self.poly_text(p)
 
     def place(self, b: Buffer, offset: str) -> str:
-        """Return the text of a vector's address."""
+        """Return the address of a vector at an offset."""
         return f"{self.buffers[b]} + {offset}" if offset != "0" else self.buffers[b]
 
     def line(self, text: str) -> None:
@@ -142,7 +161,7 @@ class AddressPrinter:
         raise NotImplementedError
 
     def space(self, buffer: Buffer) -> str:
-        """Return the address space of a buffer with a trailing blank, empty where the language has none."""
+        """Return the address space of a buffer with a trailing blank, or "" if the language has none."""
         raise NotImplementedError
 
     def float_text(self, value: float, dtype: DType) -> str:
@@ -157,7 +176,7 @@ class AddressPrinter:
 
     @contextmanager
     def known(self, var: Var, value: Poly) -> Iterator[None]:
-        """Fix the value of a variable inside the block."""
+        """Set the value of a variable inside the block."""
         env = self.algebra.env
         old = env.get(var)
         env[var] = value
@@ -182,12 +201,12 @@ class AddressPrinter:
         return self.prelude.storage(self.index_type(extent)), self.name(v)
 
     def var_text(self, v: Var) -> str:
-        found = self.names.get(v)
-        if found is None:
-            found = self.names[v] = self.fresh(v.name)
+        name = self.names.get(v)
+        if name is None:
+            name = self.names[v] = self.fresh(v.name)
         if v not in self.bound:
             self.symbols.setdefault(v)
-        return found
+        return name
 
     def poly_text(self, p: Poly) -> str:
         if self.spans is not None:
@@ -205,7 +224,7 @@ class AddressPrinter:
                 parts.append(f" {'-' if c < 0 else '+'} {term}")
             else:
                 parts.append(f"-{term}" if c < 0 else term)
-        if offset == -(1 << 63):  # C would read the negation of a number that int64 does not have
+        if offset == -(1 << 63):  # C parses -N as the negation of N, and int64 does not hold 2^63
             parts.append(f"{' - ' if parts else '-'}{-(offset + 1)} - 1")
         elif offset or not parts:
             parts.append(str(offset) if not parts else f" {'-' if offset < 0 else '+'} {abs(offset)}")
@@ -214,8 +233,10 @@ class AddressPrinter:
     def atom_text(self, a: Expr) -> str:
         if isinstance(a, Var):
             return self.var_text(a)
+        if a in self.named:
+            return self.named[a]
         if isinstance(a, Load) or a.dtype is not i64:
-            return self.one(a)
+            return self.uniform(a)
         if a.op in ("floordiv", "floormod"):
             top, bottom = (self.algebra.poly(x) for x in a.args)
             low, under = self.algebra.interval(top)[0], self.algebra.interval(bottom)[0]
@@ -234,19 +255,17 @@ class AddressPrinter:
         if a.op == "cast":
             source = computed(a.args[0].dtype)
             if source.is_float:
-                return f"{self.prelude.helper(self.whole(i64), source, 1)}({self.one(a.args[0])})"
-            return f"(({self.prelude.storage(i64)})({self.one(a.args[0])}))"
+                return f"{self.prelude.helper(self.truncation(i64), source, 1)}({self.uniform(a.args[0])})"
+            return f"(({self.prelude.storage(i64)})({self.uniform(a.args[0])}))"
         if a.op == "bitcast":
-            return self.bits(self.one(a.args[0]), a.args[0].dtype, i64)
-        if a.op in ("add", "sub", "mul") or a.op in BITS:  # of what memory holds, and so may wrap
+            return self.bits(self.uniform(a.args[0]), a.args[0].dtype, i64)
+        if a.op in ("add", "sub", "mul") or a.op in BITS:  # an atom for the algebra only if it may overflow
             x, y = (self.poly_text(self.algebra.poly(x)) for x in a.args)
             return f"{self.prelude.helper(a.op, i64, 1)}({x}, {y})"
         if a.op == "abs":
             inner = self.algebra.poly(a.args[0])
             return f"{self.prelude.helper('abs', self.index_type(inner), 1)}({self.poly_text(inner)})"
-        raise BuildError(
-            f"wanted an integer expression of + - * // % min max select cast, found {a!r}; rewrite the index"
-        )
+        raise BuildError(f"expected an index of + - * // % min max select cast, got {a!r}; rewrite the index")
 
     def bits(self, text: str, source: DType, target: DType) -> str:
         """Return the bits of a number as a number of another type."""
@@ -265,20 +284,20 @@ class AddressPrinter:
         """Return a value converted from its type in memory."""
         return f"{self.prelude.helper(f'from_{dtype}', computed(dtype), width)}({text})" if dtype.is_packed else text
 
-    def whole(self, target: DType) -> str:
-        """Return the name of the helper that truncates a float."""
+    def truncation(self, target: DType) -> str:
+        """Return the name of the helper that truncates a float to an integer."""
         return f"whole_{target}"
 
-    def moves(self, e: Expr) -> bool:
+    def is_varying(self, e: Expr) -> bool:
         """Return whether `e` depends on the lane."""
         return self.lane is not None and self.lane.var in self.algebra.free(e)
 
     def condition(self, e: Expr) -> str:
-        """Return a scalar condition."""
+        """Return a uniform condition."""
         raise NotImplementedError
 
-    def one(self, e: Expr) -> str:
-        """Return the text of a value that does not depend on the lane, without temporaries."""
+    def uniform(self, e: Expr) -> str:
+        """Return the text of a uniform value, without temporaries."""
         raise NotImplementedError
 
     # memory
@@ -307,6 +326,7 @@ class AddressPrinter:
         for i, d in zip(indices[1:-1], buffer.shape[1:-1]):
             row = row * d + i
         line = LINE_BYTES // (size * buffer.dtype.bytes)
+        # normal forms, so that accesses to one element print the same address
         row, vector = (self.algebra.expr(self.algebra.static(e)) for e in (row, indices[-1] // size))
         vector = swizzled(row, vector, vectors, line)
         return (*indices[:-1], vector * size + indices[-1] % size)
@@ -317,7 +337,7 @@ class AddressPrinter:
         return Address(self.place(buffer, self.offset_text(first)), gcd(*first.values()))
 
     def stride(self, p: Poly) -> int | None:
-        """Return the stride of one lane in an offset; None if it is not constant."""
+        """Return the distance of neighbouring lanes in elements; None if it is not constant."""
         if self.lane is None:
             return 0
         symbol = self.lane.symbol
@@ -341,7 +361,7 @@ class AddressPrinter:
         raise NotImplementedError
 
     def register(self, b: Buffer, p: Poly) -> tuple[str, int, int]:
-        """Return (register, lane in it, its width) of an access to a buffer in registers."""
+        """Return (name of the register, lane in it, its width) of an access to a buffer in registers."""
         layout = self.layouts[b]
         offset = p.get(ONE, 0)
         row, column = divmod(offset, len(layout.unit))

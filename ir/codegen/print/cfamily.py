@@ -1,4 +1,7 @@
-"""Print the statements of lowered functions in the languages of the C family. `values.py` prints expressions."""
+"""Print the statements of lowered functions in C, OpenCL, CUDA and WGSL. `values.py` prints expressions.
+
+Tests: `tests/ir/codegen/test_text.py`, `tests/ir/codegen/test_names.py`, `tests/ir/codegen/test_schedules.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ from relax_tune.ir.codegen.print.addressing import Lane, Prefetch, bracketed
 from relax_tune.ir.codegen.print.copies import CopyPrinter
 from relax_tune.ir.codegen.print.intrinsic_calls import match_call, require_shared, split_swizzle
 from relax_tune.ir.codegen.print.prelude import INDEX, Prelude
-from relax_tune.ir.codegen.print.values import VECTOR_TYPES
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, bool_, i32, i64
 from relax_tune.ir.core.expr import Expr, Var, as_int, conjuncts, const
@@ -37,52 +39,56 @@ from relax_tune.ir.core.stmt import (
 )
 from relax_tune.ir.hardware.intrinsic import Intrinsic
 
-# Names without a meaning in any language of the family or its headers: one letter, or a word, an underscore and a
-# number.
+# Names without a meaning in any of the languages or their headers: one letter, or a word, an underscore and a number.
 FREE = re.compile(r"[A-Za-z](_\d+)?|\w*[a-z]\w*_\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The launch of a kernel that has a grid: work-groups per axis and work-items per group."""
+    """The launch of a kernel that has a grid.
+
+    Attributes:
+        groups: Work-groups along each axis.
+        items: Work-items of a group along each axis.
+    """
 
     groups: tuple[Expr, ...] = ()
     items: tuple[int, ...] = ()
 
 
 def meaningless(name: str) -> str:
-    """Append an underscore to names that would mean something. No keyword, type, function or macro of the languages
-    ends in one.
-    """
+    """Append an underscore to names that could have a meaning. No keyword, type, function or macro of the languages ends in one."""
     return name if FREE.fullmatch(name) else f"{name}_"
 
 
 def numbered(base: str, number: int) -> str:
-    """Return a numbered name for one of several objects."""
+    """Return the name of one of several objects with the same base name."""
     return meaningless(f"{base.rstrip('_')}_{number}")
 
 
 LEAST_PREFETCHED = 16
-"""Bytes of an operand of an intrinsic that is worth a prefetch: others are steps of rows, which are near."""
+"""Smallest operand of an intrinsic, in bytes, that is prefetched. Smaller ones are consecutive elements of a row."""
 
 
 class CFamilyPrinter(CopyPrinter):
     """Printer of one kernel. A language defines loops over threads, declarations and barriers.
 
-    unset: initial text of registers before their first store.
-    most: upper bound of the kernel's integers where these have 32 bits.
-    varying: variables of thread loops whose iterations differ in work.
+    Attributes:
+        unset: Initialiser of registers before their first store.
+        most: Upper bound of the kernel's integers if these have 32 bits.
+        irregular: Variables of thread loops whose iterations differ in work.
     """
 
     unset = ""
     most: Expr = const(0)
-    varying: frozenset[Var] = frozenset()
+    irregular: frozenset[Var] = frozenset()
 
     def __init__(self, prelude: Prelude, algebra: Algebra, lanes: int, layouts: dict[Buffer, RegisterLayout]) -> None:
         super().__init__(prelude, algebra, layouts)
         self.lanes = lanes
         self.in_threads = False
-        self._taken: dict[str, int] = {}
+        self.parts: list[str] = []
+        self._numbers: dict[str, int] = {}
         self._registers: dict[tuple[str, int], str] = {}
 
     # names
@@ -90,13 +96,14 @@ class CFamilyPrinter(CopyPrinter):
     def fresh(self, hint: str) -> str:
         """Return an unused identifier without a meaning in any language."""
         base = re.sub(r"[^A-Za-z0-9_]", "_", hint)
+        # rt_ begins the names of the prelude
         if not base or not base[0].isalpha() or base.startswith("rt_"):
             base = f"v{base}"
         name = base = meaningless(base)
-        while name in self._taken:
-            self._taken[base] += 1
-            name = numbered(base, self._taken[base])
-        self._taken[name] = 0
+        while name in self._numbers:
+            self._numbers[base] += 1
+            name = numbered(base, self._numbers[base])
+        self._numbers[name] = 0
         return name
 
     def register_name(self, b: Buffer, offset: int) -> str:
@@ -127,7 +134,7 @@ class CFamilyPrinter(CopyPrinter):
         value = self.algebra.poly(n.value)
         small = all(len(m) <= 1 and isinstance(a, Var) for m in value for a in m) and len(value) <= 1
         if small:
-            # a constant or a plain variable is substituted, so that expressions over it fold
+            # Substituted instead of declared, so that expressions over it fold.
             with self.known(n.var, value):
                 self.statement(n.body)
             return
@@ -138,17 +145,20 @@ class CFamilyPrinter(CopyPrinter):
             self.statement(n.body)
 
     def branch(self, n: IfThenElse) -> None:
-        """Print a condition. Decided conjuncts vanish, conjuncts on the lane make a masked region, and the rest are plain ifs."""
+        """Print a condition.
+
+        Conjuncts that can be decided vanish, varying conjuncts become a masked region, and the others become an `if`.
+        """
         uniform: list[Expr] = []
         lanes: list[Expr] = []
         for c in conjuncts(n.cond):
-            decided = self.algebra.decide(c)
-            if decided is Proof.NO:
+            proof = self.algebra.decide(c)
+            if proof is Proof.NO:
                 if n.orelse is not None:
                     self.statement(n.orelse)
                 return
-            if decided is Proof.UNKNOWN:
-                (lanes if self.moves(c) else uniform).append(c)
+            if proof is Proof.UNKNOWN:
+                (lanes if self.is_varying(c) else uniform).append(c)
         if uniform:
             text = bracketed(" && ".join(self.condition(c) for c in uniform))
             with self.indented(f"if {text} {{"):
@@ -169,13 +179,13 @@ class CFamilyPrinter(CopyPrinter):
         count = lane.count
         parts = [] if count is None else [count]
         kind = INDEX if self.spans is not None else i64
-        some = count is None
+        nonempty = count is None
         for c in conds:
-            room = self.lane_room(c)
-            low = self.algebra.interval(room)[0]
-            some = some and low is not None and low > 0
-            kind = i64 if self.room_type(room) is i64 else kind
-            parts.append(self.room_text(room, lane.width))
+            slack = self.lane_slack(c)
+            low = self.algebra.interval(slack)[0]
+            nonempty = nonempty and low is not None and low > 0
+            kind = i64 if self.slack_type(slack) is i64 else kind
+            parts.append(self.slack_text(slack, lane.width))
         smallest = parts[0]
         for p in parts[1:]:
             smallest = f"{self.prelude.helper('min', kind, 1)}({smallest}, {p})"
@@ -183,11 +193,12 @@ class CFamilyPrinter(CopyPrinter):
         with self.indented("{"):
             least = self.prelude.helper("min", kind, 1)
             self.line(self.constant(self.prelude.storage(kind), name, f"{least}({smallest}, {lane.width})"))
-            with self.indented("{" if some else f"if ({name} > 0) {{"):
+            # without active lanes the region is skipped: its bounds may be negative, and its addresses out of bounds
+            with self.indented("{" if nonempty else f"if ({name} > 0) {{"):
                 iota = self.prelude.helper("iota", i32, lane.width)
                 splat = self.prelude.helper("splat", i32, lane.width)
-                below = f"{iota}() < {splat}({self.as_int32(name)})"
-                self.line(self.constant(self.held(bool_, lane.width), mask, below))
+                active = f"{iota}() < {splat}({self.as_int32(name)})"
+                self.line(self.constant(self.temporary_type(bool_, lane.width), mask, active))
                 with self.lanes_of(Lane(lane.var, lane.start, lane.width, lane.symbol, name, mask, lane.nontemporal)):
                     self.statement(body)
 
@@ -243,35 +254,34 @@ class CFamilyPrinter(CopyPrinter):
             self.serial_loop(f, extent)
 
     def intrinsic(self, f: For) -> bool:
-        """Print the call of the intrinsic that the loop is marked with. Return False if its nest no longer matches the
-        intrinsic.
-        """
-        found = None if self.lane is not None else match_call(f, self.algebra)
-        if found is None or not self.offers(found.intrinsic):
+        """Print the call of the intrinsic that the loop is marked with. Return False if the nest no longer matches it."""
+        call = None if self.lane is not None else match_call(f, self.algebra)
+        if call is None or not self.offers(call.intrinsic):
             require_shared(f)
             return False
         names: list[str] = []
-        places: list[str] = []
-        sizes = list(found.sizes)
-        for (b, at), operand in zip(found.operands, found.intrinsic.semantics.buffers, strict=True):
+        phases: list[str] = []
+        sizes = list(call.sizes)
+        for (b, at), operand in zip(call.operands, call.intrinsic.semantics.buffers, strict=True):
             start = self.algebra.resolve(at)
             row, phase = split_swizzle(b, start)
             offset = self.poly_text(plus(start, phase, -1))
-            if (elements := prod(found.extent(d) for d in operand.shape)) * b.dtype.bytes >= LEAST_PREFETCHED:
+            if (elements := prod(call.extent(d) for d in operand.shape)) * b.dtype.bytes >= LEAST_PREFETCHED:
                 self._prefetch(b, start, elements)
             names.append(self.buffers[b] if offset == "0" else f"{self.buffers[b]} + {offset}")
-            if found.intrinsic.of_warp and b.scope == "shared":
-                places.append(self.poly_text(phase))
+            if call.intrinsic.of_warp and b.scope == "shared":
+                phases.append(self.poly_text(phase))
                 sizes.append((f"{operand.name.lower()}_row", row))
-        names += [self.poly_text(self.algebra.resolve(s)) for s in found.strides] + places
-        kinds = [(self.space(b), b.dtype) for b, _ in found.operands]
-        name = self.prelude.intrinsic(found.intrinsic, kinds, sizes)
-        rooms = [self.algebra.resolve(r) for r in found.rooms]
-        bounds = [self.algebra.interval(r) for r in rooms]
+        names += [self.poly_text(self.algebra.resolve(s)) for s in call.strides] + phases
+        kinds = [(self.space(b), b.dtype) for b, _ in call.operands]
+        name = self.prelude.intrinsic(call.intrinsic, kinds, sizes)
+        slacks = [self.algebra.resolve(r) for r in call.slacks]
+        bounds = [self.algebra.interval(r) for r in slacks]
         if any(high is not None and high <= 0 for _, high in bounds):
             require_shared(f)
             return False
-        open_ = [self.poly_text(r) for r, (low, _) in zip(rooms, bounds, strict=True) if low is None or low <= 0]
+        # the intrinsic covers whole tiles; where bounds may cut a tile, the loops run instead
+        open_ = [self.poly_text(r) for r, (low, _) in zip(slacks, bounds, strict=True) if low is None or low <= 0]
         if not open_:
             self.line(f"{name}({', '.join(names)});")
             return True
@@ -286,14 +296,12 @@ class CFamilyPrinter(CopyPrinter):
         return intrinsic.language in ("", self.prelude.language)
 
     def tree_reduce(self, f: For, size: int) -> bool:
-        """Print a reduction over the lanes of vector registers as a tree. Return False if the elements are not in such
-        registers.
-        """
+        """Print a reduction over the lanes of vector registers as a tree. Return False if the elements are not in registers."""
         (s,) = stores(f.body)
         source = combined_load(s)
         assert source is not None
         layout, op, dtype = self.layouts.get(source.buffer), s.value.op, s.buffer.dtype
-        if layout is None or self.lane is not None or source.dtype is not dtype or dtype not in VECTOR_TYPES:
+        if layout is None or self.lane is not None or source.dtype is not dtype or dtype not in self.vector_types:
             return False
         lanes: dict[str, int] = {}
         widths: dict[int, list[str]] = {}
@@ -303,17 +311,22 @@ class CFamilyPrinter(CopyPrinter):
             if name not in lanes:
                 widths.setdefault(width, []).append(name)
             lanes[name] = lanes.get(name, 0) + 1
+        # A register that holds other lanes too must not be reduced whole.
         if max(widths) == 1 or any(lanes[name] != width for width, names in widths.items() for name in names):
             return False
-        old = self.one(s.value.args[0])
+        old = self.uniform(s.value.args[0])
         total = self.combine(op, dtype, 1, old, self.reduced_registers(op, dtype, widths))
         self.assign(s.buffer, self.flat(s.buffer, s.indices), total)
         return True
 
     def reduced_registers(self, op: str, dtype: DType, widths: dict[int, list[str]]) -> str:
-        """Return the reduction of all lanes of registers of these widths.
+        """Return the reduction of all lanes of several registers.
 
-        Wide registers are halved until they meet the next width, or reduced on their own if little can be shared.
+        A wide register is halved until it can be combined with registers of the next width. If those have fewer than four lanes,
+        it is folded to a scalar instead.
+
+        Args:
+            widths: Names of the registers of each width.
         """
         singles: list[str] = []
         wide: list[str] = []
@@ -341,7 +354,7 @@ class CFamilyPrinter(CopyPrinter):
         return f"{self.prelude.helper(op, dtype, width)}({a}, {b})"
 
     def warp_reduce(self, f: For) -> None:
-        """Print the all-reduce of the values that the work-items of a warp offer."""
+        """Print an all-reduce over the work-items of a warp."""
         raise NotImplementedError
 
     def thread_loop(self, f: For, extent: Poly) -> None:
@@ -389,6 +402,7 @@ class CFamilyPrinter(CopyPrinter):
 
     @contextmanager
     def lanes_of(self, lane: Lane) -> Iterator[None]:
+        """Print the statements of the block for a vector of lanes."""
         old, self.lane = self.lane, lane
         yield
         self.lane = old
@@ -401,11 +415,11 @@ class CFamilyPrinter(CopyPrinter):
         raise NotImplementedError
 
     def finish(self, head: str) -> str:
-        """Return the whole text: prelude, signature, body."""
-        return f"{self.prelude.text()}{head} {{\n" + "\n".join(self.lines) + "\n}\n"
+        """Return the whole text: prelude, functions that the kernel calls, signature, body."""
+        return f"{self.prelude.text()}{''.join(self.parts)}{head} {{\n" + "\n".join(self.lines) + "\n}\n"
 
 
-# the method that prints each class of statement; lambdas, so that a language may override it
+# The method that prints each class of statement. Lambdas look the method up at the call, so that a language may override it.
 STATEMENTS: Mapping[type[Stmt], Callable[[CFamilyPrinter, Any], None]] = {
     BufferStore: lambda printer, n: printer.store(n),
     Seq: lambda printer, n: printer.sequence(n),

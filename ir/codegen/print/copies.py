@@ -1,11 +1,14 @@
-"""Print copies of operands: masked loads with padding, and transposition of square tiles in registers."""
+"""Print copies of operands: masked loads with padding, and transposition of square tiles in registers.
+
+Tests: `tests/ir/codegen/test_conditional_reads.py`, `tests/ir/codegen/test_schedules.py`.
+"""
 
 from __future__ import annotations
 
 from math import gcd
 
 from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
-from relax_tune.ir.codegen.lower.guards import room_below
+from relax_tune.ir.codegen.lower.guards import slack_below
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.memory import MemoryPrinter
 from relax_tune.ir.codegen.print.transpose_registers import transposed_copy
@@ -16,20 +19,20 @@ from relax_tune.ir.core.stmt import BufferStore, For
 
 
 class CopyPrinter(MemoryPrinter):
-    """Prints padded and transposed copies."""
+    """Printer of padded and transposed copies."""
 
     def _text(self, e: Expr) -> Text:
         lane = self.lane
-        if e.op == "select" and lane is not None and lane.count is None and self.moves(e.args[0]):
-            found = self._within(e, lane)
-            if found is not None:
-                return found, True
+        if e.op == "select" and lane is not None and lane.count is None and self.is_varying(e.args[0]):
+            masked = self._masked_load(e, lane)
+            if masked is not None:
+                return masked, True
         return super()._text(e)
 
-    def _within(self, e: Expr, lane: Lane) -> str | None:
+    def _masked_load(self, e: Expr, lane: Lane) -> str | None:
         """Print `select(x < bound, f(b[min(x, bound - 1)]), other)` as a masked load: lanes out of bounds read nothing.
 
-        None for any other selection.
+        Return None for any other selection.
         """
         condition, value = e.args[0], e.args[1]
         if condition.op != "lt" or condition.args[0].dtype is not i64:
@@ -41,44 +44,42 @@ class CopyPrinter(MemoryPrinter):
             for n in postorder((value,))
             if n.op == "min" and n.args[0] is x and self.algebra.static(n.args[1]) == last
         }
-        room = plus(self.algebra.poly(bound), self.algebra.poly(x), -1)
-        rest = {m: c for m, c in room.items() if m != (lane.symbol,)}
-        if not clamped or room.get((lane.symbol,)) != -1 or self.algebra.depends(rest, (lane.symbol,)):
+        slack = plus(self.algebra.poly(bound), self.algebra.poly(x), -1)
+        rest = {m: c for m, c in slack.items() if m != (lane.symbol,)}
+        if not clamped or slack.get((lane.symbol,)) != -1 or self.algebra.depends(rest, (lane.symbol,)):
             return None
+        # the masked load does not access lanes out of bounds, so the clamp, which breaks the stride of one, can go
         value = transform(value, lambda n: x if n in clamped else None)
         if any(self.stride(self.flat(n.buffer, n.indices)) not in (0, 1) for n in loads(value)):
             return None
         count = self.clamped(rest, lane.width)
         self.lane = Lane(lane.var, lane.start, lane.width, lane.symbol, count, None)
-        text, moving = self._fresh_text(value)
+        text, varying = self._text_in_place(value)
         self.lane = lane
         if text is None:
             return None
-        text = self.splat(text, moving, e.dtype)
+        text = self.splat(text, varying, e.dtype)
         other = e.args[2]
-        if isinstance(value, Load) and moving and other.value == 0:
+        if isinstance(value, Load) and varying and other.value == 0:
             return text  # lanes out of bounds load zeros
         iota, splat = (self.prelude.helper(h, i32, lane.width) for h in ("iota", "splat"))
         mask = self.widened(f"({iota}() < {splat}({self.as_int32(count)}))", e.dtype)
-        filled = self.splat(*self._given(other), e.dtype)
+        padding, is_vector = self.text(other)
+        assert padding is not None
+        filled = self.splat(padding, is_vector, e.dtype)
         return f"{self.prelude.helper('sel', e.dtype, lane.width)}({mask}, {text}, {filled})"
 
-    def lane_room(self, c: Expr) -> Poly:
-        """Return the number of lanes that meet a condition on the lane, before clamping."""
-        room = room_below(c, self.algebra.poly)
-        assert room is not None and self.lane is not None, f"{c!r} is no bound on lanes"
-        return {m: k for m, k in room.items() if m != (self.lane.symbol,)}
-
-    def _given(self, e: Expr) -> tuple[str, bool]:
-        text, moving = self.text(e)
-        assert text is not None
-        return text, moving
+    def lane_slack(self, c: Expr) -> Poly:
+        """Return the number of lanes that meet a condition on the lane, which may be negative or exceed the width."""
+        slack = slack_below(c, self.algebra.poly)
+        assert slack is not None and self.lane is not None, f"{c!r} is no bound on lanes"
+        return {m: k for m, k in slack.items() if m != (self.lane.symbol,)}
 
     def transposed(self, f: For) -> None:
         """Print a transposing copy: vectors along the outer loop, transposed in registers, stored along the inner loop."""
-        found = transposed_copy(f)
-        assert found is not None
-        inner, condition, store = found
+        copy = transposed_copy(f)
+        assert copy is not None
+        inner, condition, store = copy
         size = as_int(f.extent) or 0
         self.algebra.ranges[self.lane_symbol] = (0, size - 1)
         count = self._count(f, condition, size)
@@ -100,9 +101,9 @@ class CopyPrinter(MemoryPrinter):
         self.lane = Lane(f.var, {}, size, symbol, count, None)
         for k, name in enumerate(names):
             env[inner.var] = plus(start, constant(k))
-            text, moving = self.value(store.value)
+            text, varying = self.value(store.value)
             assert text is not None
-            self.line(self.variable(kind, name, self.splat(text, moving, f32)))
+            self.line(self.variable(kind, name, self.splat(text, varying, f32)))
         self.line(f"{exchange}({', '.join(f'&{n}' for n in names)});")
         env[inner.var] = plus(start, {(symbol,): 1})
         self.lane = Lane(inner.var, start, size, symbol, None, None)
@@ -120,14 +121,14 @@ class CopyPrinter(MemoryPrinter):
         if condition is None:
             return None
         with self.known(f.var, {}):
-            room = plus(self.algebra.poly(condition.args[1]), self.algebra.poly(condition.args[0]), -1)
-        return self.clamped(room, size)
+            slack = plus(self.algebra.poly(condition.args[1]), self.algebra.poly(condition.args[0]), -1)
+        return self.clamped(slack, size)
 
-    def clamped(self, room: Poly, most: int) -> str:
+    def clamped(self, slack: Poly, most: int) -> str:
         """Print a number clamped to 0 .. `most`, and return its name."""
-        kind = self.room_type(room)
+        kind = self.slack_type(slack)
         low, high = (self.prelude.helper(h, kind, 1) for h in ("min", "max"))
         name = self.fresh("n")
-        text = f"{high}({low}({self.room_text(room, most)}, {most}), 0)"
+        text = f"{high}({low}({self.slack_text(slack, most)}, {most}), 0)"
         self.line(self.constant(self.prelude.storage(kind), name, text))
         return name

@@ -1,7 +1,9 @@
 """The CUDA target: C++ with vectors as structs, indices of blocks and threads, shared arrays, barriers.
 
-No header is included, so that NVRTC needs no folder. Meant for sm_70 and later. Features of later architectures are behind
+No header is included, so that NVRTC needs no include path. Meant for sm_70 and later. Features of later architectures are guarded by
 `__CUDA_ARCH__`, with a plain C++ fallback.
+
+Tests: `tests/ir/codegen/test_text.py`, `tests/cuda_emulation/test_emulation.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ from math import gcd, prod
 from relax_tune.ir.codegen.lower.affine import Poly, as_constant
 from relax_tune.ir.codegen.print import integers, math
 from relax_tune.ir.codegen.print.addressing import Address, Lane
-from relax_tune.ir.codegen.print.c import float_literal
+from relax_tune.ir.codegen.print.c.prelude import SCALARS
+from relax_tune.ir.codegen.print.c.printer import float_literal
+from relax_tune.ir.codegen.print.c_values import CValues
 from relax_tune.ir.codegen.print.cfamily import Grid
 from relax_tune.ir.codegen.print.cp_async import AsyncCopyPrinter
+from relax_tune.ir.codegen.print.grid import product
 from relax_tune.ir.codegen.print.prelude import FUNCTIONS, HALF, Prelude, packed_bits, stored
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, i32
@@ -24,21 +29,16 @@ from relax_tune.ir.core.stmt import Barrier, For, Stmt, loops, stores, walk
 from relax_tune.ir.hardware.intrinsic import Intrinsic
 from relax_tune.ir.hardware.intrinsics import INTRINSICS
 
-SCALARS = {
-    "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i16": "short", "i32": "int", "i64": "i64",
-    "u16": "unsigned short", "u32": "unsigned", "u64": "unsigned long long", "f32": "float", "f64": "double",
-}  # fmt: skip
-
-# An access is at most this wide.
+# Widest memory access of a thread.
 ACCESS_BYTES = 16
 # Largest static shared memory of a kernel; larger arrays are dynamic, requested at launch.
 STATIC_BYTES = 48 << 10
-# Blocks along the second and third axis of a launch.
+# Most blocks along the second and third axis of a launch.
 AXIS_LIMIT = 65535
 
-# A loop of more than LONG_LOOP iterations is unrolled WRITTEN_OUT times. Unrolled fully, it takes registers and time to
+# A loop of more than LONG_LOOP iterations is unrolled UNROLL_FACTOR times. Unrolled completely, it takes more registers and longer to
 # compile.
-LONG_LOOP, WRITTEN_OUT = 32, 8
+LONG_LOOP, UNROLL_FACTOR = 32, 8
 
 VECTOR = f"""template <int B> struct rt_mask;
 template <> struct rt_mask<1> {{ typedef signed char type; }};
@@ -88,7 +88,7 @@ template <class V> static RT_INLINE V rt_load_first(const typename V::type *p, i
 template <class T, int W> static RT_INLINE void rt_store_first(T *p, const rt_vec<T, W> &v, i64 n) {
   RT_LANES if (k < n) p[k] = v.v[k]; }"""
 
-# What the machine converts in one instruction: (least architecture, result, text).
+# Conversions that are one instruction: (minimum architecture, body).
 CONVERSIONS = {
     "from_f16": (530, 'float r; asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(h)); return r;'),
     "to_f16": (530, '$U r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r;'),
@@ -131,11 +131,11 @@ class CUDAPrelude(Prelude):
         return (), f"STATIC $V $N($V a) {{ return {c}{f}(a); }}"
 
     def intrinsic(
-        self, found: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
+        self, intrinsic: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
     ) -> str:
-        for key, piece in found.helpers(dict(sizes)).items():
+        for key, piece in intrinsic.helpers(dict(sizes)).items():
             self.add(key, piece)
-        return super().intrinsic(found, operands, sizes)
+        return super().intrinsic(intrinsic, operands, sizes)
 
     def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
         if width > 1:
@@ -154,10 +154,7 @@ class CUDAPrelude(Prelude):
         return needs, text
 
     def _across(self, name: str, dtype: DType) -> str:
-        """Return a function that all-reduces the values of neighbouring work-items.
-
-        It uses butterfly shuffles (PTX ISA, "shfl.sync").
-        """
+        """Return a function that all-reduces values of neighbouring work-items by butterfly shuffles (PTX ISA, "shfl.sync")."""
         _, op, width = name.split("_")
         steps = ""
         for k in reversed(range(int(width).bit_length() - 1)):
@@ -203,16 +200,14 @@ class CUDAPrelude(Prelude):
             form = signature.get(name, {"widen": "V:N", "narrow": "N:V"}.get(name, "V:V"))
         assert name in FUNCTIONS or form != "V:V", name
         operands, result = form.split(":")
-        one = self.helper(name, dtype, 1)
+        scalar_helper = self.helper(name, dtype, 1)
         head = ", ".join(f"const {types[t]} &a{k}" for k, t in enumerate(operands))
         lane = ", ".join(f"a{k}.v[k]" for k in range(len(operands)))
-        body = (
-            f'{types[result]} r; _Pragma("unroll") for (int k = 0; k < {width}; k++) r.v[k] = {one}({lane}); return r;'
-        )
+        body = f'{types[result]} r; _Pragma("unroll") for (int k = 0; k < {width}; k++) r.v[k] = {scalar_helper}({lane}); return r;'
         return (), f"STATIC {types[result]} $N({head}) {{ {body} }}"
 
     def _exchange(self, width: int) -> str:
-        """Return a function that transposes a square of vectors, given by pointers."""
+        """Return a function that transposes a square of vectors, passed as pointers."""
         rows = range(width)
         lines = [f"  const $V {', '.join(f'x{k} = *a{k}' for k in rows)};"]
         lines += [f"  *a{k} = $V::of({', '.join(f'x{j}.v[{k}]' for j in rows)});" for k in rows]
@@ -227,10 +222,8 @@ def _since(architecture: int, fast: str, portable: str) -> str:
     return f"#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= {architecture}\n{fast}\n#else\n{portable}\n#endif"
 
 
-class CUDAPrinter(AsyncCopyPrinter):
-    """Printer of one CUDA kernel. Blocks are numbered along one axis of the launch if the other axes might have too
-    many.
-    """
+class CUDAPrinter(CValues, AsyncCopyPrinter):
+    """Printer of one CUDA kernel. Blocks are numbered along one axis of the launch if the other axes might have too many."""
 
     def space(self, buffer: Buffer) -> str:
         return ""
@@ -239,16 +232,18 @@ class CUDAPrinter(AsyncCopyPrinter):
         return float_literal(value, dtype, "__int_as_float(0x7f800000)", "__int_as_float(0x7fffffff)")
 
     def _piece(self, dtype: DType, at: Address, width: int) -> int:
-        """Return the number of elements that one instruction may access."""
+        """Return the number of elements of one access, which its alignment limits."""
         most = min(width, ACCESS_BYTES // dtype.bytes)
         return gcd(most, at.multiple)
 
     def serial_loop(self, f: For, extent: Poly, head: str = "") -> None:
         size = as_constant(extent)
         if any(isinstance(m, Barrier) for m in walk(f.body)):
-            head = head or "#pragma unroll 1"  # unrolling across a barrier only takes registers
+            head = (
+                head or "#pragma unroll 1"
+            )  # unrolled code cannot be reordered across a barrier, and needs more registers
         elif size is not None and size > LONG_LOOP:
-            head = head or f"#pragma unroll {WRITTEN_OUT}"
+            head = head or f"#pragma unroll {UNROLL_FACTOR}"
         super().serial_loop(f, extent, head)
 
     def load_vector(self, b: Buffer, at: Address, lane: Lane) -> str:
@@ -273,12 +268,12 @@ class CUDAPrinter(AsyncCopyPrinter):
     def array(self, b: Buffer, name: str, size: int) -> str:
         return f"__align__({ACCESS_BYTES}) {self.prelude.storage(b.dtype)} {name}[{size}];"
 
-    def shared_arrays(self, found: Sequence[tuple[Buffer, str, int]]) -> list[str]:
-        if sum(_aligned(b.dtype.bytes * size) for b, _, size in found) <= STATIC_BYTES:
-            return [f"__shared__ {self.array(*x)}" for x in found]
+    def shared_arrays(self, arrays: Sequence[tuple[Buffer, str, int]]) -> list[str]:
+        if sum(_aligned(b.dtype.bytes * size) for b, _, size in arrays) <= STATIC_BYTES:
+            return [f"__shared__ {self.array(*x)}" for x in arrays]
         places: list[str] = []
         end = 0
-        for b, name, size in found:
+        for b, name, size in arrays:
             kind = self.prelude.storage(b.dtype)
             places.append(f"{kind} *const {name} = ({kind} *)(rt_shared + {end});")
             end += _aligned(b.dtype.bytes * size)
@@ -287,28 +282,21 @@ class CUDAPrinter(AsyncCopyPrinter):
     def index(self, kind: str, axis: int) -> str:
         if kind == "item":
             return f"threadIdx.{'xyz'[axis]}"
-        if not self._along_one():
+        if not self._is_linear():
             return f"blockIdx.{'xyz'[axis]}"
-        text = "blockIdx.x"
-        for e in self.groups[:axis]:
-            text += f" / {self._groups_text(e)}"
-        return text if axis == len(self.groups) - 1 else f"{text} % {self._groups_text(self.groups[axis])}"
+        return self.delinearized("blockIdx.x", axis)
 
-    def _groups_text(self, e: Expr) -> str:
-        return f"(unsigned)({self.poly_text(self.algebra.poly(e))})"
+    def groups_text(self, e: Expr) -> str:
+        return f"(unsigned){super().groups_text(e)}"
 
-    def _along_one(self) -> bool:
-        """Return whether blocks have one linear index, from which quotients and remainders give the indices per axis."""
-        tops = [self.algebra.interval(self.algebra.static(e))[1] for e in self.groups[1:]]
-        return any(top is None or top > AXIS_LIMIT for top in tops)
+    def _is_linear(self) -> bool:
+        """Return whether blocks are numbered along the first axis, whose limit is 2^31 - 1 blocks."""
+        return self.exceeds(AXIS_LIMIT, self.groups[1:])
 
     def launched(self, groups: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        if not self._along_one():
+        if not self._is_linear():
             return groups
-        total: Expr = const(1)
-        for e in groups:
-            total = total * e
-        return (total, *(const(1) for _ in groups[1:]))
+        return (product(groups), *(const(1) for _ in groups[1:]))
 
     def offers(self, intrinsic: Intrinsic) -> bool:
         items = {f.axis: as_int(f.extent) for f in intrinsic.loops if f.kind == "item"}
@@ -330,10 +318,11 @@ class CUDAPrinter(AsyncCopyPrinter):
     def warp_reduce(self, f: For) -> None:
         (s,) = stores(f.body)
         helper = self.prelude.helper(f"across_{f.marks.warp_reduce}_{as_int(f.extent)}", s.buffer.dtype, 1)
-        self.assign(s.buffer, {}, f"{helper}({self.one(s.value)})")
+        self.assign(s.buffer, {}, f"{helper}({self.uniform(s.value)})")
 
     def parameter(self, b: Buffer, written: bool) -> str:
         return f"{'' if written else 'const '}{self.prelude.storage(b.dtype)} *__restrict__ "
 
     def head(self, name: str, parameters: Sequence[str], items: Sequence[int]) -> str:
+        # Without bounds the compiler limits registers to what a block of 1,024 threads may have.
         return f'extern "C" __global__ void __launch_bounds__({prod(items)}) {name}({", ".join(parameters)})'

@@ -1,4 +1,7 @@
-"""Kernels of a grid: group and item loops are the indices of the launch. What OpenCL and CUDA share."""
+"""Kernels with a grid, in OpenCL, CUDA and WGSL: group and item loops become the indices of the launch.
+
+Tests: `tests/ir/codegen/test_grid.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,16 @@ from relax_tune.ir.core.stmt import AXES, For, Stmt, loops
 LAST = AXES["group"] - 1
 
 
+def product(extents: Sequence[Expr]) -> Expr:
+    """Return the product of the extents of a grid."""
+    total: Expr = const(1)
+    for e in extents:
+        total = total * e
+    return total
+
+
 def launched_items(grid: Grid) -> tuple[int, ...]:
-    """Return the items along the axes of a launch, whose last one holds all further axes."""
+    """Return the items along the axes of a launch; loops over further axes are folded into the last one."""
     return (*grid.items[:LAST], prod(grid.items[LAST:])) if len(grid.items) > LAST else grid.items
 
 
@@ -28,15 +39,39 @@ class GridPrinter(CFamilyPrinter):
     """Printer of one kernel. A language defines indices, barriers, shared arrays, parameters and the kernel's head."""
 
     def index(self, kind: str, axis: int) -> str:
-        """Return the number of this group, or of this item in it, along an axis."""
+        """Return the index of this group, or of this item in its group, along an axis.
+
+        Args:
+            kind: `group` or `item`.
+        """
         raise NotImplementedError
 
-    def shared_arrays(self, found: Sequence[tuple[Buffer, str, int]]) -> list[str]:
-        """Return the declarations of all arrays that a group shares, as (buffer, name, elements)."""
+    def groups_text(self, e: Expr) -> str:
+        """Return the number of groups along an axis as an operand."""
+        return f"({self.poly_text(self.algebra.poly(e))})"
+
+    def delinearized(self, linear: str, axis: int) -> str:
+        """Return the index of a group along an axis, given its number `linear` over all axes, the first one fastest."""
+        text = linear
+        for e in self.groups[:axis]:
+            text += f" / {self.groups_text(e)}"
+        return text if axis == len(self.groups) - 1 else f"{text} % {self.groups_text(self.groups[axis])}"
+
+    def exceeds(self, limit: int, extents: Sequence[Expr]) -> bool:
+        """Return whether one of the extents may exceed a limit."""
+        upper = [self.algebra.interval(self.algebra.static(e))[1] for e in extents]
+        return any(bound is None or bound > limit for bound in upper)
+
+    def shared_arrays(self, arrays: Sequence[tuple[Buffer, str, int]]) -> list[str]:
+        """Return the declarations of all arrays that a group shares.
+
+        Args:
+            arrays: (buffer, name, number of elements) of each.
+        """
         raise NotImplementedError
 
     def parameter(self, b: Buffer, written: bool) -> str:
-        """Return a pointer as the kernel takes it, without its name."""
+        """Return the declaration of a pointer parameter, without its name."""
         raise NotImplementedError
 
     def head(self, name: str, parameters: Sequence[str], items: Sequence[int]) -> str:
@@ -44,7 +79,7 @@ class GridPrinter(CFamilyPrinter):
         raise NotImplementedError
 
     def array(self, b: Buffer, name: str, size: int) -> str:
-        """Return the declaration of an array of one item."""
+        """Return the declaration of an array that is private to a work-item."""
         raise NotImplementedError
 
     def launched(self, groups: tuple[Expr, ...]) -> tuple[Expr, ...]:
@@ -71,7 +106,7 @@ class GridPrinter(CFamilyPrinter):
                 self.statement(f.body)
 
     def _place(self, kind: str, axis: int) -> str:
-        """Return the index along an axis. Work-items may have one axis more than a launch."""
+        """Return the index along an axis. Loops over items may have one axis more than a launch; two share its last one."""
         if kind == "group" or axis < LAST or len(self.items) == LAST + 1:
             return self.index(kind, axis)
         return f"{self.index(kind, LAST)} {'%' if axis == LAST else '/'} {self.items[LAST]}"
@@ -85,6 +120,7 @@ class GridPrinter(CFamilyPrinter):
         groups = self.launched(grid.groups)
         symbols, wide = [self.names[v] for v in self.symbols], self.prelude.storage(i64)
         if self.spans is not None:
+            # sizes are passed as int64 in any case, so that both widths of a text have one signature
             index = self.prelude.storage(INDEX)
             self.lines = [f"{self.indent}const {index} {x} = ({index})rt_{x};" for x in symbols] + self.lines
             self.most = self.spans.most(self.symbols)
@@ -113,7 +149,7 @@ class GridPrinter(CFamilyPrinter):
             size = as_int(self.algebra.expr(self.algebra.static(f.extent)))
             if size is None:
                 raise BuildError(
-                    f"wanted a constant extent for work-item loop {f.var.name} of {name}, found {f.extent!r}; "
+                    f"expected a constant extent of work-item loop {f.var.name} in {name}, got {f.extent!r}; "
                     "split it by a constant"
                 )
             items.setdefault(f.axis, []).append(size)

@@ -1,7 +1,9 @@
 """Integer arithmetic that wraps, and casts of floats to integers, as text of the C family without undefined behaviour.
 
-C leaves signed overflow and casts of too large floats undefined, and compilers make use of that. The meaning is in
-docs/design/meaning.md: two's complement, and the smallest number for a float that int32 or int64 cannot hold.
+C leaves signed overflow and casts of too large floats undefined, and compilers make use of that. docs/design/meaning.md defines both:
+two's complement, and the smallest integer for a float that int32 or int64 cannot hold.
+
+Tests: `tests/ir/codegen/test_integers.py`, `tests/ir/codegen/test_bits.py`.
 """
 
 from __future__ import annotations
@@ -11,30 +13,30 @@ from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 
 SIGNS = {"add": "+", "sub": "-", "mul": "*"}
 
-# The machine's conversion of f32 vectors, by lanes: what declares it, the end of its name, more arguments.
+# The instruction that truncates f32 vectors, by lanes: macro of its extension, end of the builtin's name, further arguments.
 CONVERSIONS = {
     16: ("__AVX512F__", "512_mask", ", ({v}){{0}}, (unsigned short)-1, 4"),
     8: ("__AVX__", "256", ""),
     4: ("__SSE2__", "", ""),
 }
 
-# The numbers beside the ends of a type as text: the smallest, and the first too large one.
+# The smallest number of a type, and the first number that is too large for it, as text.
 ENDS = {i32: ("-2147483647 - 1", "2147483648.0"), i64: ("-9223372036854775807 - 1", "9223372036854775808.0")}
 
 
 def literal(value: int) -> str:
-    """Return an integer; C reads the smallest of a type as the negation of a number that the type does not have."""
+    """Return an integer literal. C parses -N as the negation of N, so the smallest number of a type is written as a difference."""
     ends = {-(1 << 31): ENDS[i32][0], -(1 << 63): ENDS[i64][0]}
     return f"{value}{'u' if value >> 31 else ''}" if value >= 0 else f"({ends.get(value, value)})"
 
 
 def arithmetic(name: str, dtype: DType, unsigned: str) -> str:
-    """Return a function of two scalars; narrow ones are computed in int, which holds their sum and product."""
+    """Return a wrapping function of two scalars. C computes narrow types in int, which holds their sums and products."""
     return f"STATIC $V $N($V a, $V b) {{ return ($V)({unsigned}a {SIGNS[name]} {unsigned}b); }}"
 
 
 def of_bits(name: str, dtype: DType, unsigned: str) -> str:
-    """Return a function of two integers and their bits. A shift by a count outside the width leaves the sign alone."""
+    """Return a bitwise function of two integers. A right shift by a count outside the width gives the sign: 0 or -1."""
     width = 8 * dtype.bytes
     outside = f"b >= {width}" if dtype.is_unsigned else f"b < 0 || b >= {width}"
     head, sign = "STATIC $V $N($V a, $V b)", SCALAR_OPS[name].c_name
@@ -61,25 +63,26 @@ def arithmetic_vector(name: str, unsigned: str, language: str) -> str:
 
 
 def truncated(source: DType, target: DType, v: str) -> str:
-    """Return the body of a truncation of the float `x`. NaN is in no range; the smallest number is what is beyond it, too."""
+    """Return the body of a truncation of the float `x`. NaN and numbers out of range give the smallest integer."""
     least, edge = ENDS[target]
     edge += "f" if source is f32 else ""
     return f"return x > -{edge} && x < {edge} ? ({v})x : {least};"
 
 
 def truncated_unsigned(source: DType, v: str, signed: str) -> str:
-    """Return the body of a truncation of the float `x` to uint64.
-
-    No other type holds numbers of 2 ** 63 and more."""
+    """Return the body of a truncation of the float `x` to uint64; numbers below 2^63 go through int64."""
     f = "f" if source is f32 else ""
     edge = ENDS[i64][1] + f
     return f"return x < {edge} || x != x ? ({v}){signed}(x) : x < 2 * {edge} ? ({v})x : 0;"
 
 
 def truncated_gcc(source: DType, target: DType, v: str, back: bool) -> str:
-    """Return the same for gcc. back: the number may become a float again, and gcc takes `(float)(int)x` for the truncation of x.
+    """Return the body of a truncation of the float `x` for gcc.
 
-    That has -0.0 for numbers above -1."""
+    Args:
+        back: Whether the integer may be cast to a float again. gcc folds `(float)(int)x` to the truncation of x, which is -0.0
+            instead of 0.0 for numbers between -1 and 0.
+    """
     f = "f" if source is f32 else ""
     least, edge = ENDS[target]
     small = "a < 1 ? 0 : " if back else ""
@@ -95,7 +98,7 @@ def truncated_vector(source: DType) -> str:
 
 
 def truncated_fast(head: str, v: str, width: int, plain: str) -> str:
-    """Return gcc's text of the machine's truncation, which means the same, and `plain` where it has none."""
+    """Return the truncation of an f32 vector by the instruction of x86, or `plain` on processors without it."""
     if width not in CONVERSIONS:
         return plain
     macro, end, more = CONVERSIONS[width]

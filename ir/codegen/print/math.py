@@ -1,10 +1,12 @@
-"""Our own f32 exponential, logarithm, error function, hyperbolic tangent and conversions, as text for scalars and vectors.
+"""f32 exponential, logarithm, error function, hyperbolic tangent and conversions, as text for scalars and vectors.
 
-The texts are written once against a handful of helper names and instantiated per width: `$V` is the float type, `$I` the
-int32 type of the same width, `$S` the suffix of the helpers (`f32` or `f32x16`). Coefficients come from
-`experiments/codegen_polynomials.py` (weighted minimax fits). Largest errors seen in the dense sweep of
-`tests/ir/codegen/test_math.py`, in units in the last place: exp 2, log 2, erf 6, tanh 6.
-Infinities, overflow, underflow, signed zeros and NaN behave as in NumPy; erf and tanh never exceed 1.
+The texts use a handful of helper names and are instantiated for each width: `$V` is the float type, `$I` the int32 type of the same
+width, `$S` the suffix of the helpers (`f32` or `f32x16`). Coefficients come from `experiments/code/codegen_polynomials.py`
+(weighted minimax fits). Largest errors in the dense sweep of `tests/ir/codegen/test_math.py`, in units in the last place: exp 2, log 2,
+erf 6, tanh 6.
+Infinities, overflow, underflow, signed zeros and NaN behave as in NumPy; the magnitude of erf and tanh never exceeds 1.
+
+Tests: `tests/ir/codegen/test_math.py`, `tests/ir/codegen/test_halves.py`, `tests/ir/codegen/test_small_types.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ LOG = (
     0.3333331346511841, -0.25000008940696716, 0.2000211924314499, -0.1666799634695053, 0.14219552278518677,
     -0.124055877327919, 0.11888165771961212, -0.11675659567117691, 0.06746643036603928,
 )  # fmt: skip
-# x * P(x^2) / Q(x^2) = erf(x) for |x| <= 4; above 1 beyond, where x^2 stays 16 in P / Q
+# x * P(x^2) / Q(x^2) = erf(x) for |x| <= 4; larger x are clamped to 4 in P / Q, and the product to 1
 ERF_P = (
     1.1283791065216064, 0.19353218376636505, 0.05309974029660225, 0.0038827068638056517, 0.000284537993138656,
     1.9867079572577495e-06,
@@ -34,13 +36,13 @@ ERF_Q = (
     0.0011853910982608795,
     3.7417928979266435e-05,
 )
-# x * P(x^2) / Q(x^2) = tanh(x) for |x| <= 9.1; above 1 beyond, where x^2 stays 9.1^2 in P / Q
+# x * P(x^2) / Q(x^2) = tanh(x) for |x| <= 9.1; larger x are clamped to 9.1 in P / Q, and the product to 1
 TANH_P = (1.0, 0.13374418020248413, 0.0034877429716289043, 2.0480045350268483e-05, 1.3175936786069542e-08)
 TANH_Q = (1.0, 0.4670773148536682, 0.02584713138639927, 0.00032728075166232884, 7.703396249780781e-07)
 
 
 def horner(variable: str, coefficients: Sequence[float]) -> str:
-    """Return the polynomial in Horner form, lowest coefficient first in `coefficients`."""
+    """Return a polynomial in Horner form; `coefficients` begin with the constant term."""
     text = f"{coefficients[-1]!r}f"
     for i, c in enumerate(reversed(coefficients[:-1])):
         inner = f"{variable} * {text}" if i == 0 else f"({text}) * {variable}"
@@ -49,7 +51,10 @@ def horner(variable: str, coefficients: Sequence[float]) -> str:
 
 
 def _odd_rational(limit: float, p: Sequence[float], q: Sequence[float]) -> str:
-    """Return a body that ends at -1 and 1 exactly: beyond the limit P / Q is constant, so the product grows until it is cut."""
+    """Return the body of an odd function that tends to -1 and 1.
+
+    x^2 is clamped in P / Q beyond the limit, so the product grows linearly there and is then clamped to exactly -1 or 1.
+    """
     return f"""
   $V z = rt_least_$S(x * x, {limit * limit!r}f);
   $V p = {horner("z", p)};
@@ -57,12 +62,16 @@ def _odd_rational(limit: float, p: Sequence[float], q: Sequence[float]) -> str:
   return rt_least_$S(rt_most_$S(x * p / q, -1.0f), 1.0f);"""
 
 
+# ln 2 in two parts: 0.693359375 has 9 significant bits, so its product with an integer of up to 8 bits is exact, and the
+# difference x - n * 0.693359375 is exact too. The second part, -2.12194440e-4, corrects it.
 _EXP_TAIL = f"""
   r = r - n * -2.12194440e-4f;
   $V p = {horner("r", (1.0, 1.0, *EXP))};"""
 
-# n = round(x / ln 2), r = x - n ln 2 in two steps, exp(r) by polynomial, scaled by 2^n in two steps so that the
-# results near overflow and in the denormal range round once more at most.
+# n = round(x / ln 2), r = x - n ln 2 in two steps, exp(r) by a polynomial. It is scaled by 2^n in two steps, so that results near
+# overflow and in the denormal range are rounded at most once more.
+# Adding 12582912 = 1.5 * 2^23 leaves no bits for a fraction, so it rounds to an integer, which the low bits then hold
+# (0x4B400000 are the bits of 12582912). Beyond -105 and 89 the result is 0 or infinity, and the clamp keeps 2^n in range.
 EXP_PORTABLE = f"""
   $V c = rt_least_$S(rt_most_$S(x, -105.0f), 89.0f);
   $V t = c * 1.4426950408889634f + 12582912.0f;
@@ -73,13 +82,13 @@ EXP_PORTABLE = f"""
   p = p * rt_unbits_$S((h + 127) << 23);
   return p * rt_unbits_$S((k - h + 127) << 23);"""
 
-# The same with the scaling instruction of AVX-512.
+# The exponential with the scaling instruction of AVX-512.
 EXP_SCALED = f"""
   $V c = rt_least_$S(rt_most_$S(x, -105.0f), 89.0f);
   $V n = c * 1.4426950408889634f + 12582912.0f - 12582912.0f;
   $V r = c - n * 0.693359375f;{_EXP_TAIL}
   return __builtin_ia32_scalefps%s_mask(p, n, p, (unsigned %s)-1%s);"""
-# By lanes: the macro that declares it, and the parts of its call.
+# The scaling instruction by lanes: macro of its extension, and the parts of the builtin's call.
 SCALES = {
     16: ("__AVX512F__", ("512", "short", ", 4")),
     8: ("__AVX512VL__", ("256", "char", "")),
@@ -95,6 +104,8 @@ def exp_of(width: int) -> str:
     return f"\n#ifdef {macro}{EXP_SCALED % parts}\n#else{EXP_PORTABLE}\n#endif"
 
 
+# Denormals are scaled by 2^23 first. 0x3F3504F3 are the bits of sqrt(1/2): subtracted, they make the exponent field count
+# the powers of two between sqrt(1/2) and sqrt(2). The terms are added smallest first, e * ln 2 in two parts as in exp.
 LOG_BODY = f"""
   $I tiny = x < 1.17549435e-38f;
   $V s = rt_sel_$S(tiny, x * 8388608.0f, x);
@@ -112,7 +123,7 @@ LOG_BODY = f"""
 ERF_BODY = _odd_rational(4.0, ERF_P, ERF_Q)
 TANH_BODY = _odd_rational(9.1, TANH_P, TANH_Q)
 
-# (helpers it calls, body)
+# (names of the helpers that the body calls, body)
 Conversion = tuple[tuple[str, ...], str]
 
 BODIES: dict[str, Conversion] = {
@@ -122,17 +133,21 @@ BODIES: dict[str, Conversion] = {
     "tanh": (("least", "most"), TANH_BODY),
 }
 
-# Conversions between 16-bit floats and f32 by integer arithmetic: to nearest, ties to even, the same on every compiler.
-# Flushing denormals to zero does not change them, and no shift reaches the sign, which C leaves undefined. `from_`
-# reads the bits as $I `b`, `to_` leaves them in $I `r`.
+# Conversions between 16-bit floats and f32 by integer arithmetic: to nearest, ties to even, the same with every compiler. Flushing
+# denormals to zero does not change them. No shift moves a bit into the sign, which C leaves undefined. `from_` reads the bits as
+# $I `b`, `to_` returns them in $I `r`.
 FROM_BF16 = """
   return rt_unbits_$S(((b ^ 0x8000) - 0x8000) * 65536);"""
 
+# The low half is rounded by adding 0x7FFF and the last bit of the result; half of the last place goes to even. A quiet bit (0x40)
+# keeps a NaN whose upper half has an empty fraction from becoming infinity.
 TO_BF16 = """
   $I b = rt_bits_$S(x);
   $I r = (b >> 16) + (((b & 0xFFFF) + 0x7FFF + ((b >> 16) & 1)) >> 16);
   r = rt_sel_i(x != x, (b >> 16) | 0x40, r);"""
 
+# 0x38000000 adds the difference of the exponents' biases, 112. Codes below 0x400 are denormal: their value is the code
+# times 2^-24.
 FROM_F16 = """
   $I m = b & 0x7FFF;
   $V n = rt_unbits_$S((m << 13) + 0x38000000);
@@ -140,7 +155,7 @@ FROM_F16 = """
   n = rt_sel_$S(m >= 0x7C00, rt_unbits_$S((m << 13) | 0x7F800000), n);
   return rt_unbits_$S(rt_bits_$S(n) | (-(b & 0x8000) * 65536));"""
 
-# below 2^-14 the sum with 0.5, whose last bit is the smallest half, rounds
+# Below 2^-14, adding 0.5 rounds to a multiple of the smallest half, since that is the last bit of 0.5.
 TO_F16 = """
   $I b = rt_bits_$S(x), a = b & 0x7FFFFFFF;
   $I r = (a - 0x38000000 + 0xFFF + ((a >> 13) & 1)) >> 13;
@@ -156,17 +171,21 @@ HALVES: Mapping[str, Conversion] = {
     "to_f16": (("bits", "unbits"), TO_F16),
 }
 
-# Conversions between the codes of small types and the type of their arithmetic, in the same manner. Only the low bits count in
-# memory.
+# Conversions between the codes of small types and the type of their arithmetic. Only the low bits of the byte in memory are used.
 
 
 @dataclass(frozen=True, slots=True)
 class SmallFloat:
-    """A format of floats with a sign, denormals, and codes in order of magnitude.
+    """A format of floats with a sign, denormals, and codes in order of magnitude (OCP FP8 and MX specifications, 2023).
 
-    mantissa: stored bits of the fraction. bias: of the exponent. sign: bit of the sign
-    most: code of the largest finite number. over: code of larger ones. nan: code of NaN
-    unsigned_zero: -0 is 0, since its code is that of NaN
+    Attributes:
+        mantissa: Stored bits of the fraction.
+        bias: Bias of the exponent.
+        sign: The sign bit, as a mask.
+        most: Code of the largest finite number.
+        over: Code that larger numbers are converted to.
+        nan: Code of NaN.
+        unsigned_zero: Whether -0 is converted to 0, because the code of -0 means NaN.
     """
 
     mantissa: int
@@ -178,7 +197,7 @@ class SmallFloat:
     unsigned_zero: bool = False
 
     def convert_from(self) -> Conversion:
-        """Return the conversion to float, which is exact."""
+        """Return the conversion to f32, which is exact."""
         up, least = 23 - self.mantissa, 2.0 ** (1 - self.bias - self.mantissa)
         body = f"""
   $I m = b & {self.sign - 1};
@@ -197,7 +216,10 @@ class SmallFloat:
         return ("bits", "unbits", "sel", "tofloat"), body
 
     def convert_to(self) -> Conversion:
-        """Return the conversion from float. Below the normal numbers a sum rounds, whose last bit is the smallest one."""
+        """Return the conversion from f32, to nearest even.
+
+        Denormals are rounded by adding a power of two whose last bit is the smallest denormal.
+        """
         up, sign = 23 - self.mantissa, self.sign.bit_length() - 1
         step = 2.0 ** (24 - self.bias - self.mantissa)
         bits = (127 + 24 - self.bias - self.mantissa) << 23
@@ -223,7 +245,7 @@ FLOATS: Mapping[DType, SmallFloat] = {
     f4e2m1: SmallFloat(1, 1, 8, most=7, over=7, nan=0),
 }
 
-# A power of two, or NaN. To it: the exponent of float is rounded, a tie to the larger; NaN where a number is not positive.
+# Powers of two and NaN. The exponent is rounded to nearest, ties to the larger; numbers that are not positive become NaN.
 FROM_E8M0 = """
   $I r = rt_sel_i(b == 0, rt_splat_i(0x400000), b << 23);
   return rt_unbits_$S(rt_sel_i(b == 255, rt_splat_i(0x7FC00000), r));"""
@@ -235,7 +257,7 @@ TO_E8M0 = """
 
 
 def integer(dtype: DType) -> tuple[Conversion, Conversion]:
-    """Return the conversions of an integer of few bits from and to int32, which keep the low bits."""
+    """Return the conversions of an integer of at most 8 bits to and from int32, which keep the low bits."""
     low = (1 << dtype.bits) - 1
     sign = 0 if dtype.short[0] == "u" else 1 << (dtype.bits - 1)
     extended = f"(((b & {low}) ^ {sign}) - {sign})" if sign else f"(b & {low})"
@@ -252,5 +274,5 @@ def _conversions(dtype: DType) -> tuple[Conversion, Conversion]:
 
 CONVERSIONS: Mapping[str, Conversion] = {
     **HALVES,
-    **{f"{way}_{d}": text for d in SMALL for way, text in zip(("from", "to"), _conversions(d), strict=True)},
+    **{f"{prefix}_{d}": text for d in SMALL for prefix, text in zip(("from", "to"), _conversions(d), strict=True)},
 }

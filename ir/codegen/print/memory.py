@@ -1,4 +1,7 @@
-"""Print loads and stores of scalars and vectors."""
+"""Print loads and stores of scalars and vectors.
+
+Tests: `tests/ir/codegen/test_schedules.py`, `tests/ir/codegen/test_memory_safety.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,19 @@ from relax_tune.ir.core.dtype import INTEGERS, DType, f32, f64, i64, u8
 from relax_tune.ir.core.expr import Expr, Load
 from relax_tune.ir.core.stmt import BufferStore
 
-# types in memory that are stored in vectors; indices are single numbers
+# Types in memory that are stored as vectors; int64 holds indices, which are computed one at a time.
 STORED_VECTORS = frozenset({*INTEGERS, f32, f64}) - {i64}
 LINE_BYTES = 64
-"""What a prefetch brings: a line of the caches."""
+"""Bytes of a cache line, which is what one prefetch fetches."""
 
 
 class MemoryPrinter(ValuePrinter):
     """Printer of a kernel's memory accesses. A language defines single accesses.
 
-    pairs: widths of vectors of every second element, which the language takes out of two vectors.
-    dead_lanes: buffers in registers whose lanes beyond a bound nobody reads."""
+    Attributes:
+        pairs: Widths for which the language can load every second element by shuffling two vectors.
+        dead_lanes: Buffers in registers whose lanes beyond a bound are never read, so that stores need no mask.
+    """
 
     pairs: frozenset[int] = frozenset()
     dead_lanes: frozenset[Buffer] = frozenset()
@@ -50,14 +55,14 @@ class MemoryPrinter(ValuePrinter):
                 text = self.truths(text, lane.width)
             return self.unpacked(text, b.dtype, lane.width), True
         if step == 2 and b.dtype is f32 and lane.count is None and lane.width in self.pairs:
-            # the last lane ends the second vector, so that nothing behind it is read
-            ends = (p, plus(p, constant(lane.width - 1)))
-            parts = (self.load_vector(b, self.address(b, q), lane) for q in ends)
+            # The second vector ends at the last lane: one that began at p + width would read one element too many.
+            starts = (p, plus(p, constant(lane.width - 1)))
+            parts = (self.load_vector(b, self.address(b, q), lane) for q in starts)
             return f"{self.prelude.helper('alternate', f32, lane.width)}({', '.join(parts)})", True
         return self.by_lane(e), True
 
     def truths(self, text: str, width: int) -> str:
-        """Return the mask of a vector of truth values as memory has them."""
+        """Return the mask of a vector of truth values that was loaded from memory, a byte each."""
         return f"({self.prelude.helper('widen', u8, width)}({text}) != 0)"
 
     def truth(self, text: str) -> str:
@@ -67,14 +72,16 @@ class MemoryPrinter(ValuePrinter):
     def _prefetch(self, b: Buffer, p: Poly, elements: int = 1) -> None:
         """Prefetch the elements that a later iteration of the marked loop reads. An address out of bounds is harmless.
 
-        elements: number of neighbours that are read together. A line is prefetched once in an iteration, which takes the first
-        element of the first one for the start of its line.
+        A line is prefetched at most once per iteration. Lines are assumed to start at the first element that was prefetched.
+
+        Args:
+            elements: Number of consecutive elements that are read together.
         """
         prefetch = self.prefetch
         if prefetch is None or b.scope != "global" or b in self.written:
             return
-        moves = [m for m in p if any(prefetch.var in self.algebra.free(a) for a in m)]
-        if moves != [(prefetch.var,)]:
+        dependent = [m for m in p if any(prefetch.var in self.algebra.free(a) for a in m)]
+        if dependent != [(prefetch.var,)]:
             return
         later: Poly = constant(p[(prefetch.var,)] * prefetch.distance)
         for start in range(0, elements * b.dtype.bytes, LINE_BYTES):
@@ -112,24 +119,24 @@ class MemoryPrinter(ValuePrinter):
         p = self.flat(s.buffer, s.indices)
         step = self.stride(p)
         lane, b = self.lane, s.buffer
-        if b.dtype.is_packed and b not in self.layouts:  # memory rounds: a cast before it would round twice
+        if b.dtype.is_packed and b not in self.layouts:  # the store rounds; a cast in front of it would round twice
             s = replace(s, value=_before_rounding(s.value, b.dtype))
-        if lane is None or (step == 0 and not self.moves(s.value)):
+        if lane is None or (step == 0 and not self.is_varying(s.value)):
             text, _moving = self.value(s.value)
             assert text is not None
             self.assign(b, p, text)
             return
-        text, moving = self.value(s.value)
+        text, varying = self.value(s.value)
         if b in self.layouts and step == 1 and text is not None:
             name, _at, _width = self.register(b, p)
-            new = self.splat(text, moving, b.dtype)
+            new = self.splat(text, varying, b.dtype)
             if lane.mask is not None and b not in self.dead_lanes:
                 new = f"{self.prelude.helper('sel', b.dtype, lane.width)}({self.widened(lane.mask, b.dtype)}, {new}, {name})"
             self.line(f"{name} = {new};")
             return
         if step == 1 and text is not None and stored(b.dtype) in STORED_VECTORS:
             address = self.address(b, p)
-            new = self.packed(self.splat(text, moving, b.dtype), b.dtype, lane.width)
+            new = self.packed(self.splat(text, varying, b.dtype), b.dtype, lane.width)
             if not lane.nontemporal or b.scope != "global":
                 self.line(self.store_vector(b, address, new, lane))
             elif lane.count is None:
@@ -137,10 +144,10 @@ class MemoryPrinter(ValuePrinter):
             else:
                 name = self.fresh("t")
                 self.line(self.constant(self.prelude.vector(stored(b.dtype), lane.width), name, new))
-                whole, part = (f(b, address, name, lane) for f in (self.store_nontemporal, self.store_vector))
-                self.line(f"if ({lane.count} == {lane.width}) {whole} else {part}")
+                full, partial = (f(b, address, name, lane) for f in (self.store_nontemporal, self.store_vector))
+                self.line(f"if ({lane.count} == {lane.width}) {full} else {partial}")
             return
-        self._scatter(s, text, moving, lane)
+        self._scatter(s, text, varying, lane)
 
     def assign(self, b: Buffer, p: Poly, text: str) -> None:
         """Print the store of one element."""
@@ -152,19 +159,19 @@ class MemoryPrinter(ValuePrinter):
         name, at, width = self.register(b, p)
         return f"{name if width == 1 else f'{name}[{at}]'} = {text};"
 
-    def _scatter(self, s: BufferStore, text: str | None, moving: bool, lane: Lane) -> None:
+    def _scatter(self, s: BufferStore, text: str | None, varying: bool, lane: Lane) -> None:
         """Print a store lane by lane."""
         env = self.algebra.env
-        held: str | None = None
-        if text is not None and moving:
-            held = self.fresh("t")
-            self.line(self.constant(self.held(s.value.dtype, lane.width), held, text))
+        vector: str | None = None
+        if text is not None and varying:
+            vector = self.fresh("t")
+            self.line(self.constant(self.temporary_type(s.value.dtype, lane.width), vector, text))
         old = env[lane.var]
         for k in range(lane.width):
             env[lane.var] = plus(lane.start, constant(k))
             self.lane = None
-            value = f"{held}[{k}]" if held is not None else text if text is not None else self.one(s.value)
-            if held is not None and s.value.dtype.short == "bool":
+            value = f"{vector}[{k}]" if vector is not None else text if text is not None else self.uniform(s.value)
+            if vector is not None and s.value.dtype.short == "bool":
                 value = self.truth(value)
             line = self.assignment(s.buffer, self.flat(s.buffer, s.indices), value)
             self.line(line if lane.count is None else f"if ({k} < {lane.count}) {{ {line} }}")
@@ -173,5 +180,5 @@ class MemoryPrinter(ValuePrinter):
 
 
 def _before_rounding(e: Expr, dtype: DType) -> Expr:
-    """Return the operand of a cast to `dtype` from the type that it is computed in."""
+    """Return the operand of a cast from the type `dtype` is computed in to `dtype`, and other values as they are."""
     return e.args[0] if e.op == "cast" and e.dtype is dtype and e.args[0].dtype is computed(dtype) else e

@@ -1,6 +1,8 @@
 """The OpenCL target: address spaces, group and item indices, barriers, clang's extended vectors.
 
-No builtin is called in hot code: with PoCL they are real calls. Meant for `-cl-mad-enable`.
+Builtin functions of OpenCL are avoided in inner loops, since PoCL does not inline them. Meant for `-cl-mad-enable`.
+
+Tests: `tests/ir/codegen/test_text.py`, `tests/ir/codegen/test_schedules.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from relax_tune.ir.codegen.print.addressing import Address, Lane
-from relax_tune.ir.codegen.print.c import AVX, float_literal
+from relax_tune.ir.codegen.print.c.prelude import AVX
+from relax_tune.ir.codegen.print.c.printer import float_literal
+from relax_tune.ir.codegen.print.c_values import CValues
 from relax_tune.ir.codegen.print.grid import GridPrinter
 from relax_tune.ir.codegen.print.prelude import Prelude, stored
 from relax_tune.ir.core.buffer import Buffer
@@ -22,9 +26,9 @@ SCALARS = {
 }  # fmt: skip
 
 
-# Functions that are one instruction, also of vectors if every lane calls clang's builtin; OpenCL's names are calls.
+# Functions that are one instruction, for vectors too if every lane calls clang's builtin. PoCL does not inline OpenCL's names.
 INSTRUCTIONS = frozenset({"sqrt", "floor", "rint", "abs"})
-# On other devices OpenCL's names are instructions too, and a simulator does not know clang's names.
+# On other devices OpenCL's names are instructions too, and simulators of them do not know clang's names.
 ON_PROCESSORS = "defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__))"
 
 
@@ -39,10 +43,10 @@ class OpenCLPrelude(Prelude):
         return super().storage(dtype)
 
     def vector_types(self, dtype: DType, width: int, name: str) -> str:
-        one = self.scalar(dtype)
+        element = self.scalar(dtype)
         return (
-            f"typedef {one} {name} __attribute__((ext_vector_type({width})));\n"
-            f"typedef {one} {name}u __attribute__((ext_vector_type({width}), aligned({dtype.bytes})));"
+            f"typedef {element} {name} __attribute__((ext_vector_type({width})));\n"
+            f"typedef {element} {name}u __attribute__((ext_vector_type({width}), aligned({dtype.bytes})));"
         )
 
     def literal(self, vector: str, parts: list[str]) -> str:
@@ -59,7 +63,7 @@ class OpenCLPrelude(Prelude):
         c = SCALAR_OPS[name].c_name
         if SCALAR_OPS[name].arity == 2:
             return (), f"STATIC $V $N($V a, $V b) {{ return {c}(a, b); }}"
-        # LLVM holds 1 / sqrt(a) for no less than 0, also of -0, and folds comparisons by that
+        # LLVM assumes that 1 / sqrt(a) is not negative, which is wrong for -0, and folds comparisons accordingly
         body = (
             "STATIC $V $N($V a) {{ return a == 0 ? a : {}(a); }}"
             if name == "sqrt"
@@ -67,8 +71,8 @@ class OpenCLPrelude(Prelude):
         )
         if name not in INSTRUCTIONS:
             return (), body.format(c)
-        own = f"__builtin_{c}{'f' if dtype is f32 else ''}"
-        return (), f"#if {ON_PROCESSORS}\n{body.format(own)}\n#else\n{body.format(c)}\n#endif"
+        builtin = f"__builtin_{c}{'f' if dtype is f32 else ''}"
+        return (), f"#if {ON_PROCESSORS}\n{body.format(builtin)}\n#else\n{body.format(c)}\n#endif"
 
     def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
         if width == 1:
@@ -88,7 +92,7 @@ class OpenCLPrelude(Prelude):
             return (), f"STATIC {target} $N($V a) {{ return __builtin_convertvector(a, {target}); }}"
         if name == "narrow":
             return (), f"STATIC $V $N({self.vector(i32, width)} a) {{ return __builtin_convertvector(a, $V); }}"
-        if name == "stream":  # past the caches, where the compiler has that
+        if name == "stream":
             fast = f"if (((size_t)p & {dtype.bytes * width - 1}) == 0) {{ __builtin_nontemporal_store(v, (global $V *)p); return; }}"
             head = "STATIC void $N(global $E *p, $V v) {\n#if __has_builtin(__builtin_nontemporal_store)"
             return (), f"{head}\n  {fast}\n#endif\n  *(global ${{V}}u *)p = v; }}"
@@ -97,9 +101,12 @@ class OpenCLPrelude(Prelude):
         return super().define(name, dtype, width)
 
     def _masked(self, name: str, dtype: DType, width: int) -> str:
-        """Return the first n lanes only; lanes beyond are 0 and their memory is not touched. `name` ends in the address space.
+        """Return a masked load or store of the first n lanes. Other lanes load 0, and their memory is not accessed.
 
-        On processors with AVX it is the masked access of 32-bit elements, a sixth of the time of a loop.
+        With AVX, 32-bit elements are accessed by a masked instruction, which takes a sixth of the time of a loop.
+
+        Args:
+            name: `loadm` or `storem`, an underscore and the address space.
         """
         kind, space = name.split("_")
         if kind == "loadm":
@@ -137,8 +144,8 @@ SPACES = {"global": "global", "local": "private", "shared": "local"}
 FENCES = {"shared": "CLK_LOCAL_MEM_FENCE", "global": "CLK_GLOBAL_MEM_FENCE"}
 
 
-class OpenCLPrinter(GridPrinter):
-    """One OpenCL kernel; parallel loops are plain loops."""
+class OpenCLPrinter(CValues, GridPrinter):
+    """Printer of one OpenCL kernel; parallel loops are serial."""
 
     pairs = frozenset({4, 8, 16})
 
@@ -168,8 +175,8 @@ class OpenCLPrinter(GridPrinter):
     def array(self, b: Buffer, name: str, size: int) -> str:
         return f"{self.prelude.storage(b.dtype)} {name}[{size}] __attribute__((aligned(64)));"
 
-    def shared_arrays(self, found: Sequence[tuple[Buffer, str, int]]) -> list[str]:
-        return [f"local {self.array(*x)}" for x in found]
+    def shared_arrays(self, arrays: Sequence[tuple[Buffer, str, int]]) -> list[str]:
+        return [f"local {self.array(*x)}" for x in arrays]
 
     def index(self, kind: str, axis: int) -> str:
         return f"get_{'group' if kind == 'group' else 'local'}_id({axis})"

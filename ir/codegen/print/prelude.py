@@ -1,6 +1,8 @@
-"""The prelude of a kernel: the types and small functions its text uses, and no others.
+"""The prelude of a kernel: the types and helper functions that its text uses, and no others.
 
-Every piece is guarded by its own macro, so that kernels with different preludes can share a translation unit.
+Every piece has an include guard, so that kernels with different preludes can share a translation unit.
+
+Tests: `tests/ir/codegen/test_text.py`, `tests/ir/codegen/test_math.py`, `tests/ir/codegen/test_small_types.py`.
 """
 
 from __future__ import annotations
@@ -15,17 +17,16 @@ from relax_tune.ir.core.dtype import DType, f32, f64, i8, i16, i32, i64, u8, u16
 from relax_tune.ir.core.scalar_ops import BITS, MATH, SCALAR_OPS
 from relax_tune.ir.hardware.intrinsic import Intrinsic
 
-# type of a comparison of vectors, by bytes of an element: the integer type of the same width
+# Element type of the mask that a comparison of vectors gives, by bytes of the compared elements.
 MASKS = {1: i8, 2: i16, 4: i32, 8: i64}
 
-# storage of a 16-bit float: its bits, as those of small types in u8; conversions are integer arithmetic, the same on
-# every target
+# Storage of a 16-bit float. Small types are stored in u8. Conversions are integer arithmetic, so that all targets agree.
 HALF = u16
 
-# index type: 32 bits unless the text is compiled for 64
+# Index type: 32 bits unless the text is compiled for 64.
 INDEX = DType("int64", "idx")
 
-# functions of one number, each a helper
+# Functions of one number, each a helper.
 FUNCTIONS = frozenset(name for name in MATH if SCALAR_OPS[name].arity == 1)
 
 
@@ -45,12 +46,17 @@ def stored(dtype: DType) -> DType:
 
 
 def packed_bits(name: str) -> DType:
-    """Return the type in memory of a conversion."""
+    """Return the type in memory that a conversion such as `from_bf16` reads or `to_bf16` writes."""
     return HALF if name in math.HALVES else u8
 
 
 class Prelude:
-    """Collection of pieces in dependency order. Subclasses define vector types and the basic helpers of a language."""
+    """Pieces of text in dependency order. Subclasses define vector types and the basic helpers of a language.
+
+    Attributes:
+        inline: Qualifiers of helper functions.
+        scalars: C type of each type in memory, by its short name.
+    """
 
     inline = ""
     language = ""
@@ -64,46 +70,48 @@ class Prelude:
         return f"/*prelude*/\n{body}\n/*end prelude*/\n"
 
     def add(self, key: str, text: str) -> None:
-        """Add a piece under its own guard; the first text for a key stays."""
+        """Add a piece with an include guard, unless the key has one already."""
         if key not in self._pieces:
             guard = f"RT_{key.upper()}"
             self._pieces[key] = f"#ifndef {guard}\n#define {guard}\n{text}\n#endif"
 
     def intrinsic(
-        self, found: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
+        self, intrinsic: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
     ) -> str:
         """Return the name of an intrinsic's function.
 
-        It takes operands in these address spaces, the written one last, and these extents.
+        Args:
+            operands: Address space and type of each operand, the written one last.
+            sizes: Extents that the intrinsic's semantics leave open.
         """
-        for helper in found.prelude_helpers:
+        for helper in intrinsic.prelude_helpers:
             self.helper(helper, f32, 1)
-        ends = [f"_{space.strip()}" for space, _ in operands if space] + [f"_{v}{size}" for v, size in sizes]
-        name, meaning = f"rt_{found.name}{''.join(ends)}", found.semantics
-        known = f"  enum {{ {', '.join(f'{v} = {size}' for v, size in sizes)} }};\n" if sizes else ""
+        suffixes = [f"_{space.strip()}" for space, _ in operands if space] + [f"_{v}{size}" for v, size in sizes]
+        name, meaning = f"rt_{intrinsic.name}{''.join(suffixes)}", intrinsic.semantics
+        sizes_enum = f"  enum {{ {', '.join(f'{v} = {size}' for v, size in sizes)} }};\n" if sizes else ""
         parameters = [
             f"{'' if b in meaning.output_buffers else 'const '}{space}{self.storage(dtype)} *{b.name.lower()}"
             for b, (space, dtype) in zip(meaning.buffers, operands, strict=True)
         ]
-        parameters += [f"{self.storage(i64)} {b.lower()}_{v}" for b, v in found.strides()]
-        fetched = [
+        parameters += [f"{self.storage(i64)} {b.lower()}_{v}" for b, v in intrinsic.strides()]
+        shared_operands = [
             b
             for b in meaning.buffers
-            if found.of_warp and b not in meaning.output_buffers and b.name not in found.warp_operands
+            if intrinsic.of_warp and b not in meaning.output_buffers and b.name not in intrinsic.warp_operands
         ]
-        parameters += [f"{self.storage(i64)} {b.name.lower()}_at" for b in fetched]
+        parameters += [f"{self.storage(i64)} {b.name.lower()}_at" for b in shared_operands]
         head = f"{self.inline} void {name}({', '.join(parameters)})"
 
-        def placed(body: str) -> str:
+        def with_spaces(body: str) -> str:
             for b, (space, _) in zip(meaning.buffers, operands, strict=True):
                 body = body.replace(f"@{b.name} ", space)
             return body
 
-        text = f"{head} {{\n{known}{found.body}\n}}"
-        if self.language in found.fast:
-            condition, fast = found.fast[self.language]
-            text = f"#if {condition}\n{head} {{\n{known}{fast}\n}}\n#else\n{text}\n#endif"
-        self.add(name, placed(text))
+        text = f"{head} {{\n{sizes_enum}{intrinsic.body}\n}}"
+        if self.language in intrinsic.fast:
+            condition, fast = intrinsic.fast[self.language]
+            text = f"#if {condition}\n{head} {{\n{sizes_enum}{fast}\n}}\n#else\n{text}\n#endif"
+        self.add(name, with_spaces(text))
         return name
 
     def storage(self, dtype: DType) -> str:
@@ -142,6 +150,7 @@ class Prelude:
         full = f"rt_{name}_{s}"
         if full in self._pieces:
             return full
+        # pieces are printed in the order in which they were added: types and called helpers before this one
         needs, text = self.define(name, dtype, width)
         v, i = self.vector(dtype, width), self.mask(dtype, width) if dtype.bytes in MASKS else ""
         for n in needs:
@@ -165,7 +174,7 @@ class Prelude:
             return needs, f"STATIC $V $N($V x) {{{body}\n}}"
         if name.startswith("whole_"):
             return self._whole(name, dtype, width)
-        if name in ("least", "most"):  # of x and a limit; NaN stays
+        if name in ("least", "most"):  # clamp x to a limit; NaN stays NaN
             sign = ">" if name == "least" else "<"
             return ("sel", "splat"), f"STATIC $V $N($V x, $E l) {{ return rt_sel_$S(x {sign} l, rt_splat_$S(l), x); }}"
         if width == 1:
@@ -193,7 +202,7 @@ class Prelude:
         return full
 
     def lookup(self, values: Sequence[int], width: int, plain: str) -> str:
-        """Return the body of a lookup function, `plain` unless the machine has a faster way."""
+        """Return the body of a lookup function, `plain` unless the target has an instruction for it."""
         return f" {plain} "
 
     def _packed(self, name: str, width: int) -> tuple[tuple[str, ...], str]:
@@ -208,11 +217,11 @@ class Prelude:
         return needs, f"STATIC {bits} $N($V x) {{{body}\n  return {self.helper('narrow', memory, width)}(r);\n}}"
 
     def unsigned(self, dtype: DType) -> str:
-        """Return the cast to the unsigned type of the same width; empty for bytes, whose products int holds."""
+        """Return the cast to the unsigned type of the same width, or "" for bytes, whose products int holds."""
         return {2: "(unsigned)", 4: "(unsigned)", 8: f"({self.scalars['u64']})"}.get(dtype.bytes, "")
 
     def _whole(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
-        """Truncation of floats to int32, int64 or uint64 (`scalar_ops.converted`)."""
+        """Return the truncation of floats to int32, int64 or uint64 (`scalar_ops.converted`)."""
         target = {"i64": i64, "u64": u64}.get(name[-3:], i32)
         v = self.vector(target, width)
         if width == 1:
@@ -243,7 +252,7 @@ class Prelude:
         }
         if name in BITS:
             return (), integers.of_bits(name, dtype, self.unsigned(dtype))
-        if dtype in (i32, i64) and name in ("floordiv", "floormod"):  # the smallest number divided by -1 traps
+        if dtype in (i32, i64) and name in ("floordiv", "floormod"):  # x86 traps on the smallest number divided by -1
             least = f"($V)(0 - {self.unsigned(dtype)}a)" if name == "floordiv" else "0"
             return (), fixed[name].replace("{ ", f"{{ if (b == -1) return {least}; ", 1)
         if name in fixed:
@@ -252,9 +261,7 @@ class Prelude:
             sign = ">" if name == "max" else "<"
             nan = " || a != a" if dtype.is_float else ""
             return (), f"STATIC $V $N($V a, $V b) {{ return a {sign} b{nan} ? a : b; }}"
-        if (
-            name == "odd"
-        ):  # an f64 as f32, rounded to odd: the last bit is set if it is inexact, so that the next rounding is right
+        if name == "odd":  # f64 to f32, rounded to odd: the last bit is set if the result is inexact
             bits, unbits = self.helper("bits", f32, 1), self.helper("unbits", f32, 1)
             return (), (
                 f"STATIC float $N($V a) {{ float f = (float)a; int b = {bits}(f);\n"
@@ -291,8 +298,8 @@ class Prelude:
         if name == "rsqrt":
             return ("sqrt",), "STATIC $V $N($V a) { return 1 / rt_sqrt_$S(a); }"
         if name in FUNCTIONS:
-            one = self.helper(name, dtype, 1)
-            parts = self.literal("$V", [f"{one}(x[{k}])" for k in lanes])
+            scalar_helper = self.helper(name, dtype, 1)
+            parts = self.literal("$V", [f"{scalar_helper}(x[{k}])" for k in lanes])
             return (), f"STATIC $V $N($V x) {{ return {parts}; }}"
         if name.startswith("fold_"):
             return self._fold(name, dtype, width)
@@ -326,5 +333,5 @@ class Prelude:
         return f"a[{start}]" if width == 1 else self.literal(vector, [f"a[{start + k}]" for k in range(width)])
 
     def literal(self, vector: str, parts: list[str]) -> str:
-        """Return a vector of the given lanes."""
+        """Return a vector with these lanes."""
         raise NotImplementedError

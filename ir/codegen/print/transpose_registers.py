@@ -1,4 +1,7 @@
-"""Recognise copies that transpose square tiles, and write their shuffles."""
+"""Recognise copies that transpose square tiles, and write their shuffles.
+
+Tests: `tests/ir/codegen/test_schedules.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,9 @@ from relax_tune.ir.core.stmt import BufferStore, For
 
 
 def transposed_copy(f: For) -> tuple[For, Expr | None, BufferStore] | None:
-    """Return (inner loop, condition on the outer one, store) of two vectorised loops around a copy.  None for other
-    loops.
+    """Return (inner loop, condition, store) of two vectorised loops around a copy; None for other loops.
 
-    The store is made everywhere, or where `x < bound`.
+    The condition is `x < bound`, or None for a copy without one.
     """
     inner = f.body
     if not isinstance(inner, For) or inner.kind != "vectorized":
@@ -29,18 +31,18 @@ def mark_transpose(f: For, algebra: Algebra, lanes: int) -> For:
 
     The elements read are contiguous along the outer loop, those written along the inner one.
     """
-    found = transposed_copy(f)
-    if found is None:
+    copy = transposed_copy(f)
+    if copy is None:
         return f
-    inner, condition, store = found
+    inner, condition, store = copy
     size = as_int(inner.extent)
     if as_int(f.extent) != lanes or size is None or size % lanes:
         return f
     if condition is not None:
-        room = plus(algebra.static(condition.args[1]), algebra.static(condition.args[0]), -1)
-        rest = {m: c for m, c in room.items() if m != (f.var,)}
-        whole = condition.args[0].dtype is i64 and room.get((f.var,)) == -1
-        if not whole or algebra.depends(rest, (f.var, inner.var)):
+        slack = plus(algebra.static(condition.args[1]), algebra.static(condition.args[0]), -1)
+        rest = {m: c for m, c in slack.items() if m != (f.var,)}
+        is_prefix = condition.args[0].dtype is i64 and slack.get((f.var,)) == -1
+        if not is_prefix or algebra.depends(rest, (f.var, inner.var)):
             return f
     value = store.value
     if value.op == "select":
@@ -49,8 +51,8 @@ def mark_transpose(f: For, algebra: Algebra, lanes: int) -> For:
         value = value.args[1]
     if not isinstance(value, Load) or value.dtype is not f32 or store.buffer.dtype is not f32:
         return f
-    side_by_side = _step(value, f.var, algebra) == 1 and _step(store, inner.var, algebra) == 1
-    return f.marked(transpose=True) if side_by_side and _step(value, inner.var, algebra) != 1 else f
+    contiguous = _step(value, f.var, algebra) == 1 and _step(store, inner.var, algebra) == 1
+    return f.marked(transpose=True) if contiguous and _step(value, inner.var, algebra) != 1 else f
 
 
 def _step(access: Load | BufferStore, var: Var, algebra: Algebra) -> int | None:
@@ -64,7 +66,7 @@ def _step(access: Load | BufferStore, var: Var, algebra: Algebra) -> int | None:
 
 
 def transpose_text(width: int) -> str:
-    """Return a function that transposes `width` vectors, given by pointers.
+    """Return a function that transposes `width` vectors, passed as pointers.
 
     In each of log2(width) steps pairs of rows swap the lanes whose numbers differ in one bit.
     """

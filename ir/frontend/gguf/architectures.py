@@ -1,7 +1,9 @@
-"""The table of architectures of GGUF files: how their metadata say what a config.json says.
+"""The table of architectures of GGUF files, which maps metadata to the fields of a config.json.
 
-llama.cpp fixes much by architecture that a config.json states, and stores some weights otherwise (conversion of llama.cpp):
-queries and keys of some with neighbouring pairs for the rotation, norms of Gemma with 1 added, joint projections in blocks.
+llama.cpp fixes by architecture what a config.json states, and its conversion stores some weights in other forms: queries and keys
+of Llama with interleaved rotary pairs, norms of Gemma with 1 added, joint projections in blocks.
+
+Tests: `tests/ir/frontend/gguf/test_importer.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from relax_tune.ir.frontend.hf.decoders.spec import DecoderLayer, DecoderSpec, ExpertNames, Names
+from relax_tune.ir.frontend.hf.transformer.mixers import ExpertNames
+from relax_tune.ir.frontend.hf.transformer.spec import Names, Stack, TransformerLayer
 
 Metadata = Mapping[str, Any]
 Config = dict[str, Any]
@@ -20,16 +23,17 @@ Config = dict[str, Any]
 class Architecture:
     """One architecture.
 
-    model_type: its family of decoders
-    fields: fields of config.json by keys of the metadata, behind the name of the architecture
-    fixed: fields that llama.cpp fixes
-    eps: key of the epsilon of norms, and its field
-    biases: field that says whether there are biases, by the tensor of the first layer that tells
-    neighbours: queries and keys are stored with neighbouring pairs
-    scaled_norms: norms are stored as they multiply, without an offset
-    layout: how a joint projection is stored, where a key says so
-    patterned: a key may say which layers have a window
-    finish: what no other field says, from the metadata, the names of tensors and the fields so far
+    Attributes:
+        model_type: its family of decoders
+        fields: fields of config.json by keys of the metadata, without the architecture's prefix
+        fixed: fields that llama.cpp fixes
+        eps: key of the epsilon of norms, and its field
+        biases: field that is true if the first layer has the tensor
+        interleaved: queries and keys are stored with interleaved rotary pairs
+        scaled_norms: stored norm weights include the offset
+        layout: expected layout of joint projections, if a key names it
+        patterned: a key may list the layers with a window
+        finish: hook for what the fields cannot express; takes the metadata, the names of tensors and the fields so far
     """
 
     model_type: str
@@ -37,7 +41,7 @@ class Architecture:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     eps: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
     biases: Mapping[str, str] = field(default_factory=dict)
-    neighbours: bool = False
+    interleaved: bool = False
     scaled_norms: bool = False
     patterned: bool = False
     layout: str | None = None
@@ -66,7 +70,7 @@ CAPS: Mapping[str, str] = {
 
 
 def _llama(m: Metadata, names: frozenset[str], c: Config) -> Config:
-    """Read a mixture where there are experts; their weights are scaled to the sum 1."""
+    """Read files with experts as Mixtral, whose expert weights are normalised."""
     return (
         {**c, "model_type": "mixtral"}
         if c.get("num_experts")
@@ -98,7 +102,7 @@ def _falcon(m: Metadata, names: frozenset[str], c: Config) -> Config:
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
-        model_type="llama", fields={**SIZED, **EXPERTS}, biases={**ATTENTION_BIAS, "ffn_up.bias": "mlp_bias"}, neighbours=True,
+        model_type="llama", fields={**SIZED, **EXPERTS}, biases={**ATTENTION_BIAS, "ffn_up.bias": "mlp_bias"}, interleaved=True,
         finish=_llama,
     ),
     "qwen2": Architecture(model_type="qwen2", fields=ROPE),
@@ -130,7 +134,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
 }  # fmt: skip
 
-# Names of parts of a layer and of a model; `Names` says which of them a family has.
+# Tensors by the fields of `Names`, which has None for parts that a family lacks.
 PARTS: Mapping[str, str] = {
     "words": "token_embd", "words_norm": "token_embd_norm", "positions": "position_embd", "before_attention": "attn_norm",
     "qkv": "attn_qkv", "query": "attn_q", "key": "attn_k", "value": "attn_v", "query_norm": "attn_q_norm", "key_norm": "attn_k_norm",
@@ -140,30 +144,22 @@ PARTS: Mapping[str, str] = {
 EXPERT_NAMES = ExpertNames("ffn_gate_inp", "ffn_gate_exps.{}", "ffn_up_exps.{}", "ffn_down_exps.{}")
 
 
-def stored_as_gguf(spec: DecoderSpec, a: Architecture) -> DecoderSpec:
-    """Return the specification with the names and the forms in which a GGUF file stores weights."""
+def stored_as_gguf(spec: Stack, a: Architecture) -> Stack:
+    """Return the stack with the names and the forms in which a GGUF file stores weights."""
     parts: dict[str, Any] = {k: None if getattr(spec.names, k) is None else v for k, v in PARTS.items()}
     names = replace(Names(), prefix="", layers="blk", **parts)
-    if (
-        spec.names.before_mlp is not None and a.model_type == "falcon"
-    ):  # the first norm is of what the feed-forward block reads
-        names = replace(names, before_attention="attn_norm_2", before_mlp="attn_norm") if spec.parallel else names
-    norm = replace(spec.norm, offset=0.0) if a.scaled_norms else spec.norm
-    head_norm = spec.head_norm
-    if head_norm is not None and a.scaled_norms:
-        head_norm = replace(head_norm, norm=replace(head_norm.norm, offset=0.0))
+    if a.model_type == "falcon" and spec.names.before_mlp is not None and spec.order == "parallel":
+        # in files, attn_norm precedes the feed-forward block, and attn_norm_2 attention
+        names = replace(names, before_attention="attn_norm_2", before_mlp="attn_norm")
+    norm, head_norm = spec.norm, spec.head_norm
+    if a.scaled_norms:
+        norm = replace(norm, offset=0.0)
+        head_norm = head_norm and replace(head_norm, norm=replace(head_norm.norm, offset=0.0))
 
-    def layer(one: DecoderLayer) -> DecoderLayer:
-        rope = one.rope if one.rope is None or not a.neighbours else replace(one.rope, interleaved=True)
+    def layer(number: int, one: TransformerLayer) -> TransformerLayer:
+        rope = one.rope if one.rope is None or not a.interleaved else replace(one.rope, interleaved=True)
         experts = None if one.experts is None else replace(one.experts, names=EXPERT_NAMES)
-        return replace(one, rope=rope, experts=experts)
+        return replace(one, path=f"blk.{number}", rope=rope, experts=experts)
 
-    return replace(
-        spec,
-        names=names,
-        layers=tuple(map(layer, spec.layers)),
-        norm=norm,
-        head_norm=head_norm,
-        fused="blocks",
-        input_major=False,
-    )
+    spec = replace(spec, names=names, norm=norm, head_norm=head_norm, fused="blocks", input_major=False)
+    return spec.with_layers(layer)

@@ -1,7 +1,9 @@
 """Read the header of GGUF files: metadata and the places of tensors.
 
-The format is that of the GGUF specification, version 2 and 3. Each size is checked against the file before anything is made of it.
-The reader of the package gguf makes several objects for each element of an array, whatever the file says, so it is not used.
+The format follows the GGUF specification, versions 2 and 3. Each size is checked against the file before memory is allocated.
+The reader of the package gguf is not used: it creates several objects per element of an array before any check.
+
+Tests: `tests/ir/frontend/gguf/test_importer.py`.
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ TEXT, ARRAY = 8, 9
 class Stored:
     """A tensor of the file.
 
-    shape: dims, the last one contiguous, as in NumPy
-    kind: number of its type
-    begin: place of its first byte in the file
+    Attributes:
+        shape: dims, the last one contiguous, as in NumPy
+        kind: number of its type
+        begin: offset of its first byte in the file
     """
 
     shape: tuple[int, ...]
@@ -45,10 +48,11 @@ class Stored:
 
 
 class GgufFile:
-    """A mapped file. Raises ParseError for one that is truncated, or whose sizes cannot be.
+    """A mapped file. Raises ParseError for a truncated file and for impossible sizes.
 
-    fields: metadata; arrays of texts are left out
-    tensors: tensors by name
+    Attributes:
+        fields: metadata without arrays of texts
+        tensors: tensors by name
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,14 +61,14 @@ class GgufFile:
             with path.open("rb") as file:
                 self.data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
-            raise ParseError(f"{path}: wanted a GGUF file, found: {error}; download it again") from None
+            raise ParseError(f"{path}: expected a GGUF file: {error}; download it again") from None
         self._at = 0
         self.fields: dict[str, Any] = {}
         self.tensors: dict[str, Stored] = {}
         self._read()
 
-    def wrong(self, wanted: str, found: object) -> ParseError:
-        return ParseError(f"{self.path}: wanted {wanted}, found {found!r:.80}; download the file again")
+    def wrong(self, expected: str, actual: object) -> ParseError:
+        return ParseError(f"{self.path}: expected {expected}, got {actual!r:.80}; download the file again")
 
     def _read(self) -> None:
         if self.data[: len(MAGIC)] != MAGIC:
@@ -104,7 +108,7 @@ class GgufFile:
         return Stored(tuple(reversed(dims)), self._one("I"), self._one("Q"))
 
     def _place(self) -> None:
-        """Make the places of tensors count from the beginning of the file."""
+        """Turn the offsets of tensors, which count from the end of the header, into offsets in the file."""
         alignment = self.fields.get("general.alignment", 32)
         if type(alignment) is not int or not 1 <= alignment <= MOST_ALIGNMENT or alignment & (alignment - 1):
             raise self.wrong(f"general.alignment as a power of two up to {MOST_ALIGNMENT}", alignment)
@@ -115,7 +119,7 @@ class GgufFile:
             self.tensors[name] = Stored(t.shape, t.kind, first + t.begin)
 
     def bytes_of(self, name: str, size: int) -> NDArray[np.uint8]:
-        """Return the bytes of a tensor, which are not copied. Raises ParseError if the file ends before them."""
+        """Return a view of the bytes of a tensor. Raises ParseError if the file ends before them."""
         begin = self.tensors[name].begin
         if begin + size > len(self.data):
             raise self.wrong(f"{size} bytes of tensor {name}", f"{max(0, len(self.data) - begin)} bytes")
@@ -124,7 +128,7 @@ class GgufFile:
     # values
 
     def _take(self, size: int, what: str) -> int:
-        """Return the place of the next `size` bytes, and go behind them."""
+        """Return the offset of the next `size` bytes, and advance past them."""
         begin = self._at
         if size > len(self.data) - begin:
             raise self.wrong(f"{size} bytes of {what}", f"the end of the file after {len(self.data) - begin}")
@@ -144,9 +148,9 @@ class GgufFile:
 
     def _value(self, kind: int, name: str) -> Any:
         if kind in SCALARS:
-            found = self._one(SCALARS[kind])
-            # the shortest number that is stored so, such as 1e-05
-            return float(str(np.float32(found))) if SCALARS[kind] == "f" else found
+            value = self._one(SCALARS[kind])
+            # the shortest decimal of a float32, such as 1e-05, as a config.json has it
+            return float(str(np.float32(value))) if SCALARS[kind] == "f" else value
         if kind == TEXT:
             return self._text(f"key {name}")
         if kind != ARRAY:

@@ -15,14 +15,14 @@ from relax_tune.ir.frontend.gguf.architectures import ARCHITECTURES, Architectur
 from relax_tune.ir.frontend.gguf.file import GgufFile
 from relax_tune.ir.frontend.gguf.weights import GgufWeights
 from relax_tune.ir.frontend.hf.config import MOST_LAYERS
-from relax_tune.ir.frontend.hf.decoders.families import FAMILIES
-from relax_tune.ir.frontend.hf.decoders.family import FULL, SLIDING, read_spec
-from relax_tune.ir.frontend.hf.decoders.spec import DecoderSpec
+from relax_tune.ir.frontend.hf.families.decoders import DECODERS
+from relax_tune.ir.frontend.hf.families.family import FULL, SLIDING, read_decoder
 from relax_tune.ir.frontend.hf.folder import CacheType, load_decoder
+from relax_tune.ir.frontend.hf.transformer.spec import Stack
 
 SUFFIX = ".gguf"
 MOST_POSITIONS = 1 << 24
-# Keys that name and describe, and sizes that tensors state too.
+# Prefixes of keys without effect, and keys of sizes that tensors have too.
 DESCRIBING = ("general.", "tokenizer.", "quantize.", "imatrix.")
 REPEATED = (
     "vocab_size",
@@ -47,11 +47,13 @@ def load_gguf(
 ) -> IRModule:
     """Import a GGUF file as `prefill` and `decode`, as `load_hf` imports a decoder's folder. Weights are decoded to float32.
 
-    bounds: inclusive (lower, upper) of the symbols `b`, `n` and `m`
-    cache_dtype: type of stored keys and values
+    Args:
+        bounds: inclusive (lower, upper) of the symbols `b`, `n` and `m`
+        cache_dtype: type of stored keys and values
 
-    Raises: ParseError for a file that is truncated or contradicts itself, for an unknown architecture, key or type of tensor;
-    UserError without the package gguf, and for bounds the model cannot have.
+    Raises:
+        ParseError: for a file that is truncated or contradicts itself, and for an unknown architecture, key or type of tensor.
+        UserError: without the package gguf, and for bounds that the model cannot have.
     """
     file = GgufFile(Path(path))
     weights = GgufWeights(file)
@@ -60,7 +62,7 @@ def load_gguf(
     if weights.unread:
         some = ", ".join(sorted(weights.unread)[:6])
         raise ParseError(
-            f"{file.path}: wanted only tensors of the architecture {file.fields['general.architecture']}, found {len(weights.unread)} "
+            f"{file.path}: expected only tensors of the architecture {file.fields['general.architecture']}, got {len(weights.unread)} "
             f"others: {some}; what they compute cannot be imported"
         )
     return module
@@ -73,30 +75,30 @@ class _Reader:
     file: GgufFile
     weights: GgufWeights
 
-    def wrong(self, wanted: str, found: object) -> ParseError:
-        return ParseError(f"{self.file.path}: wanted {wanted}, found {found!r:.80}; this model cannot be imported")
+    def wrong(self, expected: str, actual: object) -> ParseError:
+        return ParseError(f"{self.file.path}: expected {expected}, got {actual!r:.80}; this model cannot be imported")
 
-    def spec(self) -> DecoderSpec:
+    def spec(self) -> Stack:
         name = self.file.fields.get("general.architecture")
         a = ARCHITECTURES.get(name) if isinstance(name, str) else None
         if a is None or not isinstance(name, str):
             raise ParseError(
-                f"{self.file.path}: wanted general.architecture among {', '.join(ARCHITECTURES)}, found {name!r:.80}; this model cannot "
+                f"{self.file.path}: expected general.architecture among {', '.join(ARCHITECTURES)}, got {name!r:.80}; this model cannot "
                 "be imported yet, but its Hugging Face folder may"
             )
-        own = {
+        keys = {
             k.removeprefix(f"{name}."): self._plain(k, v)
             for k, v in self.file.fields.items()
             if k.startswith(f"{name}.")
         }
-        self._check_keys(name, a, own)
-        config = self._config(a, own)
-        spec = read_spec(FAMILIES[config["model_type"]], config, str(self.file.path))
-        self._check_sizes(spec, own)
+        self._check_keys(name, a, keys)
+        config = self._config(a, keys)
+        spec = read_decoder(DECODERS[config["model_type"]], config, str(self.file.path))
+        self._check_sizes(spec, keys)
         return stored_as_gguf(spec, a)
 
     def _plain(self, key: str, value: Any) -> Any:
-        """Return a number for an array that repeats it, such as heads by layer."""
+        """Return the number that an array of all layers repeats, such as the number of heads; other values unchanged."""
         if isinstance(value, np.ndarray) and value.size > MOST_LAYERS:
             raise self.wrong(f"{key} for at most {MOST_LAYERS} layers", value.size)
         if not isinstance(value, np.ndarray) or key.endswith(f".{PATTERN}"):
@@ -104,67 +106,67 @@ class _Reader:
             if type(value) not in (*kinds, *((bool,) if key.endswith(FLAGS) else ())):
                 raise self.wrong(f"{key} as {' or '.join(kind.__name__ for kind in kinds)}", value)
             return value
-        found = set(value.tolist())
-        if len(found) != 1:
+        numbers = set(value.tolist())
+        if len(numbers) != 1:
             raise ParseError(
-                f"{self.file.path}: {key}: wanted one value for all layers, found {sorted(found)!r:.80}; this model cannot be imported"
+                f"{self.file.path}: {key}: expected one value for all layers, got {sorted(numbers)!r:.80}; this model cannot be imported"
             )
-        return found.pop()
+        return numbers.pop()
 
-    def _check_keys(self, name: str, a: Architecture, own: Mapping[str, Any]) -> None:
-        layout = own.get(LAYOUT, a.layout)
+    def _check_keys(self, name: str, a: Architecture, keys: Mapping[str, Any]) -> None:
+        layout = keys.get(LAYOUT, a.layout)
         if layout != a.layout:
             raise self.wrong(f"{LAYOUT} {a.layout}", layout)
-        known = {LAYOUT, *a.fields, a.eps[0], *REPEATED, *(k for k in own if k.startswith(SCALING))}
+        known = {LAYOUT, *a.fields, a.eps[0], *REPEATED, *(k for k in keys if k.startswith(SCALING))}
         if a.patterned:
             known.add(PATTERN)
-        odd = [f"{name}.{k}" for k in own if k not in known]
-        odd += [k for k in self.file.fields if not k.startswith((f"{name}.", *DESCRIBING))]
-        if odd:
+        unknown = [f"{name}.{k}" for k in keys if k not in known]
+        unknown += [k for k in self.file.fields if not k.startswith((f"{name}.", *DESCRIBING))]
+        if unknown:
+            expected, extra = ", ".join(sorted(known)), ", ".join(sorted(unknown))[:200]
             raise ParseError(
-                f"{self.file.path}: wanted the keys {', '.join(sorted(known))} of {name}, found {', '.join(sorted(odd))[:200]} too; what "
-                "they change cannot be imported"
+                f"{self.file.path}: expected the keys {expected} of {name}, got {extra} too; what they change cannot be imported"
             )
 
-    def _config(self, a: Architecture, own: Mapping[str, Any]) -> dict[str, Any]:
+    def _config(self, a: Architecture, keys: Mapping[str, Any]) -> dict[str, Any]:
         names = self.weights.names
         config: dict[str, Any] = {"model_type": a.model_type, **a.fixed}
-        config |= {to: own[key] for key, to in (*a.fields.items(), a.eps) if key in own}
+        config |= {to: keys[key] for key, to in (*a.fields.items(), a.eps) if key in keys}
         config["vocab_size"] = self.weights.shape("token_embd.weight")[0]
         config["tie_word_embeddings"] = "output.weight" not in names
         config |= {to: f"blk.0.{tensor}" in names for tensor, to in a.biases.items()}
-        if "context_length" in own and not 1 <= int(own["context_length"]) <= MOST_POSITIONS:
-            raise self.wrong(f"context_length from 1 to {MOST_POSITIONS}", own["context_length"])
-        missing = [k for k in (*a.fields, a.eps[0]) if k in NEEDED and k not in own]
+        if "context_length" in keys and not 1 <= int(keys["context_length"]) <= MOST_POSITIONS:
+            raise self.wrong(f"context_length from 1 to {MOST_POSITIONS}", keys["context_length"])
+        missing = [k for k in (*a.fields, a.eps[0]) if k in NEEDED and k not in keys]
         if missing:
-            raise self.wrong(f"the key {missing[0]} of {a.model_type}", f"keys {', '.join(own)[:60]}")
-        pattern = own.get(PATTERN)
+            raise self.wrong(f"the key {missing[0]} of {a.model_type}", f"keys {', '.join(keys)[:60]}")
+        pattern = keys.get(PATTERN)
         if isinstance(pattern, np.ndarray):
             config["layer_types"] = [SLIDING if one else FULL for one in pattern.tolist()]
         elif pattern is not None:
             config["sliding_window_pattern"] = pattern
-        config = config if a.finish is None else a.finish(own, names, config)
-        return self._with_rope(a, own, config)
+        config = config if a.finish is None else a.finish(keys, names, config)
+        return self._with_rope(a, keys, config)
 
-    def _with_rope(self, a: Architecture, own: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-        """Read the scaling of a rotation, whose frequencies may have factors in tensors."""
-        size = own.get("attention.key_length") or own.get("embedding_length", 0) // max(
-            1, own.get("attention.head_count", 1)
+    def _with_rope(self, a: Architecture, keys: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+        """Read the scaling of a rotation; factors of its frequencies may be in tensors."""
+        size = keys.get("attention.key_length") or keys.get("embedding_length", 0) // max(
+            1, keys.get("attention.head_count", 1)
         )
-        dims = own.get("rope.dimension_count", size)
+        dims = keys.get("rope.dimension_count", size)
         if dims != size:
-            rope = FAMILIES[config["model_type"]].rope
+            rope = DECODERS[config["model_type"]].rope
             if rope is None or rope.part_key is None:
                 raise self.wrong(f"rope.dimension_count of {size}, the size of a head", dims)
             config = {**config, "partial_rotary_factor": dims / size}
-        scaling = {k.removeprefix(SCALING): v for k, v in own.items() if k.startswith(SCALING)}
+        scaling = {k.removeprefix(SCALING): v for k, v in keys.items() if k.startswith(SCALING)}
         kind = scaling.pop("type", "none")
         given: dict[str, Any] = {}
         original = scaling.get("original_context_length")
         if FACTORS in self.weights.names:
             factors = self.weights.get(FACTORS, (dims // 2,)).tolist()
             given = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
-            original = own.get("context_length")
+            original = keys.get("context_length")
             scaling = {
                 k: v for k, v in scaling.items() if k not in ("original_context_length", "factor", "attn_factor")
             }
@@ -183,21 +185,21 @@ class _Reader:
         if given and given["rope_type"] != "linear":
             given["original_max_position_embeddings"] = original
             scaling.pop("original_context_length", None)
-        odd = {k: v for k, v in scaling.items() if k != "finetuned" and not (k == "factor" and v in (0, 1))}
-        if odd:
-            raise self.wrong("no other keys of rope.scaling", odd)
+        unknown = {k: v for k, v in scaling.items() if k != "finetuned" and not (k == "factor" and v in (0, 1))}
+        if unknown:
+            raise self.wrong("no other keys of rope.scaling", unknown)
         return {**config, "rope_scaling": given} if given else config
 
-    def _check_sizes(self, spec: DecoderSpec, own: Mapping[str, Any]) -> None:
-        """Check sizes that the metadata repeat. A vocabulary has as many words as its tensor has rows."""
-        wanted = {
+    def _check_sizes(self, spec: Stack, keys: Mapping[str, Any]) -> None:
+        """Check sizes that the metadata repeat."""
+        sizes = {
             "attention.key_length": spec.size,
             "attention.value_length": spec.size,
             "attention.head_count_kv": spec.groups,
         }
-        for key, value in wanted.items():
-            if own.get(key, value) != value:
-                raise self.wrong(f"{key} of {value}, as the other keys say", own[key])
+        for key, value in sizes.items():
+            if keys.get(key, value) != value:
+                raise self.wrong(f"{key} of {value}, as by the other keys", keys[key])
 
 
 NEEDED = frozenset({

@@ -1,4 +1,7 @@
-"""Tensors of a GGUF file as float32, decoded one at a time by the package gguf."""
+"""Tensors of a GGUF file as float32, decoded one at a time by the package gguf.
+
+Tests: `tests/ir/frontend/gguf/test_importer.py`.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,16 @@ def require_gguf() -> Any:
         return importlib.import_module("gguf")
     except ImportError as error:
         raise UserError(
-            f"wanted the gguf package to read GGUF files, found: {error}; install it with: pip install 'relax-tune[gguf]'"
+            f"GGUF files need the package gguf, which cannot be imported: {error}; install it with: pip install 'relax-tune[gguf]'"
         ) from None
 
 
 class GgufWeights:
-    """Tensors of a file. Raises ParseError for tensors of other shapes than wanted, and of unknown types.
+    """Tensors of a file. Raises ParseError for unexpected shapes and unknown types.
 
-    names: names of all tensors
-    unread: names of tensors that nothing has asked for
+    Attributes:
+        names: names of all tensors
+        unread: names of tensors that have not been read
     """
 
     def __init__(self, file: GgufFile) -> None:
@@ -47,11 +51,11 @@ class GgufWeights:
         self._check_places()
 
     def _check_places(self) -> None:
-        """Refuse tensors of unknown types, tensors beyond the end and tensors that share bytes."""
+        """Refuse unknown types, tensors beyond the end of the file and tensors that overlap."""
         end, before = 0, ""
         for name, t in sorted(self.file.tensors.items(), key=lambda item: item[1].begin):
             if t.begin < end:
-                raise self.file.wrong(f"tensor {name} behind tensor {before}", f"place {t.begin} before {end}")
+                raise self.file.wrong(f"tensor {name} after tensor {before}", f"place {t.begin} before {end}")
             size = self._size(name)
             self.file.bytes_of(name, size)
             end, before = t.begin + size, name
@@ -59,15 +63,14 @@ class GgufWeights:
     def kind(self, name: str) -> str:
         """Return the name of the type of a tensor."""
         number = self.file.tensors[name].kind
-        found = self._types.get(number)
-        return f"type {number}" if found is None else str(found.name)
+        return str(self._types[number].name) if number in self._types else f"type {number}"
 
     def _size(self, name: str) -> int:
         """Return the bytes of a tensor."""
         kind, shape = self.kind(name), self.file.tensors[name].shape
         if kind not in READABLE:
             raise ParseError(
-                f"{self.path}: tensor {name!r:.80}: wanted a type among {', '.join(READABLE)}, found {kind}; quantise the model to "
+                f"{self.path}: tensor {name!r:.80}: expected a type among {', '.join(READABLE)}, got {kind}; quantise the model to "
                 "one of them"
             )
         block, size = self._gguf.GGML_QUANT_SIZES[self._types[self.file.tensors[name].kind]]
@@ -76,32 +79,33 @@ class GgufWeights:
         return math.prod(shape) // int(block) * int(size)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the dims of a tensor. Raises ParseError if there is none."""
+        """Return the dims of a tensor. Raises ParseError if it is missing."""
         if name not in self.file.tensors:
             layer = name.rpartition(".")[0].partition(".weight")[0]
             near = sorted(n for n in self.names if n.startswith(layer))[:6] or sorted(self.names)[:6]
             raise ParseError(
-                f"{self.path}: wanted a tensor {name!r:.80}, found none; there are {', '.join(near)} and others; is the file complete, "
+                f"{self.path}: expected a tensor {name!r:.80}, got none; there are {', '.join(near)} and others; is the file complete, "
                 "and of this architecture?"
             )
         return self.file.tensors[name].shape
 
     def get(self, name: str, shape: Sequence[int]) -> NDArray[np.float32]:
-        """Decode a tensor, or the part of one expert. Raises ParseError naming it, the wanted and the found shape."""
+        """Decode a tensor, or the part of one expert. Raises ParseError naming it, the expected and the actual shape."""
         expert = _EXPERT.fullmatch(name)
-        stored, wanted = (f"{expert[1]}{expert[3]}" if expert else name), tuple(shape)
-        found = self.shape(stored)
-        if (found[1:] if expert else found) != wanted or (expert and int(expert[2]) >= found[0]):
+        stored, expected = (f"{expert[1]}{expert[3]}" if expert else name), tuple(shape)
+        actual = self.shape(stored)
+        if (actual[1:] if expert else actual) != expected or (expert and int(expert[2]) >= actual[0]):
+            each = " for each expert" if expert else ""
             raise ParseError(
-                f"{self.path}: {stored!r:.80}: wanted shape {wanted} by the metadata{' for each expert' if expert else ''}, found "
-                f"{found}; do metadata and tensors belong together?"
+                f"{self.path}: {stored!r:.80}: expected shape {expected} by the metadata{each}, got {actual}; do metadata and tensors "
+                "belong together?"
             )
         self.unread.discard(stored)
         size = self._size(stored)
         data = self.file.bytes_of(stored, size)
         if expert:
-            part = size // found[0]
+            part = size // actual[0]
             data = data[int(expert[2]) * part : (int(expert[2]) + 1) * part]
-        rows = data.reshape(-1, len(data) // math.prod(wanted[:-1]))
+        rows = data.reshape(-1, len(data) // math.prod(expected[:-1]))
         decoded = self._gguf.dequantize(rows, self._types[self.file.tensors[stored].kind])
-        return np.array(decoded, np.float32, order="C").reshape(wanted)
+        return np.array(decoded, np.float32, order="C").reshape(expected)

@@ -1,4 +1,7 @@
-"""Activations by the names that configurations give them (`ACT2FN` in transformers)."""
+"""Activations by the names that configurations give them (`ACT2FN` in transformers).
+
+Tests: `tests/ir/frontend/hf/families/test_encoders.py`.
+"""
 
 from __future__ import annotations
 

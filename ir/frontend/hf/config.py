@@ -23,14 +23,13 @@ def read_config(folder: Path) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFields:
-    """Fields of one JSON object. Each reader raises ParseError naming the field, the wanted and the found value."""
+    """Fields of one JSON object. Each reader raises ParseError naming the field, the expected and the actual value."""
 
     data: Mapping[str, Any]
     where: str
 
-    def wrong(self, key: str, wanted: str) -> ParseError:
-        found = self.data.get(key)
-        return ParseError(f"{self.where}: {key}: wanted {wanted}, found {found!r:.80}; {INSTEAD}")
+    def wrong(self, key: str, expected: str) -> ParseError:
+        return ParseError(f"{self.where}: {key}: expected {expected}, got {self.data.get(key)!r:.80}; {INSTEAD}")
 
     def whole(self, key: str, default: int | None = None) -> int:
         """Read an integer of at least 1. `default` stands for a field that is missing or null."""
@@ -41,35 +40,34 @@ class ConfigFields:
         return value
 
     def wholes(self, key: str, default: Sequence[int], count: int | None = None, least: int = 1) -> tuple[int, ...]:
-        """Read a list of integers of at least `least`. `count`: its length, if known."""
-        found = self.data.get(key)
-        found = default if found is None else found
-        right = isinstance(found, (list, tuple)) and all(type(v) is int and least <= v <= LARGEST for v in found)
-        if not right or not 1 <= len(found) <= MOST_LAYERS or count not in (None, len(found)):
-            many = "" if count is None else f"{count} "
-            raise self.wrong(key, f"a list of {many}whole numbers of at least {least}")
-        return tuple(found)
+        """Read a list of `count` (None: any number) integers of at least `least`."""
+        values = self.data.get(key)
+        values = default if values is None else values
+        valid = isinstance(values, (list, tuple)) and all(type(v) is int and least <= v <= LARGEST for v in values)
+        if not valid or not 1 <= len(values) <= MOST_LAYERS or count not in (None, len(values)):
+            length = "" if count is None else f"{count} "
+            raise self.wrong(key, f"a list of {length}whole numbers of at least {least}")
+        return tuple(values)
 
     def pair(self, key: str, default: int) -> tuple[int, int]:
         """Read a height and width, as one number or two."""
-        found = self.data.get(key)
-        if isinstance(found, (list, tuple)):
+        if isinstance(self.data.get(key), (list, tuple)):
             height, width = self.wholes(key, (), 2)
             return height, width
         return (self.whole(key, default),) * 2
 
     def layers(self, key: str) -> int:
         """Read a number of layers."""
-        found = self.whole(key)
-        if found > MOST_LAYERS:
+        count = self.whole(key)
+        if count > MOST_LAYERS:
             raise self.wrong(key, f"at most {MOST_LAYERS} layers")
-        return found
+        return count
 
-    def number(self, key: str, default: float | None, low: float, high: float, wanted: str) -> float:
-        """Read a number with `low <= number < high`, described by `wanted`. `default` stands for a missing field."""
+    def number(self, key: str, default: float | None, low: float, high: float, expected: str) -> float:
+        """Read a number with `low <= number < high`, described by `expected`. `default` stands for a missing field."""
         value = self.data.get(key, default)
         if type(value) not in (int, float) or not low <= value < high:
-            raise self.wrong(key, wanted)
+            raise self.wrong(key, expected)
         return float(value)
 
     def truth(self, key: str, default: bool) -> bool:
@@ -99,47 +97,54 @@ class ConfigFields:
         """Require `value`, the field `key`, to be a multiple of `unit`, the field `of`."""
         if value % unit:
             raise ParseError(
-                f"{self.where}: wanted {key} to be a multiple of {of}, found {value} and {unit}; {INSTEAD}"
+                f"{self.where}: expected {key} to be a multiple of {of}, got {value} and {unit}; {INSTEAD}"
             )
 
 
-def batch_bounds(bounds: Bounds | None) -> tuple[int, int | None]:
-    """Return the inclusive bounds of `b`, the only symbol of a model of images. Raises UserError for other symbols."""
+@dataclass(frozen=True, slots=True)
+class SymbolRange:
+    """Sizes that a model can take for a symbol.
+
+    Attributes:
+        meaning: plural noun for messages
+        least, most: smallest and largest size; None: unlimited
+        usual: upper bound if none is given; None: `most`
+    """
+
+    meaning: str
+    least: int = 0
+    most: int | None = None
+    usual: int | None = None
+
+
+BATCH = SymbolRange("batch")
+
+
+def symbol_bounds(symbols: Mapping[str, SymbolRange], bounds: Bounds | None) -> dict[str, tuple[int, int | None]]:
+    """Return the inclusive bounds of a model's symbols: the given ones, else 1 or `least` to `usual`.
+
+    Raises:
+        UserError: for symbols that the model does not have and sizes that it cannot take.
+    """
     given = checked_bounds(bounds)
-    unknown = sorted(set(given) - {"b"})
+    unknown = sorted(set(given) - set(symbols))
     if unknown:
-        raise UserError(
-            f"wanted bounds of the model's symbol b (batch), found {', '.join(unknown)[:80]}; correct the name"
-        )
-    return given.get("b", (1, None))
+        *names, last = (f"{name} ({symbol.meaning})" for name, symbol in symbols.items())
+        known = f"symbols {', '.join(names)} and {last}" if names else f"symbol {last}"
+        raise UserError(f"expected bounds of the model's {known}, got {', '.join(unknown)[:80]}; correct the name")
+    result: dict[str, tuple[int, int | None]] = {}
+    for name, s in symbols.items():
+        low, high = result[name] = given.get(name, (max(1, s.least), s.most if s.usual is None else s.usual))
+        if low < s.least:
+            raise UserError(f"bound of {name}: expected at least {s.least} {s.meaning}, got {low}; raise it")
+        if s.most is not None and (high is None or high > s.most):
+            raise UserError(
+                f"bound of {name}: expected at most {s.most} {s.meaning} by this model, got {high}; lower it"
+            )
+    return result
 
 
-def sample_bounds(least: int, bounds: Bounds | None) -> tuple[tuple[int, int | None], tuple[int, int | None]]:
-    """Return the inclusive bounds of `b` (batch) and `n` (samples of sound). Raises UserError for impossible bounds."""
-    given = checked_bounds(bounds)
-    unknown = sorted(set(given) - {"b", "n"})
-    if unknown:
-        raise UserError(
-            f"wanted bounds of the model's symbols b (batch) and n (samples), found {', '.join(unknown)[:80]}; correct the name"
-        )
-    n: tuple[int, int | None] = given.get("n", (least, None))
-    if n[0] < least:
-        raise UserError(f"bound of n: wanted at least {least}, the samples of one frame, found {n[0]}; raise it")
-    return given.get("b", (1, None)), n
-
-
-def symbol_bounds(positions: int, bounds: Bounds | None) -> tuple[tuple[int, int | None], tuple[int, int]]:
-    """Return the inclusive bounds of `b` (batch) and `n` (positions). Raises UserError for impossible bounds."""
-    given = checked_bounds(bounds)
-    unknown = sorted(set(given) - {"b", "n"})
-    if unknown:
-        raise UserError(
-            f"wanted bounds of the model's symbols b (batch) and n (positions), found {', '.join(unknown)[:80]}; "
-            "correct the name"
-        )
-    n = given.get("n", (1, positions))
-    if n[1] > positions:
-        raise UserError(
-            f"bound of n: wanted at most {positions}, the positions this model has, found {n[1]}; lower the bound"
-        )
-    return given.get("b", (1, None)), n
+def upper(span: tuple[int, int | None]) -> tuple[int, int]:
+    """Return bounds of a symbol whose range has an end."""
+    assert span[1] is not None
+    return span[0], span[1]

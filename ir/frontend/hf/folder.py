@@ -1,257 +1,315 @@
-"""Import of Hugging Face folders, config.json and model.safetensors, without the transformers package."""
+"""Import of Hugging Face folders, config.json and model.safetensors, without the transformers package.
+
+An encoder is `main(input_ids (b, n) i64, attention_mask (b, n) i64) -> sentence_embedding (b, hidden) f32`. What follows its
+last hidden state is in the folder: the modules of sentence-transformers (modules.json), or the head that `architectures` names;
+a bare encoder gives the normalised mean. Token types are all 0, except with a head and several types, where they are a third
+input, `token_type_ids (b, n) i64`. Heads give `logits` of masked words (b, n, vocabulary), of a sequence (b, labels) or of each
+position (b, n, labels), or the logits of the first and last position of an answer, (b, n) each. Positions count from 0; RoBERTa
+models skip padding tokens, independently of the mask.
+
+A decoder whose vectors are pooled, by modules.json or `pooling`, is read as an encoder too, and so is one with a head of classes. A
+pooling without the prompt takes a third input, `prompt_length (b,) i64`. Texts of pages have `bbox (b, n, 4) i64`.
+
+An encoder of images takes `pixel_values (b, channels, height, width) f32`; where its layers take any size, height and width are
+the symbols `h` and `w`. It gives the last hidden state, a pooled vector if the family has one, a projected vector, or `logits`.
+An encoder of sound takes `input_values (b, n) f32`, and `attention_mask (b, n) i64` if its preprocessor gives one. CLIP and
+SigLIP are three functions, `main`, `text` and `image`; see `load_towers`.
+
+A decoder is two functions that share weights. `prefill(input_ids (b, n) i64) -> (logits (b, 1, vocabulary) f32, key_0,
+value_0, key_1 ...)` takes a prompt. `decode(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...)` takes one more
+token and returns the same. Attention is causal. Keys and values are (b, key heads, positions, head size), with `n` positions
+after a prompt; `decode` takes `m` past positions and returns `m + 1`. A state space layer has the last inputs of its convolution
+and its state instead, of the same size after every token.
+
+An encoder-decoder is three functions that share weights. `encode(input_ids (b, s) i64, attention_mask (b, s) i64) ->
+(cross_key_0, cross_value_0, cross_key_1 ...)`, (b, heads, s, head size) each, reads a source; a model of speech has
+`encode(input_features (b, mels, frames) f32)` and no mask. `prefill(input_ids (b, n) i64, attention_mask, cross_key_0 ...)` and
+`decode(input_ids (b, 1) i64, attention_mask, cross_key_0 ..., past_key_0, past_value_0 ...)` are like a decoder's.
+"""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.frontend.hf.config import batch_bounds, read_config, sample_bounds, symbol_bounds
-from relax_tune.ir.frontend.hf.decoders.builder import DecoderBuilder
-from relax_tune.ir.frontend.hf.decoders.families import FAMILIES
-from relax_tune.ir.frontend.hf.decoders.family import read_spec
-from relax_tune.ir.frontend.hf.decoders.parameters import DecoderWeights
-from relax_tune.ir.frontend.hf.decoders.spec import DecoderSpec
-from relax_tune.ir.frontend.hf.encoder import Encoder, Stage
-from relax_tune.ir.frontend.hf.encoder_decoders.builder import EncoderDecoderBuilder
-from relax_tune.ir.frontend.hf.encoder_decoders.families import (
-    ENCODER_DECODERS,
-    EncoderDecoderSpec,
-    encoder_decoder_spec,
-)
-from relax_tune.ir.frontend.hf.encoder_families import ENCODERS, encoder_spec
-from relax_tune.ir.frontend.hf.encoder_spec import Patches, Waves, Words
-from relax_tune.ir.frontend.hf.heads import (
-    MODULES,
-    Pooling,
-    bare_results,
-    head_stage,
-    normalized,
-    pooled,
-    sentence_stages,
-    transformer_folder,
-)
+from relax_tune.ir.frontend.hf.config import BATCH, Bounds, ConfigFields, SymbolRange, read_config, symbol_bounds, upper
+from relax_tune.ir.frontend.hf.families.decoders import DECODERS, read_decoder_as_encoder
+from relax_tune.ir.frontend.hf.families.encoder_decoders import ENCODER_DECODERS, read_encoder_decoder
+from relax_tune.ir.frontend.hf.families.encoders import ENCODERS, read_encoder
+from relax_tune.ir.frontend.hf.families.family import read_decoder
+from relax_tune.ir.frontend.hf.families.pairs import PAIRS, read_pair
+from relax_tune.ir.frontend.hf.families.speech import MASKED, SPEECH
+from relax_tune.ir.frontend.hf.heads import CAUSAL_HEADS, bare_results, head_stage, scored
 from relax_tune.ir.frontend.hf.images.load import IMAGES, load_images
-from relax_tune.ir.frontend.hf.speech_families import MASKED, SPEECH
+from relax_tune.ir.frontend.hf.pooling import Pooling, first_position, normalized, pooled
+from relax_tune.ir.frontend.hf.quantized import CONFIG, open_weights
+from relax_tune.ir.frontend.hf.sentence import (
+    MODEL2VEC,
+    MODULES,
+    SENTENCE_CONFIG,
+    TASKS,
+    Sentence,
+    StaticWeights,
+    read_modules,
+    sentence_stages,
+    static_stack,
+)
 from relax_tune.ir.frontend.hf.towers import TOWERS, load_towers
-from relax_tune.ir.frontend.hf.weights import HfWeights, read_json
+from relax_tune.ir.frontend.hf.transformer.parameters import Weights
+from relax_tune.ir.frontend.hf.transformer.programs import (
+    LONGEST,
+    Stage,
+    decoder_module,
+    encoder_decoder_module,
+    encoder_module,
+)
+from relax_tune.ir.frontend.hf.transformer.spec import EncoderDecoder, Patches, Stack, Waves, Words
+from relax_tune.ir.frontend.hf.weights import read_json
 from relax_tune.ir.frontend.shared.bounds import checked_bounds
 
 CacheType = Literal["f32", "f16", "bf16"]
 PREPROCESSOR = "preprocessor_config.json"
-USUAL_POSITIONS = 4096  # of an encoder-decoder without a table of positions, unless bounds say more
+GUIDES = "https://github.com/relax-tune/relax-tune/tree/main/docs/guides"
+USUAL_POSITIONS = 4096  # default upper bound of an encoder-decoder without a position table
 LOADERS: Mapping[str, Callable[..., IRModule]] = {
     **dict.fromkeys(IMAGES, load_images),
     **dict.fromkeys(TOWERS, load_towers),
 }
-SUPPORTED = tuple(dict.fromkeys((*ENCODERS, *LOADERS, *FAMILIES, *ENCODER_DECODERS)))
+SUPPORTED = tuple(dict.fromkeys((*ENCODERS, *LOADERS, *DECODERS, *ENCODER_DECODERS, *PAIRS)))
 
 
 def load_hf(
     folder: str | Path,
     pooling: Pooling | None = None,
     normalize: bool | None = None,
-    bounds: Mapping[str, tuple[int, int]] | None = None,
+    bounds: Bounds | None = None,
     every_position: bool = False,
     cache_dtype: CacheType = "f32",
 ) -> IRModule:
     """Import a Hugging Face model by the `model_type` of its config.json.
 
-    An encoder is `main(input_ids (b, n) i64, attention_mask (b, n) i64) -> sentence_embedding (b, hidden) f32`. What follows its last
-    hidden state is what the folder says: the modules of sentence-transformers (modules.json), or the head that `architectures`
-    names; of a bare encoder the normalised mean. Token types are all 0; their row is folded into the position table. Beside a head
-    they are a third input, `token_type_ids (b, n) i64`, where the model has several. Heads give `logits` of masked words
-    (b, n, vocabulary), of a sequence (b, labels) or of each position (b, n, labels), or the logits of the first and last position
-    of an answer, (b, n) each. Positions count from 0; RoBERTa models leave out padding tokens, whatever the mask says.
+    The module's docstring describes the functions of each kind of model.
 
-    An encoder of images takes `pixel_values (b, channels, height, width) f32`, of any size (symbols `h` and `w`) where its layers do.
-    It gives the last hidden state, a pooled vector where the family has one, a projected vector alone, or `logits`. One of sound
-    takes `input_values (b, n) f32`, and `attention_mask (b, n) i64` where its preprocessor gives one. CLIP and SigLIP are three
-    functions, `main`, `text` and `image`; see `load_towers`.
+    Args:
+        folder: contains config.json and model.safetensors
+        pooling: encoders and decoders read as such: `mean`, `max`, `mean_sqrt_len` or `weightedmean` over the positions of the mask,
+            `cls` or `lasttoken` (its first or last position), `none` (last hidden state (b, n, hidden)); replaces the modules or head
+            of the folder
+        normalize: encoders: scale the pooled vector to unit length; default with `pooling`: True
+        bounds: inclusive (lower, upper) of the symbols `b`, `n`, `m`, `s`; default: at least 1, at most the positions of the model
+        every_position: decoders: logits of `prefill` are (b, n, vocabulary)
+        cache_dtype: decoders: type of stored keys and values
 
-    A decoder is two functions that share weights. `prefill(input_ids (b, n) i64) -> (logits (b, 1, vocabulary) f32, key_0,
-    value_0, key_1 ...)` takes a prompt. `decode(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...)` takes one further
-    token and gives the same kinds of results. Attention is causal. Keys and values are (b, key heads, positions, size of a head),
-    with `n` positions after a prompt; `decode` takes `m` past positions and gives `m + 1`.
-
-    An encoder-decoder is three functions that share weights. `encode(input_ids (b, s) i64, attention_mask (b, s) i64) ->
-    (cross_key_0, cross_value_0, cross_key_1 ...)`, (b, heads, s, size of a head) each, reads a source; a model of speech has
-    `encode(input_features (b, mels, frames) f32)` and no mask. `prefill(input_ids (b, n) i64, attention_mask, cross_key_0 ...)` and
-    `decode(input_ids (b, 1) i64, attention_mask, cross_key_0 ..., past_key_0, past_value_0 ...)` are like a decoder's.
-
-    folder: contains config.json and model.safetensors
-    pooling: encoders: `mean`, `max` or `mean_sqrt_len` over the positions of the mask, `cls` (first position), `none` (last hidden
-        state (b, n, hidden)), whatever modules or head the folder has
-    normalize: encoders: scale the pooled vector to unit length; by default, given a pooling, True
-    bounds: inclusive (lower, upper) of the symbols `b`, `n`, `m`, `s`; default: at least 1, and at most the positions of the model
-    every_position: decoders: logits of `prefill` are (b, n, vocabulary)
-    cache_dtype: decoders: type of stored keys and values
-
-    Raises: ParseError for files that cannot be read or do not fit together, UserError for bounds the model cannot have.
+    Raises:
+        ParseError: for files that cannot be read or do not fit together.
+        UserError: for bounds that the model cannot have.
     """
     _check_names(pooling, cache_dtype)
-    root, sentence = Path(folder), (Path(folder) / MODULES).is_file()
-    inner = transformer_folder(root) if sentence else root
-    data, where = read_config(inner), str(inner / "config.json")
+    root = Path(folder)
+    modules = read_modules(root) if (root / MODULES).is_file() else None
+    inner = root if modules is None else modules.inner
+    static = modules is not None and modules.static
+    data: Mapping[str, Any] = {"model_type": MODEL2VEC} if static else read_config(inner)
+    where = str(inner / "config.json")
+    requested = pooling is not None or normalize is not None
+    options = _EncoderOptions(root, inner, modules, pooling, normalize, bounds)
+    if data.get("model_type") == MODEL2VEC:
+        _refuse_options_of_decoders(MODEL2VEC, cache_dtype, every_position)
+        return _load_static(options, data, where)
     kind = _model_type(data, where)
-    asked = pooling is not None or normalize is not None
-    if kind in ENCODERS and _is_encoder(data, kind, sentence or asked):
+    if _is_encoder(data, kind, modules is not None or requested):
         _refuse_options_of_decoders(kind, cache_dtype, every_position)
-        return _load_encoder(root, inner, data, pooling, normalize, bounds)
-    _refuse_embedding(root, kind, asked)
+        return _load_encoder(options, data, where)
+    _refuse_embedding(root, kind, requested)
     if kind in LOADERS:
+        ConfigFields(data, where).only(CONFIG, None)
         _refuse_options_of_decoders(kind, cache_dtype, every_position)
         return LOADERS[kind](root, data, where, bounds)
-    if kind in FAMILIES:
-        spec = read_spec(FAMILIES[kind], data, where)
-        return load_decoder(spec, HfWeights(root), bounds, every_position, cache_dtype)
-    return _load_encoder_decoder(root, encoder_decoder_spec(data, where), bounds, every_position, cache_dtype)
+    if kind in DECODERS:
+        stack = read_decoder(DECODERS[kind], data, where)
+        return load_decoder(stack, open_weights(root, data, where), bounds, every_position, cache_dtype)
+    model = read_pair(data, where) if kind in PAIRS else read_encoder_decoder(data, where)
+    weights = open_weights(root, data, where)
+    return _load_encoder_decoder(model, weights, bounds, every_position, cache_dtype)
 
 
 def _check_names(pooling: str | None, cache_dtype: str) -> None:
     for name, value, known in (("pooling", pooling or "none", Pooling), ("cache_dtype", cache_dtype, CacheType)):
         if value not in get_args(known):
-            raise UserError(
-                f"{name}: wanted one of {', '.join(get_args(known))}, found {value!r:.80}; give one of them"
-            )
+            names = ", ".join(get_args(known))
+            raise UserError(f"{name}: expected one of {names}, got {value!r:.80}; give one of them")
 
 
-def _refuse_embedding(root: Path, kind: str, asked: bool) -> None:
-    """Raise an error for a model that is to embed, but is no encoder of text. asked: by options, else by modules"""
-    if asked:
+def _refuse_embedding(root: Path, kind: str, requested: bool) -> None:
+    """Refuse embeddings of a model that is no encoder of text. requested: by options, not only by modules"""
+    if requested:
         what = "which pools as its folder says" if kind in LOADERS else "whose results are logits"
-        raise UserError(f"pooling and normalize: wanted an encoder, found {kind}, {what}; leave them out")
+        raise UserError(f"pooling and normalize: expected an encoder, got {kind}, {what}; leave them out")
     if (root / MODULES).is_file():
-        raise ParseError(f"{root / MODULES}: wanted an encoder, found {kind}; this model cannot be imported as one")
+        raise ParseError(f"{root / MODULES}: expected an encoder, got {kind}; this model cannot be imported as one")
 
 
 def _is_encoder(data: Mapping[str, Any], kind: str, embeds: bool) -> bool:
-    """Return whether a model is read as an encoder. embeds: embeddings are wanted, for which T5's encoder is read alone"""
+    """Return whether a model is read as an encoder.
+
+    Args:
+        embeds: an embedding is requested, for which decoders and T5's encoder are read as encoders too
+    """
+    named = data.get("architectures")
+    if kind in DECODERS and kind not in ENCODERS:
+        first = str(named[0]) if isinstance(named, list) and named else ""
+        return embeds or any(first.endswith(head) for head in CAUSAL_HEADS)
     family = ENCODER_DECODERS.get(kind)
-    return kind in ENCODERS and (family is None or embeds or data.get("architectures") != [family.architecture])
+    return kind in ENCODERS and (family is None or embeds or named != [family.architecture])
 
 
 def _refuse_options_of_decoders(kind: str, cache_dtype: str, every_position: bool) -> None:
     if cache_dtype != "f32":
-        raise UserError(f"cache_dtype: wanted a decoder, found {kind}, which keeps no keys and values; leave it out")
+        raise UserError(f"cache_dtype: expected a decoder, got {kind}, which stores no keys and values; leave it out")
     if every_position:
-        raise UserError(f"every_position: wanted a decoder, found {kind}, whose result is an embedding; leave it out")
+        raise UserError(f"every_position: expected a decoder, got {kind}, whose result is an embedding; leave it out")
 
 
 def _model_type(data: Mapping[str, Any], where: str) -> str:
     kind = data.get("model_type")
     if kind not in SUPPORTED:
+        near = difflib.get_close_matches(kind, SUPPORTED, 4, 0.6) if isinstance(kind, str) else []
+        nearest = f"the nearest known ones are {', '.join(near)}" if near else "no known one is near"
         raise ParseError(
-            f"{where}: wanted a known model_type, found {kind!r:.80}; export the model by torch.export (a .pt2 file) or "
-            f"torch.onnx.export (an .onnx file) and load that; known: {', '.join(SUPPORTED)}"
+            f"{where}: expected a known model_type, got {kind!r:.80}; {nearest} ({GUIDES} lists all). Export the model by "
+            "torch.export (a .pt2 file) or torch.onnx.export (an .onnx file) and load that"
         )
     return str(kind)
 
 
-def _load_encoder(
-    root: Path,
-    inner: Path,
-    data: Mapping[str, Any],
-    pooling: Pooling | None,
-    normalize: bool | None,
-    bounds: Mapping[str, tuple[int, int]] | None,
-) -> IRModule:
-    """Import an encoder and what follows it. inner: the folder of the transformer; root: of sentence-transformers' modules."""
-    where, given = str(inner / "config.json"), inner / PREPROCESSOR
-    if data["model_type"] in SPEECH and given.is_file():
-        found = read_json(given, "the configuration of a preprocessor")
-        data = {**data, **({MASKED: found[MASKED]} if MASKED in found else {})}
-    spec = encoder_spec(data, where)
-    stages: list[Stage]
-    head = None
-    image, sound = isinstance(spec.inputs, Patches), isinstance(spec.inputs, Waves)
+@dataclass(frozen=True, slots=True)
+class _EncoderOptions:
+    """How an encoder is read.
+
+    Attributes:
+        root: folder of sentence-transformers' modules
+        inner: folder of the first module
+        pooling, normalize: replace the modules or head of the folder
+    """
+
+    root: Path
+    inner: Path
+    modules: Sentence | None
+    pooling: Pooling | None
+    normalize: bool | None
+    bounds: Bounds | None
+
+    @property
+    def requested(self) -> list[Stage] | None:
+        """The stages that the options ask for."""
+        if self.pooling is None and self.normalize is None:
+            return None
+        stages: list[Stage] = [] if self.pooling == "none" else [pooled(self.pooling or "mean")]
+        return [*stages, normalized] if stages and self.normalize is not False else stages
+
+
+def _load_encoder(options: _EncoderOptions, data: Mapping[str, Any], where: str) -> IRModule:
+    """Import an encoder and what follows it."""
+    root, preprocessor, modules = options.root, options.inner / PREPROCESSOR, options.modules
+    kind = data["model_type"]
+    if kind in SPEECH and preprocessor.is_file():
+        fields = read_json(preprocessor, "the configuration of a preprocessor")
+        data = {**data, **({MASKED: fields[MASKED]} if MASKED in fields else {})}
+    stack = read_encoder(data, where) if kind in ENCODERS else read_decoder_as_encoder(data, where)
+    image, sound = isinstance(stack.embedding, Patches), isinstance(stack.embedding, Waves)
+    _check_pooling(image, sound, options.pooling, options.normalize)
+    stages, head = options.requested, None
+    if stages is not None and image:
+        stages = [first_position if options.pooling == "cls" else s for s in stages[:1]] + stages[1:]
+    elif stages is None and modules is not None:
+        stages = []
+        if modules.head:
+            head = head_stage({**data, "architectures": [modules.head]}, where, stack)
+            stages += [] if head is None else _headed(root, data, where, head, modules.head)
+        stages += sentence_stages(modules, root, stack.hidden)
+    elif stages is None and (head := head_stage(data, where, stack)) is not None:
+        stages = _headed(root, data, where, head, str(data["architectures"][0]))
+    elif stages is None and (image or sound or stack.outputs.pooler is not None):
+        stages = [bare_results]
+    elif stages is None:
+        stages = [pooled("mean"), normalized]
+    symbols = {"b": BATCH}
+    if isinstance(stack.embedding, Waves):
+        symbols["n"] = SymbolRange("samples", stack.embedding.least)
+    elif isinstance(stack.embedding, Words):
+        symbols["n"] = SymbolRange("positions", most=min(stack.positions, LONGEST))
+    span = symbol_bounds(symbols, options.bounds)
+    # texts whose words' logits are pooled are not pairs
+    typed = head is not None and (modules is None or modules.head != TASKS["fill-mask"])
+    weights = open_weights(options.inner, data, where)
+    return encoder_module(stack, weights, span["b"], span.get("n"), stages, typed=typed)
+
+
+def _headed(root: Path, data: Mapping[str, Any], where: str, head: Stage, name: str) -> list[Stage]:
+    """Return a head, and the activation of its scores if the folder is a cross-encoder's."""
+    path = root / SENTENCE_CONFIG
+    saved = read_json(path, "settings of sentence-transformers") if path.is_file() else {}
+    if not name.endswith("ForSequenceClassification"):
+        return [head]
+    score = scored(data, where, saved if saved.get("model_type") == "CrossEncoder" else None)
+    return [head] if score is None else [head, score]
+
+
+def _load_static(options: _EncoderOptions, data: Mapping[str, Any], where: str) -> IRModule:
+    """Import static embeddings: the mean of the embeddings of a text's tokens, and the modules that follow it."""
+    weights = StaticWeights(options.inner)
+    stack, stages = static_stack(weights), options.requested
+    if stages is None:
+        modules, scale = options.modules, ConfigFields(data, where).truth("normalize", False)
+        later = sentence_stages(modules, options.root, stack.hidden) if modules is not None else [normalized] * scale
+        stages = [pooled("mean"), *later]
+    span = symbol_bounds({"b": BATCH, "n": SymbolRange("positions", most=stack.positions)}, options.bounds)
+    return encoder_module(stack, weights, span["b"], span["n"], stages)
+
+
+def _check_pooling(image: bool, sound: bool, pooling: str | None, normalize: bool | None) -> None:
+    """Refuse poolings of text for models of images and sound."""
     if sound and (pooling not in (None, "none") or normalize is not None):
         raise UserError(
-            f"pooling: wanted none of a model of sound, found {pooling or 'mean'!r} and normalize {normalize}; correct them"
+            f"pooling: expected none of a model of sound, got {pooling or 'mean'!r} and normalize {normalize}; correct them"
         )
     if image and (pooling not in (None, "none", "cls") or (pooling is None and normalize is not None)):
         raise UserError(
-            f"pooling: wanted none or cls of a model of images, found {pooling or 'mean'!r}; give one of them"
+            f"pooling: expected none or cls of a model of images, got {pooling or 'mean'!r}; give one of them"
         )
-    if pooling is not None or normalize is not None:
-        stages = [] if pooling == "none" else [pooled(pooling or "mean")]
-        stages += [normalized] if stages and normalize is not False else []
-    elif (root / MODULES).is_file():
-        stages = sentence_stages(root, spec.hidden)
-    else:
-        head = head_stage(data, where, spec)
-        bare: list[Stage] = (
-            [bare_results] if image or sound or spec.pooler is not None else [pooled("mean"), normalized]
-        )
-        stages = bare if head is None else [head]
-    b: tuple[int, int | None]
-    n: tuple[int, int | None]
-    if isinstance(spec.inputs, Waves):
-        b, n = sample_bounds(spec.inputs.least, bounds)
-    else:
-        positions = spec.inputs.positions
-        b, n = (batch_bounds(bounds), (positions, positions)) if image else symbol_bounds(positions, bounds)
-    return Encoder(spec, HfWeights(inner, spec.prefixes), types=head is not None).build(b, n, stages)
 
 
 def load_decoder(
-    spec: DecoderSpec,
-    weights: DecoderWeights,
-    bounds: Mapping[str, tuple[int, int]] | None,
-    every_position: bool,
-    cache_dtype: CacheType,
+    stack: Stack, weights: Weights, bounds: Bounds | None, every_position: bool, cache_dtype: CacheType
 ) -> IRModule:
     """Build the two functions of a decoder. Raises UserError for bounds that the model cannot have."""
-    given = checked_bounds(bounds)
-    most = spec.usual_positions([given[s][1] + more for s, more in (("n", 0), ("m", 1)) if s in given])
-    m = given.pop("m", (1, max(1, most - 1)))
-    if m[1] >= spec.positions:
-        raise UserError(
-            f"bound of m: wanted less than {spec.positions}, the positions this model has, found {m[1]}; lower the bound"
-        )
-    b, n = symbol_bounds(spec.positions, {"n": (1, most), **given})
-    if n[0] < 1 and not every_position:
-        raise UserError(
-            f"bound of n: wanted at least 1, as the logits are those of the last position, found {n[0]}; raise it"
-        )
-    model = DecoderBuilder(spec, weights, min(n[0], m[0] + 1), max(n[1], m[1] + 1))
-    return model.module(b, n, m, every_position, dtype(cache_dtype))
+    given, positions = checked_bounds(bounds), stack.positions
+    usual = stack.usual_positions(given[s][1] + more for s, more in (("n", 0), ("m", 1)) if s in given)
+    # logits of the last position need one
+    symbols = {"b": BATCH, "n": SymbolRange("positions", 0 if every_position else 1, positions, usual)}
+    if stack.attends:
+        symbols["m"] = SymbolRange("past positions", 0, positions - 1, max(1, usual - 1))
+    span = symbol_bounds(symbols, given)
+    n, m = upper(span["n"]), upper(span.get("m", (0, 0)))
+    return decoder_module(stack, weights, span["b"], n, m, every_position, dtype(cache_dtype))
 
 
 def _load_encoder_decoder(
-    root: Path,
-    spec: EncoderDecoderSpec,
-    bounds: Mapping[str, tuple[int, int]] | None,
-    every_position: bool,
-    cache_dtype: CacheType,
+    model: EncoderDecoder, weights: Weights, bounds: Bounds | None, every_position: bool, cache_dtype: CacheType
 ) -> IRModule:
     """Import the three functions of an encoder-decoder. Raises UserError for bounds that the model cannot have."""
-    given, text = checked_bounds(bounds), isinstance(spec.source, Words)
-    symbols = {
-        "b": "batch",
-        **({"s": "positions of the source"} if text else {}),
-        "n": "positions",
-        "m": "past positions",
-    }
-    unknown = sorted(set(given) - set(symbols))
-    if unknown:
-        known = ", ".join(f"{name} ({what})" for name, what in symbols.items())
-        raise UserError(
-            f"wanted bounds of the model's symbols {known}, found {', '.join(unknown)[:80]}; correct the name"
-        )
-    most = {"s": spec.source.positions, "n": spec.words.positions, "m": spec.words.positions - 1}
-    for name, limit in most.items():
-        low, high = given.get(name, (1, max(1, min(limit, USUAL_POSITIONS))))
-        if high > max(1, limit):
-            raise UserError(
-                f"bound of {name}: wanted at most {limit}, by the positions this model has, found {high}; lower it"
-            )
-        if low < 1 and not (name == "n" and every_position):
-            raise UserError(f"bound of {name}: wanted at least 1, found {low}; raise it")
-        given[name] = (low, high)
-    weights = HfWeights(root, spec.encoder.prefixes)
-    model = EncoderDecoderBuilder(spec, weights, dtype(cache_dtype))
-    return model.module(given.get("b", (1, None)), given["s"], given["n"], given["m"], every_position)
+    source, target = model.encoder.positions, model.decoder.positions
+    symbols = {"b": BATCH}
+    if isinstance(model.encoder.embedding, Words):
+        symbols["s"] = SymbolRange("positions of the source", 1, source, min(source, USUAL_POSITIONS))
+    symbols["n"] = SymbolRange("positions", 0 if every_position else 1, target, min(target, USUAL_POSITIONS))
+    symbols["m"] = SymbolRange("past positions", 1, target - 1, min(target - 1, USUAL_POSITIONS))
+    span = symbol_bounds(symbols, bounds)
+    s, n, m = (upper(span.get(name, (source, source))) for name in "snm")
+    return encoder_decoder_module(model, weights, span["b"], s, n, m, every_position, dtype(cache_dtype))

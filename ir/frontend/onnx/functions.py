@@ -1,4 +1,7 @@
-"""Operators defined as functions of others, by the model or by the standard."""
+"""Operators defined as functions of others, by the model or by the standard.
+
+Tests: `tests/ir/frontend/onnx/test_operators.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from typing import Any
 
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import as_int
-from relax_tune.ir.frontend.onnx.control.sequences import SequenceValue
 from relax_tune.ir.frontend.onnx.node import OnnxNode
+from relax_tune.ir.frontend.onnx.sequences import SequenceValue
 from relax_tune.ir.frontend.onnx.tensors import NUMBERS
 from relax_tune.ir.frontend.shared.writer import ImportedValue
 
 
 def function_of(onnx: Any, proto: Any, node: OnnxNode, domain: str) -> Any:
-    """Return the function body that the standard gives for a node, or None."""
+    """Return the function body that the standard defines for a node, or None."""
     if not 0 < node.opset < 2**31:
         return None
     try:
@@ -50,9 +53,9 @@ def _type(onnx: Any, item: ImportedValue) -> Any:
 
 
 def substituted(onnx: Any, body: Any, call: Any) -> Iterator[Any]:
-    """Yield the nodes of a function, with attribute references replaced by those of the call or the defaults."""
-    given = {a.name: a for a in body.attribute_proto}
-    given |= {a.name: a for a in call.attribute}
+    """Yield the nodes of a function, with attribute references replaced by attributes of the call or defaults."""
+    attributes = {a.name: a for a in body.attribute_proto}
+    attributes |= {a.name: a for a in call.attribute}
     for n in body.node:
         if not any(a.ref_attr_name for a in n.attribute):
             yield n
@@ -63,8 +66,8 @@ def substituted(onnx: Any, body: Any, call: Any) -> Iterator[Any]:
         for a in n.attribute:
             if not a.ref_attr_name:
                 copy.attribute.append(a)
-            elif a.ref_attr_name in given:
+            elif a.ref_attr_name in attributes:
                 bound = copy.attribute.add()
-                bound.CopyFrom(given[a.ref_attr_name])
+                bound.CopyFrom(attributes[a.ref_attr_name])
                 bound.name = a.name
         yield copy

@@ -1,116 +1,166 @@
-"""A node of an ONNX graph with resolved inputs, and its neighbours."""
+"""A node of an ONNX graph with resolved inputs.
+
+Tests: `tests/ir/frontend/onnx/test_importer.py`.
+"""
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Union
 
-from relax_tune.errors import ParseError
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.ir.core.dtype import DType, f64, i64
+from relax_tune.ir.core.expr import Expr, Var, as_int, const
+from relax_tune.ir.core.struct_info import ShapeInfo
+from relax_tune.ir.frontend.onnx.tensors import element_type
+from relax_tune.ir.frontend.onnx.workarounds import INITIALIZER, cut
+from relax_tune.ir.frontend.shared.node import Node, shown
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
-
-
-class WrongValueError(ParseError):
-    """Invalid value of an attribute; the function body of the operator is not tried either."""
+from relax_tune.ir.op.base import product
+from relax_tune.ir.op.shapes import TensorToShape
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OnnxNode:
+class OnnxNode(Node):
     """An ONNX node with resolved inputs.
 
-    op: operator
-    name: name of the node
-    opset: opset of its domain
-    inputs: imported values; None for an omitted optional input
-    attributes: values by name
-    outputs: names of the results
-    near: similar operator names, for messages
-    domain: domain of the operator
-    version: version of the operator's definition
-    beside: neighbouring nodes, for messages
+    Attributes:
+        opset: Opset of its domain.
+        inputs: Imported values; None for an omitted optional input.
+        attributes: Values by name.
+        outputs: Names of the results; "" for a result after the first that nothing reads.
+        domain: Domain of the operator.
+        version: Version of the operator's definition.
+        path: Place in the file: the index of the node, and the graph or function that has it.
+        names: Names in the file of what it reads.
+        inner: Whether it is in a graph of another node, or in a function.
+        given: Names of the inputs of the model.
     """
 
-    op: str
-    name: str
     opset: int
     inputs: tuple[ImportedValue | None, ...]
     attributes: Mapping[str, Any]
     outputs: tuple[str, ...]
-    near: tuple[str, ...] = ()
     domain: str = ""
     version: int | None = None
-    beside: str = ""
+    path: str = ""
+    names: tuple[str, ...] = ()
+    inner: bool = False
+    given: Collection[str] = ()
 
-    def refuse(self, why: str) -> ParseError:
-        """Make the error for an unsupported node, with its arguments, its neighbours and similar operators."""
-        takes = ", ".join("nothing" if i is None else f"{i.name}: {i.info!r}" for i in self.inputs) or "nothing"
-        near = f"; near in name and supported: {', '.join(self.near)}" if self.near else ""
+    def shown_arguments(self) -> str:
+        return ", ".join("nothing" if i is None else shown(i) for i in self.inputs)
+
+    def definition(self) -> str:
         version = "" if self.version is None else f", version {self.version}"
-        defined = f"domain {self.domain or 'ai.onnx'}, opset {self.opset}{version}"
-        text = f"node {self.name!r}, operator {self.op} ({defined}) of ({takes}): {why}{self.beside}{near}"
-        return ParseError(
-            re.sub(r"[\x00-\x1f\x7f]", "?", text)
-        )  # names of a damaged file may contain control characters
+        return f" (domain {self.domain or 'ai.onnx'}, opset {self.opset}{version})"
+
+    def place(self) -> str:
+        return f"; {self.path}" if self.path else ""
+
+    def workaround(self) -> str:
+        return cut([n for n in self.names if n], [n for n in self.outputs if n], self.inner) if self.path else ""
 
     def has(self, position: int) -> bool:
-        return position < len(self.inputs) and self.inputs[position] is not None
+        return self.optional(position) is not None
+
+    def optional(self, position: int) -> ImportedValue | None:
+        return self.inputs[position] if position < len(self.inputs) else None
 
     def item(self, position: int) -> ImportedValue:
-        """Return a required input. Raises ParseError."""
-        found = self.inputs[position] if position < len(self.inputs) else None
-        if found is None:
-            raise self.refuse(f"wanted input {position}, found none")
-        return found
+        item = self.optional(position)
+        if item is None:
+            raise self.refuse(f"expected input {position}, got none")
+        return item
 
-    def wants(self, position: int) -> bool:
-        """Return True if any node or result reads output `position`."""
+    def typed(self, w: Writer, position: int) -> ImportedValue:
+        return self.item(position)
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        return self.attributes.get(name, default)
+
+    def real(self, name: str, default: float | None = None) -> float:
+        """Return an attribute that must be a constant number; with a float64 input, as the 32-bit number that the standard stores."""
+        value = Node.real(self, name, default)
+        exact = any(i is not None and i.info.dtype is f64 for i in self.inputs)
+        return float(np.float32(value)) if exact else value
+
+    def is_read(self, position: int) -> bool:
+        """Return True if any node, inner graph or result reads output `position`, which is not the first."""
         return position < len(self.outputs) and self.outputs[position] != ""
 
-    def text(self, name: str, default: str) -> str:
-        value = self.attributes.get(name, default)
-        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    def element(self, name: str, default: DType | None = None) -> DType:
+        """Return an attribute that is the number of an element type. Raises ParseError."""
+        number = self.integer(name, 0)
+        return default if default is not None and not number else element_type(number, f"node {self.name!r}")
 
-    def choice(self, name: str, default: str, *others: str) -> str:
-        """Return a text attribute that must be one of the given values. Raises ParseError."""
-        found = self.text(name, default)
-        if found not in (default, *others):
-            wanted = " or ".join(map(repr, (default, *others)))
-            raise WrongValueError(str(self.refuse(f"wanted {name} {wanted}, found {found!r}")))
-        return found
+    # inputs that decide shapes
+
+    def integers(self, w: Writer, position: int) -> list[int]:
+        """Return an input that must be integer literals. Raises ParseError."""
+        literals = integers(w.scalars(self.item(position)))
+        if literals is None:
+            raise self.refuse(
+                f"expected input {position} to be constant, got {self.item(position).info!r}", self._known(position)
+            )
+        return literals
+
+    def expressions(self, w: Writer, position: int) -> list[Expr]:
+        """Return an input that must be known from shapes and constants. Raises ParseError."""
+        scalars = w.scalars(self.item(position))
+        if scalars is None:
+            raise self.refuse(
+                f"expected input {position} to be known from constants and shapes, got {w.unknown(self.item(position))}",
+                self._known(position),
+            )
+        return list(scalars.reshape(-1))
+
+    def sizes(self, w: Writer, position: int, scalar: bool = False) -> list[Expr]:
+        """Return an input of sizes. Those computed from tensors become symbols, which the runtime reads.
+
+        Args:
+            scalar: Whether the input is one size, which may have no dim.
+
+        Raises:
+            ParseError: The number of sizes is unknown.
+        """
+        item = self.item(position)
+        if w.scalars(item) is not None:
+            return self.expressions(w, position)
+        count = as_int(w.simplify(product(item.shape)))
+        if count is None or (count != 1 if scalar else item.ndim != 1):
+            raise self.refuse(f"expected a number of sizes in input {position}, got {item.info!r}")
+        values = w.cast(w.reshape(w.tensor(item), [const(count)]), i64)
+        symbols = tuple(Var(w.g.fresh("size")) for _ in range(count))
+        w.g.match_cast(w.g.call(TensorToShape(), values), ShapeInfo(symbols))
+        return [*symbols]
+
+    def _known(self, position: int) -> str:
+        """Return what to do about an input that is not known at import; "" for one that other nodes compute."""
+        name = self.names[position] if position < len(self.names) else ""
+        return INITIALIZER.replace("NAME", repr(name)) if name in self.given else ""
+
+    def axes(self, w: Writer, position: int, ndim: int) -> tuple[int, ...] | None:
+        """Return axes given as attribute or input; None without them."""
+        axes = self.attributes.get("axes")
+        if axes is None and self.has(position):
+            axes = self.integers(w, position)
+        return None if axes is None else tuple(self.normalised(int(a), ndim) for a in axes)
+
+    def reduction(self, w: Writer, ndim: int) -> tuple[tuple[int, ...], bool]:
+        axes = self.axes(w, 1, ndim) or (() if self.flag("noop_with_empty_axes") else tuple(range(ndim)))
+        return axes, self.flag("keepdims", True)
 
 
-class Neighbours:
-    """Producers and readers of the values of a list of nodes."""
-
-    def __init__(self, nodes: Sequence[Any]) -> None:
-        self._makers: dict[str, str] = {}
-        self._readers: dict[str, list[str]] = {}
-        for n in nodes:
-            title = f"{n.op_type} {n.name or (n.output[0] if n.output else '')!r}"
-            self._makers.update((name, title) for name in n.output)
-            for name in dict.fromkeys(n.input):
-                self._readers.setdefault(name, []).append(title)
-
-    def reads(self, name: str) -> bool:
-        """Return True if any node reads the value `name`."""
-        return name in self._readers
-
-    def of(self, node: Any) -> str:
-        """Describe the neighbours of a node, as the end of a sentence."""
-        makers = dict.fromkeys(self._makers[i] for i in node.input if i in self._makers)
-        readers = dict.fromkeys(r for o in node.output if o for r in self._readers.get(o, ()))
-        parts = [
-            f"{what} {', '.join(list(who)[:4])}{' and others' if len(who) > 4 else ''}"
-            for what, who in (("fed by", makers), ("read by", readers))
-            if who
-        ]
-        return f"; {', '.join(parts)}" if parts else ""
+def integers(scalars: NDArray[np.object_] | None) -> list[int] | None:
+    """Return the values if all are integer literals, else None."""
+    if scalars is None:
+        return None
+    values = [as_int(e) for e in scalars.reshape(-1)]
+    return None if None in values else [n for n in values if n is not None]
 
 
-def near_names(op: str, supported: Sequence[str]) -> tuple[str, ...]:
-    return tuple(difflib.get_close_matches(op, supported, 4, 0.5))
-
-
-Handler = Callable[[Writer, OnnxNode], "ImportedValue | Sequence[ImportedValue | None]"]
+Handler = Callable[[Writer, OnnxNode], Union[ImportedValue, Sequence[Union[ImportedValue, None]]]]

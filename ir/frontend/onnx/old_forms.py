@@ -1,6 +1,6 @@
-"""Forms of ONNX operators from before opset 13, read as those of opset 13.
+"""Forms of ONNX operators from before opset 13, converted to the forms of opset 13.
 
-Two things changed: attributes became inputs, and Softmax and its kin came to work along one axis instead of on a matrix."""
+Two things changed: attributes became inputs, and Softmax, LogSoftmax and Hardmax work along one axis instead of on a matrix."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def modern(w: Writer, node: OnnxNode) -> OnnxNode:
         inputs.append(None if value is None else w.constant(_array(node, value), name))
     while inputs[-1] is None:
         inputs.pop()
-    kept = {name: value for name, value in node.attributes.items() if name not in names}
-    return replace(node, inputs=tuple(inputs), attributes=kept)
+    others = {name: value for name, value in node.attributes.items() if name not in names}
+    return replace(node, inputs=tuple(inputs), attributes=others)
 
 
 def _array(node: OnnxNode, value: object) -> Array:
@@ -53,20 +53,20 @@ def rows(handler: Handler) -> Handler:
 
     def handle(w: Writer, node: OnnxNode) -> ImportedValue:
         x = node.item(0)
-        axis = int(node.attributes.get("axis", 1 if node.opset < FIRST else -1))
+        axis = node.integer("axis", 1 if node.opset < FIRST else -1)
         if not -x.ndim <= axis < x.ndim and not (node.opset < FIRST and axis == x.ndim):
-            raise node.refuse(f"wanted an axis in {-x.ndim}..{x.ndim - 1}, found {axis}")
+            raise node.refuse(f"expected an axis in {-x.ndim}..{x.ndim - 1}, got {axis}")
         axis = axis + x.ndim if axis < 0 else axis
         if node.opset >= FIRST or axis == x.ndim - 1:
             return _one(handler(w, replace(node, attributes={"axis": axis})))
         dims = [w.simplify(product(part)) for part in (x.shape[:axis], x.shape[axis:])]
         matrix = w.of(w.reshape(w.tensor(x), dims))
-        found = _one(handler(w, replace(node, inputs=(matrix,), attributes={"axis": 1})))
-        return w.of(w.reshape(w.tensor(found), x.shape))
+        y = _one(handler(w, replace(node, inputs=(matrix,), attributes={"axis": 1})))
+        return w.of(w.reshape(w.tensor(y), x.shape))
 
     return handle
 
 
-def _one(found: object) -> ImportedValue:
-    assert isinstance(found, ImportedValue)
-    return found
+def _one(value: object) -> ImportedValue:
+    assert isinstance(value, ImportedValue)
+    return value

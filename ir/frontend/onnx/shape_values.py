@@ -11,32 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core import expr as ex
 from relax_tune.ir.core.dtype import DType, bool_, i64
-from relax_tune.ir.core.expr import (  # fmt: skip
-    FALSE,
-    TRUE,
-    Expr,
-    add,
-    and_,
-    as_int,
-    const,
-    eq,
-    floordiv,
-    floormod,
-    le,
-    lt,
-    maximum,
-    minimum,
-    mul,
-    ne,
-    not_,
-    or_,
-    select,
-    sub,
-)
-from relax_tune.ir.frontend.onnx.node import OnnxNode
+from relax_tune.ir.core.expr import FALSE, TRUE, Expr, as_int, const
+from relax_tune.ir.frontend.onnx.node import OnnxNode, integers
 from relax_tune.ir.frontend.onnx.tensors import DTYPES
-from relax_tune.ir.frontend.shared.compositions import cancelled
+from relax_tune.ir.frontend.shared.element_rules import bulky, fitting
+from relax_tune.ir.frontend.shared.handlers.shape import cancelled
 from relax_tune.ir.frontend.shared.writer import SCALAR_LIMIT, ImportedValue, Writer
 
 Scalars = NDArray[np.object_]
@@ -48,21 +29,31 @@ def evaluate_known(w: Writer, node: OnnxNode) -> ImportedValue | None:
     handler = KNOWN.get(node.op)
     if handler is None or not node.inputs or len([o for o in node.outputs if o]) != 1:
         return None
-    found: list[Scalars] = []
+    arrays: list[Scalars] = []
     for i in node.inputs:
         if i is None:
             return None
         scalars = w.scalars(i)
         if scalars is None:
             return None
-        found.append(scalars)
-    result = handler(w, node, found)
-    if result is None or result[0].size > SCALAR_LIMIT:
-        return None
+        arrays.append(scalars)
     try:
+        result = handler(w, node, arrays)
+        if result is None or result[0].size > SCALAR_LIMIT or any(map(bulky, result[0].reshape(-1))):
+            return None
+        if not _fit(w, result[0], result[1]):
+            return None
         return w.known(result[0], result[1], node.outputs[0])
     except OverflowError:  # the tensor form wraps around in its type
         return None
+    except (KeyError, ValueError, IndexError):  # the handler of tensors raises with the reason
+        return None
+
+
+def _fit(w: Writer, scalars: Scalars, element: DType) -> bool:
+    """Return whether integers are of a type; what a run decides is required."""
+    conditions = [fitting(w.g.deduction, e, element) for e in scalars.reshape(-1) if e.value is None]
+    return None not in conditions and all(w.require(c) for every in conditions for c in every or ())
 
 
 def objects(values: Any) -> Scalars:
@@ -71,13 +62,13 @@ def objects(values: Any) -> Scalars:
 
 
 def _pointwise(fn: Callable[..., Expr | None], w: Writer, arrays: Sequence[Scalars]) -> Scalars | None:
-    spread = np.broadcast_arrays(*arrays)
-    flat = [fn(*items) for items in zip(*(a.reshape(-1) for a in spread), strict=True)]
+    aligned = np.broadcast_arrays(*arrays)
+    flat = [fn(*items) for items in zip(*(a.reshape(-1) for a in aligned), strict=True)]
     if any(e is None for e in flat):
         return None
     result = np.empty(len(flat), object)
     result[:] = flat
-    return result.reshape(spread[0].shape)
+    return result.reshape(aligned[0].shape)
 
 
 def _same(fn: Callable[..., Expr | None]) -> Known:
@@ -87,8 +78,8 @@ def _same(fn: Callable[..., Expr | None]) -> Known:
         element = node.item(0).dtype
         if not element.is_int:
             return None
-        found = _pointwise(fn, w, arrays)
-        return None if found is None else (found, element)
+        values = _pointwise(fn, w, arrays)
+        return None if values is None else (values, element)
 
     return handler
 
@@ -101,8 +92,8 @@ def _truth(fn: Callable[..., Expr]) -> Known:
             proof = w.g.deduction.proves(fn(*args))
             return TRUE if proof is Proof.YES else FALSE if proof is Proof.NO else None
 
-        found = _pointwise(decided, w, arrays)
-        return None if found is None else (found, bool_)
+        truths = _pointwise(decided, w, arrays)
+        return None if truths is None else (truths, bool_)
 
     return handler
 
@@ -116,16 +107,16 @@ def _quotient(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Sca
             return None
         if x is not None and y is not None:
             return const(abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1))
-        above, below = (a, b) if w.natural(sub(b, 1)) else cancelled(w, [a], [b])
-        if not w.natural(sub(below, 1)) or not w.require(ne(b, 0)):
+        above, below = (a, b) if w.natural(ex.sub(b, 1)) else cancelled(w, [a], [b])
+        if not w.natural(ex.sub(below, 1)) or not w.require(ex.ne(b, 0)):
             return None
         if as_int(below) == 1:
             return above
-        down = floordiv(above, below)
+        down = ex.floordiv(above, below)
         if w.natural(above):
             return down
-        up = mul(floordiv(mul(above, -1), below), -1)
-        return select(lt(above, 0), up, down)
+        up = ex.mul(ex.floordiv(ex.mul(above, -1), below), -1)
+        return ex.select(ex.lt(above, 0), up, down)
 
     return _same(one)(w, node, arrays)
 
@@ -137,19 +128,19 @@ def _sign(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars
         n = as_int(e)
         if n is not None:
             return const((n > 0) - (n < 0))
-        return const(1) if w.natural(sub(e, 1)) else const(-1) if w.natural(sub(-1, e)) else None
+        return const(1) if w.natural(ex.sub(e, 1)) else const(-1) if w.natural(ex.sub(-1, e)) else None
 
     return _same(one)(w, node, arrays)
 
 
 def _mod(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
-    if node.attributes.get("fmod", 0):
+    if node.flag("fmod"):
         return None
-    return _same(lambda a, b: floormod(a, b) if w.natural(sub(b, 1)) else None)(w, node, arrays)
+    return _same(lambda a, b: ex.floormod(a, b) if w.natural(ex.sub(b, 1)) else None)(w, node, arrays)
 
 
 def _cast(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
-    to = DTYPES.get(int(node.attributes.get("to", 0)))
+    to = DTYPES.get(node.integer("to", 0))
     source = node.item(0).dtype
     if to is i64 and source.is_int:
         return arrays[0], to
@@ -170,12 +161,12 @@ def _cast(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars
 
 
 def _concat(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType]:
-    return np.concatenate(list(arrays), axis=int(node.attributes["axis"])), node.item(0).dtype
+    return np.concatenate(list(arrays), axis=node.integer("axis")), node.item(0).dtype
 
 
 def _gather(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
-    where = numbers(arrays[1])
-    axis = int(node.attributes.get("axis", 0))
+    where = integers(arrays[1])
+    axis = node.integer("axis", 0)
     if where is None or not -arrays[0].ndim <= axis < arrays[0].ndim:
         return None
     n = arrays[0].shape[axis]
@@ -186,7 +177,7 @@ def _gather(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scala
 
 
 def _slice(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
-    parts = [numbers(a) for a in arrays[1:]]
+    parts = [integers(a) for a in arrays[1:]]
     if any(p is None for p in parts):
         return None
     starts, ends = parts[0] or [], parts[1] or []
@@ -194,33 +185,33 @@ def _slice(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalar
     steps = parts[3] if len(parts) > 3 and parts[3] is not None else [1] * len(starts)
     where = [slice(None)] * arrays[0].ndim
     for s, e, a, step in zip(starts, ends, axes, steps, strict=True):
-        # a backward slice past the first element has end None in Python
+        # a backward slice past the first element has end None in Python: -n - 1 would be clipped to -1
         where[a] = slice(s, None if step < 0 and e < -arrays[0].shape[a] else e, step)
     return arrays[0][tuple(where)], node.item(0).dtype
 
 
 def _unsqueeze(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
-    axes = numbers(arrays[1])
+    axes = integers(arrays[1])
     return None if axes is None else (np.expand_dims(arrays[0], tuple(axes)), node.item(0).dtype)
 
 
 def _squeeze(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
-    axes = None if len(arrays) < 2 else numbers(arrays[1])
+    axes = None if len(arrays) < 2 else integers(arrays[1])
     if len(arrays) > 1 and axes is None:
         return None
     return np.squeeze(arrays[0], None if axes is None else tuple(axes)), node.item(0).dtype
 
 
 def _reshape(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
-    shape = numbers(arrays[1])
+    shape = integers(arrays[1])
     if shape is None or 0 in shape:
         return None
     return arrays[0].reshape(shape), node.item(0).dtype
 
 
 def _where(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
-    found = _pointwise(lambda c, a, b: a if c is TRUE else b if c is FALSE else None, w, arrays)
-    return None if found is None else (found, node.item(1).dtype)
+    values = _pointwise(lambda c, a, b: a if c is TRUE else b if c is FALSE else None, w, arrays)
+    return None if values is None else (values, node.item(1).dtype)
 
 
 def _product(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
@@ -229,8 +220,8 @@ def _product(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scal
         return None
     total: Expr = const(1)
     for e in arrays[0].reshape(-1):
-        total = mul(total, e)
-    result = np.empty(1 if node.attributes.get("keepdims", 1) and arrays[0].ndim else 0, object)
+        total = ex.mul(total, e)
+    result = np.empty(1 if node.flag("keepdims", True) and arrays[0].ndim else 0, object)
     if result.size:
         result[0] = total
         return result, node.item(0).dtype
@@ -241,32 +232,53 @@ def _product(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scal
 
 def _range(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
     """Fold a short Range between numbers."""
-    known = numbers(np.concatenate([a.reshape(-1) for a in arrays]))
+    known = integers(np.concatenate([a.reshape(-1) for a in arrays]))
     if known is None or len(known) != 3 or known[2] == 0:
         return None
-    found = range(known[0], known[1], known[2])
-    if len(found) > 16:
+    numbers = range(known[0], known[1], known[2])
+    if len(numbers) > 16:
         return None
-    result = np.empty(len(found), object)
-    result[:] = [const(n) for n in found]
+    result = np.empty(len(numbers), object)
+    result[:] = [const(n) for n in numbers]
     return result, node.item(0).dtype
 
 
-def numbers(scalars: Scalars | None) -> list[int] | None:
-    """Return the values if all are integer literals, else None."""
-    if scalars is None:
+def _nonzero(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    """Fold the places of elements other than 0, where each is decided."""
+    truths = _decided(w, arrays[0])
+    return None if truths is None else (_literals(np.array(np.nonzero(np.atleast_1d(truths)))), i64)
+
+
+def _compress(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    truths, axis = _decided(w, arrays[1]), node.attributes.get("axis")
+    if truths is None:
         return None
-    found = [as_int(e) for e in scalars.reshape(-1)]
-    return [n for n in found if n is not None] if all(n is not None for n in found) else None
+    return np.compress(truths, arrays[0], None if axis is None else int(axis)), node.item(0).dtype
+
+
+def _decided(w: Writer, scalars: Scalars) -> NDArray[np.bool_] | None:
+    """Return which values are true or other than 0; None where a run decides it."""
+    conditions = (e if e.dtype is bool_ else ex.ne(e, 0) for e in scalars.reshape(-1))
+    proofs = [w.g.deduction.proves(c) for c in conditions]
+    if Proof.UNKNOWN in proofs:
+        return None
+    return np.array([p is Proof.YES for p in proofs], bool).reshape(scalars.shape)
+
+
+def _literals(array: NDArray[np.int64]) -> Scalars:
+    literals = np.empty(array.size, object)
+    literals[:] = [const(int(n)) for n in array.reshape(-1)]
+    return literals.reshape(array.shape)
 
 
 KNOWN: Mapping[str, Known] = {
-    "Add": _same(add), "Sub": _same(sub), "Mul": _same(mul), "Neg": _same(lambda a: mul(a, -1)), "Div": _quotient,
-    "Mod": _mod, "Sign": _sign, "Max": _same(lambda *a: _fold(maximum, a)), "Min": _same(lambda *a: _fold(minimum, a)),
-    "Equal": _truth(eq), "Less": _truth(lt), "LessOrEqual": _truth(le), "Greater": _truth(lambda a, b: lt(b, a)),
-    "GreaterOrEqual": _truth(lambda a, b: le(b, a)), "And": _truth(and_), "Or": _truth(or_), "Not": _truth(not_),
+    "Add": _same(ex.add), "Sub": _same(ex.sub), "Mul": _same(ex.mul), "Neg": _same(lambda a: ex.mul(a, -1)), "Div": _quotient,
+    "Mod": _mod, "Sign": _sign, "Max": _same(lambda *a: _fold(ex.maximum, a)), "Min": _same(lambda *a: _fold(ex.minimum, a)),
+    "Equal": _truth(ex.eq), "Less": _truth(ex.lt), "LessOrEqual": _truth(ex.le), "Greater": _truth(lambda a, b: ex.lt(b, a)),
+    "GreaterOrEqual": _truth(lambda a, b: ex.le(b, a)), "And": _truth(ex.and_), "Or": _truth(ex.or_), "Not": _truth(ex.not_),
     "Cast": _cast, "Concat": _concat, "Gather": _gather, "Slice": _slice, "Unsqueeze": _unsqueeze, "Squeeze": _squeeze,
-    "Reshape": _reshape, "Where": _where, "ReduceProd": _product, "Range": _range, "Identity": lambda w, n, a: (a[0], n.item(0).dtype),
+    "Reshape": _reshape, "Where": _where, "ReduceProd": _product, "Range": _range,
+    "NonZero": _nonzero, "Compress": _compress, "Identity": lambda w, n, a: (a[0], n.item(0).dtype),
 }  # fmt: skip
 
 

@@ -1,1 +1,4 @@
-"""Parts that all importers use: the writer of bindings, compositions, recognised operators."""
+"""Parts of importers: the writer of graphs, the protocol of nodes, and rules for decomposed operators. Only importers use it.
+
+`handlers` has the operators that the ONNX and torch importers write alike.
+"""

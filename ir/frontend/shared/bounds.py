@@ -1,4 +1,7 @@
-"""Declared bounds of a model's symbols, whatever kind of file the model comes from."""
+"""Declared bounds of a model's symbols, of every model format.
+
+Tests: `tests/wrong_input/test_models.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +17,30 @@ def checked_bounds(bounds: Mapping[str, tuple[int, int]] | None) -> dict[str, tu
     """Return inclusive (lower, upper) by symbol name, as plain ints. The frontend checks that the model has the
     symbols.
 
-    Raises: UserError for anything but whole numbers with 0 <= lower <= upper, 1 <= upper <= LARGEST.
+    Raises:
+        UserError: The bounds are not integers with 0 <= lower <= upper and 1 <= upper <= LARGEST.
     """
     if bounds is None:
         return {}
     if not isinstance(bounds, Mapping):
         raise UserError(
-            f"bounds: wanted a mapping from symbols to (lower, upper), found a {type(bounds).__name__}; "
+            f"bounds: expected a mapping from symbols to (lower, upper), got a {type(bounds).__name__}; "
             "such as {'n': (1, 512)}"
         )
-    found: dict[str, tuple[int, int]] = {}
+    checked: dict[str, tuple[int, int]] = {}
     for name, span in bounds.items():
         if not isinstance(name, str) or not name:
-            raise UserError(f"bounds: wanted the name of a symbol, found {name!r:.80}; such as {{'n': (1, 512)}}")
+            raise UserError(f"bounds: expected the name of a symbol, got {name!r:.80}; such as {{'n': (1, 512)}}")
         try:
             low, high = (operator.index(end) for end in span)
         except (TypeError, ValueError):
             raise UserError(
-                f"bound of {name:.80}: wanted two whole numbers (lower, upper), found {span!r:.80}; such as (1, 8)"
+                f"bound of {name:.80}: expected two whole numbers (lower, upper), got {span!r:.80}; such as (1, 8)"
             ) from None
         if not 0 <= low <= high or not 1 <= high <= LARGEST:
             raise UserError(
-                f"bound of {name:.80}: wanted 0 <= lower <= upper and 1 <= upper <= {LARGEST}, found {low!r:.80} and "
+                f"bound of {name:.80}: expected 0 <= lower <= upper and 1 <= upper <= {LARGEST}, got {low!r:.80} and "
                 f"{high!r:.80}; correct the bound"
             )
-        found[name] = (low, high)
-    return found
+        checked[name] = (low, high)
+    return checked

@@ -2,6 +2,8 @@
 
 Importers apply them while they write a graph (`Writer.emit`). The root of a pattern is the last operation of the decomposition;
 the others are left to dead-code elimination.
+
+Tests: `tests/ir/rewrite/test_rule_tables.py`.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from collections.abc import Callable, Sequence
 
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, as_int
-from relax_tune.ir.core.graph import Constant, Value
+from relax_tune.ir.core.graph import Call, Constant, Value
 from relax_tune.ir.op.indexing.movement import BroadcastTo, ExpandDims, Permute, Reshape
 from relax_tune.ir.op.math.elementwise import (
     Add,
     AddScalar,
     Div,
+    DivScalar,
     Erf,
     Gelu,
     MaximumScalar,
@@ -38,14 +41,28 @@ from relax_tune.ir.rewrite.pattern import Operand, Pattern, op, value, weight
 from relax_tune.ir.rewrite.rules import Rule, Site
 
 
-def near(wanted: float) -> Callable[[float], bool]:
+def near(expected: float) -> Callable[[float], bool]:
     """Return a test for a number that an exporter may have rounded to single precision."""
-    return lambda held: math.isclose(held, wanted, rel_tol=1e-6)
+    return lambda value: math.isclose(value, expected, rel_tol=1e-6)
 
 
 def scaled(p: Operand, factor: float) -> Pattern:
-    """Return the pattern `p * factor`."""
-    return op(MulScalar, p, value=near(factor))
+    """Return the pattern `p * factor`, or `p / (1 / factor)`."""
+    return op(MulScalar, p, value=near(factor)) | op(DivScalar, p, value=near(1 / factor))
+
+
+def by_number(p: Operand) -> Pattern:
+    """Match a product with a number, or a quotient by one."""
+    return op(MulScalar, p) | op(DivScalar, p)
+
+
+def factor_of(site: Site, name: str) -> float:
+    """Return the factor of a capture of `by_number`."""
+    call = site.definition(name)
+    assert isinstance(call, Call) and isinstance(call.op, (DivScalar, MulScalar))
+    if isinstance(call.op, DivScalar):
+        return 1 / call.op.value if call.op.value else math.inf
+    return float(call.op.value)
 
 
 def over_last_axis(reduction: type[Reduce], p: Operand, name: str) -> Pattern:
@@ -57,11 +74,12 @@ def over_last_axis(reduction: type[Reduce], p: Operand, name: str) -> Pattern:
     return op(reduction, p, keepdims=True).named(name).where(last)
 
 
-# factors of a product's operands
+# factors of the operands of scores. A softmax hides the rounding; without one (a * c) @ b and (a @ b) * c may differ by more,
+# as where b is a row of the identity and the result is rounded down
 
 
 def _factor(operand: str, name: str) -> Pattern:
-    return op(MulScalar, operand).of(dtype=f32).named(name)
+    return by_number(operand).of(dtype=f32).named(name)
 
 
 def _plain(operand: str) -> Pattern:
@@ -69,7 +87,9 @@ def _plain(operand: str) -> Pattern:
 
     def has_no_factor(m: Match) -> bool:
         call, info = m.scope.call(m[operand]), m.info(operand)
-        return call is None or not isinstance(call.op, MulScalar) or getattr(info, "dtype", None) is not f32
+        return (
+            call is None or not isinstance(call.op, (MulScalar, DivScalar)) or getattr(info, "dtype", None) is not f32
+        )
 
     return value(operand).where(has_no_factor)
 
@@ -78,16 +98,26 @@ SCALED_PRODUCT = (
     op(Matmul, _factor("a", "left"), _factor("b", "right"))
     | op(Matmul, _factor("a", "left"), _plain("b"))
     | op(Matmul, _plain("a"), _factor("b", "right"))
-)
+).named("product")
+# heads that share keys, as `repeated_heads` writes them
+SCALED_GROUPS = op(
+    Reshape, op(Matmul, op(Reshape, _factor("a", "left")).named("grouped"), _plain("b")).named("product")
+).named("heads")
+SCALED_SCORES = SCALED_PRODUCT | SCALED_GROUPS
+SCALED_WEIGHTS = op(Softmax, SCALED_SCORES) | op(Softmax, op(Add, SCALED_SCORES, "mask"))
 
 
-def _scale_behind(site: Site) -> Value | None:
-    factors = [site.operator(name, MulScalar).value for name in ("left", "right") if name in site]
+def _scale_after(site: Site) -> Value | None:
+    factors = [factor_of(site, name) for name in ("left", "right") if name in site]
     rows = site.shape("a")
     factor = _product_of_scales(factors, rows[-1] if rows else None)
     if not 1e-6 < abs(factor) < 1e6:
         return None
-    return site.call(MulScalar(factor), site.call(site.root.op, "a", "b"))
+    a = site.call(Reshape(site.shape("grouped")), "a") if "grouped" in site else site["a"]
+    scores = site.call(site.operator("product", Matmul), a, "b")
+    scores = site.call(Reshape(site.shape("heads")), scores) if "heads" in site else scores
+    scores = site.call(MulScalar(factor), scores)
+    return site.call(site.root.op, site.call(Add(), scores, "mask") if "mask" in site else scores)
 
 
 def _product_of_scales(factors: Sequence[float], width: Expr | None) -> float:
@@ -110,7 +140,7 @@ def weights_of(scores: Pattern) -> Pattern:
     return weights | op(Where, op(NotEqual, weights, "weights"), weight(number=0), "weights").named("guarded")
 
 
-SCORES = op(MulScalar, op(Matmul, "q", "k", transpose_b=True)).named("scores")
+SCORES = by_number(op(Matmul, "q", "k", transpose_b=True)).named("scores")
 ATTENTION = op(Matmul, weights_of(SCORES), "v", transpose_b=False)
 
 
@@ -124,7 +154,7 @@ def _attention(site: Site) -> Value | None:
 
 def attention_of(site: Site, whole: tuple[Expr, ...], k: Value, v: Value) -> Value | None:
     """Return attention by the captures of `weights_of`; None where a mask does not fit. whole: dims of the scores"""
-    attention = Attention(site.operator("scores", MulScalar).value, hides_rows="guarded" in site)
+    attention = Attention(factor_of(site, "scores"), hides_rows="guarded" in site)
     if "mask" not in site:
         return site.call(attention, "q", k, v)
     mask = site.shape("mask")
@@ -150,7 +180,7 @@ MERGED_ROWS = op(Reshape, FLAT_PRODUCT | op(Add, FLAT_PRODUCT, weight("bias")))
 
 
 def _product_of_rows(site: Site) -> Value | None:
-    """Leave the leading dims apart, which exporters merge for a product with weights."""
+    """Leave the leading dims separate, which exporters merge for a product with weights."""
     view, x, flat, w = site.root.op, site.shape("x"), site.shape("flat"), site.shape("w")
     assert isinstance(view, Reshape)
     if len(w) != 2 or len(flat) != 2 or not x or x[-1] != w[0] or view.shape != (*x[:-1], w[1]):
@@ -220,7 +250,10 @@ def _mean_pool(site: Site) -> Value | None:
 
 
 RULES = (
-    Rule(SCALED_PRODUCT, _scale_behind, "scale behind a product", level="import", equation="(a * c) @ b = (a @ b) * c"),
+    Rule(
+        SCALED_WEIGHTS, _scale_after, "scale behind scores", level="import",
+        equation="softmax((a * c) @ b + mask) = softmax((a @ b) * c + mask)",
+    ),
     Rule(
         op(Matmul, "a", op(Permute, "b", axes=swaps_last_two), transpose_b=False), _read_transposed,
         "product with a transposed value", level="import", equation="a @ permute(b) = matmul(a, b, transpose_b=True)",
@@ -257,4 +290,4 @@ RULES = (
         equation="sum(x * mask, 1) / max(sum(mask, 1), eps) = mean_pool(x, mask)",
     ),
 )  # fmt: skip
-"""The order matters: a product loses its factors and transpositions before it is taken for attention."""
+"""The order matters: factors and transpositions of a product are removed before attention is matched."""

@@ -1,6 +1,8 @@
 """Rules that move arithmetic on weights before a run, so that models of every format do the same work.
 
 Constant folding computes the new weights. The rules need the finished program, since they count readers.
+
+Tests: `tests/ir/frontend/onnx/test_onnx_parts.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import TensorInfo, tensor_dims
 from relax_tune.ir.op.base import axis_index
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Div, Mul, MulScalar, Rsqrt, Sqrt, Sub
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Div, DivScalar, Mul, MulScalar, Rsqrt, Sqrt, Sub
 from relax_tune.ir.op.neural.window import Conv
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
@@ -25,30 +27,30 @@ from relax_tune.ir.rewrite.match import Scope
 from relax_tune.ir.rewrite.pattern import op, value, weight
 from relax_tune.ir.rewrite.rules import Rule, Site
 
-FOLDED = (Add, AddScalar, Div, ExpandDims, Mul, MulScalar, Permute, Reshape, Rsqrt, Slice, Sqrt, Sub)
+FOLDED = (Add, AddScalar, Div, DivScalar, ExpandDims, Mul, MulScalar, Permute, Reshape, Rsqrt, Slice, Sqrt, Sub)
 """Operators that are followed from weights to weights."""
 
 
-def made_of_weights(v: Value, scope: Scope) -> bool:
-    """Return whether a value is computed from weights alone, by the operators `FOLDED`."""
-    stack, seen = [v], set[Value]()
+def reads_only_weights(v: Value, scope: Scope) -> bool:
+    """Return whether a value is computed only from weights, by the operators `FOLDED`."""
+    stack, visited = [v], set[Value]()
     while stack:
         v = scope.source(stack.pop())
-        made = scope.call(v)
-        if isinstance(v, Constant) or v in seen:
+        call = scope.call(v)
+        if isinstance(v, Constant) or v in visited:
             continue
-        if made is None or not isinstance(made.op, FOLDED):
+        if call is None or not isinstance(call.op, FOLDED):
             return False
-        seen.add(v)
-        stack.extend(made.args)
+        visited.add(v)
+        stack.extend(call.args)
     return True
 
 
-def _given(site: Site, *names: str) -> bool:
-    return all(made_of_weights(site[n], site.match.scope) for n in names)
+def _only_weights(site: Site, *names: str) -> bool:
+    return all(reads_only_weights(site[n], site.match.scope) for n in names)
 
 
-# scales behind convolutions, as batch normalisation leaves them
+# scales after convolutions, from batch normalisation
 
 CONV = op(Conv, "x", weight("w")).once().named("conv")
 SCALED_CONV = op(Mul, CONV, "scale") | op(Mul, op(Add, CONV, "bias").once(), "scale")
@@ -59,51 +61,42 @@ def _scaled_kernel(site: Site) -> Value | None:
     axis = len(scale) - len(kernel) + 1  # of channels
     by_channel = axis in (0, 1) and all(as_int(d) == 1 for p, d in enumerate(scale) if p != axis)
     names = ("scale", "bias") if "bias" in site else ("scale",)
-    if not by_channel or scale[axis] != channels[1] or not _given(site, *names):
+    if not by_channel or scale[axis] != channels[1] or not _only_weights(site, *names):
         return None
     column = site.call(Reshape((kernel[0], *[const(1)] * (len(kernel) - 1))), "scale")
     conv = site.call(site.operator("conv", Conv), "x", site.call(Mul(), "w", column))
     return site.call(Add(), conv, site.call(Mul(), "bias", "scale")) if "bias" in site else conv
 
 
-# sums with several weights
+# summands after convolutions, from batch normalisation. Its scale has rounded the kernel already, so that one more rounding of
+# weights changes nothing. Other sums stay as they are: (x + b) + c and x + (b + c) differ where one of the weights is large
 
-CUT = op(Slice, weight("table"), axis=0, step=1).named("cut")
-TWO_TABLES = op(Add, op(Add, "x", "row").once(), CUT | op(Reshape, CUT).named("view"))
+NORMED_CONV = op(Conv, "x", op(Mul, weight("w"), "column")).once().named("conv")
+SHIFTED_CONV = op(Add, op(Add, NORMED_CONV, "bias").once(), "moved")
 
 
-def _one_table(site: Site) -> Value | None:
-    """Add a row of weights to a table before its first rows are added."""
-    row, table = site.shape("row"), site.shape("table")
-    if len(table) != 2 or row != table[1:] or made_of_weights(site["x"], site.match.scope) or not _given(site, "row"):
+def _one_bias(site: Site) -> Value | None:
+    same = site.shape("bias") == site.shape("moved") and bool(site.shape("bias"))
+    if not same or not _only_weights(site, "bias", "moved"):
         return None
-    cut: Value = site.call(site.operator("cut", Slice), site.call(Add(), "table", "row"))
-    cut = site.call(Reshape(site.shape("view")), cut) if "view" in site else cut
-    return site.call(Add(), "x", cut)
+    return site.call(Add(), "conv", site.call(Add(), "bias", "moved"))
 
 
-TWO_SUMS = op(Add, op(Add, "x", "first").once(), "second")
-
-
-def _one_sum(site: Site) -> Value | None:
-    same = site.shape("first") == site.shape("second") and bool(site.shape("first"))
-    if not same or made_of_weights(site["x"], site.match.scope) or not _given(site, "first", "second"):
-        return None
-    return site.call(Add(), "x", site.call(Add(), "first", "second"))
+# sums with weights
 
 
 def _parts_with_table(site: Site) -> Value | None:
-    """Add a table of weights to the parts of a concatenation, if one of the parts is made of weights."""
+    """Add a table of weights to the parts of a concatenation, if one of the parts reads only weights."""
     scope, whole, table = site.match.scope, site.shape("whole"), site.shape("table")
     joined = scope.call(site["whole"])
     assert joined is not None and isinstance(joined.op, Concat)
     axis = axis_index("concat", joined.op.axis, len(whole)) - len(whole)
     at = len(table) + axis
     fits = len(table) <= len(whole) and all(as_int(d) == 1 or d == e for d, e in zip(table[::-1], whole[::-1]))
-    if at < 0 or not fits or table[at] != whole[axis] or not _given(site, "table"):
+    if at < 0 or not fits or table[at] != whole[axis] or not _only_weights(site, "table"):
         return None
     widened = [_widened(a, scope) for a in joined.args]
-    if not any(made_of_weights(a, scope) for a in widened):
+    if not any(reads_only_weights(a, scope) for a in widened):
         return None
     parts, begin = [], 0
     for original, part in zip(joined.args, widened, strict=True):
@@ -120,13 +113,13 @@ def _parts_with_table(site: Site) -> Value | None:
 
 def _widened(v: Value, scope: Scope) -> Value:
     """Return what a value broadcasts; the value itself unless it is a broadcast to as many dims."""
-    made = scope.call(v)
-    if made is None or not isinstance(made.op, BroadcastTo):
+    call = scope.call(v)
+    if call is None or not isinstance(call.op, BroadcastTo):
         return v
-    inner = made.args[0]
+    inner = call.args[0]
     dims = getattr(inner.info, "shape", None)
     # the table may not widen the part along the dims that were broadcast
-    return inner if dims is not None and len(dims) == len(made.op.shape) else v
+    return inner if dims is not None and len(dims) == len(call.op.shape) else v
 
 
 # columns of products
@@ -137,13 +130,13 @@ COLUMNS = op(
 ).named("cut")
 
 
-def _own_columns(site: Site) -> Value | None:
+def _columns_of_weights(site: Site) -> Value | None:
     """Multiply by the columns that a slice takes, if the readers of the product share its columns out."""
     scope, cut, w = site.match.scope, site.operator("cut", Slice), site.shape("w")
     if len(w) != 2 or not _is_last(cut, site.shape("wide")) or not _shared_out(scope, site["wide"], w[1]):
         return None
-    own = Slice(1, cut.begin, cut.end)
-    y = site.call(Matmul(), "x", site.call(own, "w"))
+    cut_columns = Slice(1, cut.begin, cut.end)
+    y = site.call(Matmul(), "x", site.call(cut_columns, "w"))
     return site.call(Add(), y, site.call(Slice(0, cut.begin, cut.end), "bias")) if "bias" in site else y
 
 
@@ -155,16 +148,16 @@ def _shared_out(scope: Scope, wide: Value, width: Expr) -> bool:
     """Return whether the readers of a value take all its columns, each column once."""
     assert isinstance(wide, GVar)
     ends: list[tuple[int, int]] = []
-    for made in scope.definitions.values():
-        if not isinstance(made, Call) or wide not in made.args:
+    for call in scope.definitions.values():
+        if not isinstance(call, Call) or wide not in call.args:
             continue
         if (
-            not isinstance(made.op, Slice)
-            or made.op.step != 1
-            or not _is_last(made.op, getattr(wide.info, "shape", ()))
+            not isinstance(call.op, Slice)
+            or call.op.step != 1
+            or not _is_last(call.op, getattr(wide.info, "shape", ()))
         ):
             return False
-        begin, end = as_int(made.op.begin), as_int(made.op.end)
+        begin, end = as_int(call.op.begin), as_int(call.op.end)
         if begin is None or end is None:
             return False
         ends.append((begin, end))
@@ -189,10 +182,10 @@ def _product_first(site: Site) -> Value | None:
 
 def _is_product(v: Value, scope: Scope) -> bool:
     """Return whether a value is a product, perhaps with a bias."""
-    made = scope.call(v)
-    if made is not None and isinstance(made.op, Add) and any(isinstance(a, Constant) for a in made.args):
-        made = next((scope.call(a) for a in made.args if not isinstance(a, Constant)), None)
-    return made is not None and isinstance(made.op, PRODUCTS)
+    call = scope.call(v)
+    if call is not None and isinstance(call.op, Add) and any(isinstance(a, Constant) for a in call.args):
+        call = next((scope.call(a) for a in call.args if not isinstance(a, Constant)), None)
+    return call is not None and isinstance(call.op, PRODUCTS)
 
 
 # weights of products as constants
@@ -202,11 +195,11 @@ DEEPEST = 12
 
 
 def with_constant_weights(module: IRModule) -> IRModule:
-    """Return the module with the weights of products and convolutions computed, where they are made of weights.
+    """Return the module with the weights of products and convolutions computed, where they read only weights.
 
     Later passes such as quantisation look for constants there."""
     main = module.graphs["main"]
-    made = {b.var: b.value for b in main.bindings if isinstance(b, Binding) and isinstance(b.value, Call)}
+    calls = {b.var: b.value for b in main.bindings if isinstance(b, Binding) and isinstance(b.value, Call)}
     constants = dict(module.constants)
     known: dict[Value, Constant] = {}
 
@@ -214,7 +207,7 @@ def with_constant_weights(module: IRModule) -> IRModule:
         """Return a value as a constant; None unless `FOLDED` makes it of constants, in few steps that add no elements."""
         if isinstance(v, Constant):
             return v
-        call = made.get(v) if isinstance(v, GVar) else None
+        call = calls.get(v) if isinstance(v, GVar) else None
         if v in known or call is None or depth == 0 or not isinstance(call.op, FOLDED):
             return known.get(v)
         args = [a for a in (folded(a, depth - 1) for a in call.args) if a is not None]
@@ -229,7 +222,7 @@ def with_constant_weights(module: IRModule) -> IRModule:
         return known[v]
 
     def visit(out: Emitter, binding: AnyBinding) -> None:
-        call = made.get(binding.var)
+        call = calls.get(binding.var)
         if call is not None and isinstance(call.op, PRODUCTS) and isinstance(call.args[1], GVar):
             weights = folded(call.args[1], DEEPEST)
             if weights is not None:
@@ -253,15 +246,15 @@ SCALES = (
 )
 RULES = (
     Rule(
-        TWO_SUMS, _one_sum, "sum of weights", level="import", equation="(x + b) + c = x + (b + c)",
+        SHIFTED_CONV, _one_bias, "summands of a convolution", level="import",
+        equation="(conv(x, w * s) + b) + m = conv(x, w * s) + (b + m)",
     ),
-    Rule(TWO_TABLES, _one_table, "sum of tables", level="import", equation="x + row + table[:n] = x + (table + row)[:n]"),
     Rule(
         op(Add, op(Concat).named("whole").once(), "table"), _parts_with_table, "sum of parts", level="import",
         equation="concat(w, x) + t = concat(w + t[:k], x + t[k:])",
     ),
     Rule(
-        COLUMNS, _own_columns, "columns of a product", level="import",
+        COLUMNS, _columns_of_weights, "columns of a product", level="import",
         equation="(x @ w + b)[..., i:j] = x @ w[:, i:j] + b[i:j]",
     ),
     Rule(

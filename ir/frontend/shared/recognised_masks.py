@@ -1,4 +1,7 @@
-"""Rules that give the masks of attention one form: booleans, and none where every row sees every column."""
+"""Rules that give the masks of attention one form: booleans, and none where every row sees every column.
+
+Tests: `tests/ir/frontend/onnx/test_onnx_bert.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,22 @@ from relax_tune.ir.rewrite.pattern import Pattern, op, value, weight
 from relax_tune.ir.rewrite.rules import Rule, Site
 
 VIEWS: Mapping[str, type[OperatorSpec]] = {"expanded": ExpandDims, "reshaped": Reshape, "widened": BroadcastTo}
-HIDDEN = op(Where, value("seen").of(dtype=bool_), weight(number=0), weight(number=float("-inf"))).named("hidden")
+HIDDEN = op(Where, value("visible").of(dtype=bool_), weight(number=0), weight(number=float("-inf"))).named("hidden")
 
 
 def viewed(p: Pattern) -> Pattern:
     """Match `p` or one view of it, captured under its name in `VIEWS`."""
-    found = p
+    pattern = p
     for name, kind in VIEWS.items():
-        found = found | op(kind, p).named(name)
-    return found
+        pattern = pattern | op(kind, p).named(name)
+    return pattern
 
 
 def _boolean_mask(site: Site) -> Value | None:
-    if site.shape("hidden") != site.shape("seen"):  # a mask may get dims from the numbers
+    if site.shape("hidden") != site.shape("visible"):  # a mask may get dims from the numbers
         return None
     name = next((n for n in VIEWS if n in site), None)
-    mask: Value = site["seen"] if name is None else site.call(site.operator(name, VIEWS[name]), "seen")
+    mask: Value = site["visible"] if name is None else site.call(site.operator(name, VIEWS[name]), "visible")
     return site.call(site.root.op, "q", "k", "v", mask)
 
 
@@ -57,7 +60,7 @@ CHOICES = (
 RULES = (
     Rule(
         op(Attention, "q", "k", "v", viewed(HIDDEN)), _boolean_mask, "attention with a mask of infinities", level="import",
-        equation="attention(q, k, v, where(seen, 0, -inf)) = attention(q, k, v, seen)",
+        equation="attention(q, k, v, where(visible, 0, -inf)) = attention(q, k, v, visible)",
     ),
     Rule(
         op(Attention, "q", "k", "v", weight("mask")), _unmasked, "attention with a mask that hides nothing", level="import",

@@ -13,7 +13,7 @@ from relax_tune.ir.core.graph import Constant, Value
 from relax_tune.ir.core.graph_base import Operator
 from relax_tune.ir.core.struct_info import tensor_dims
 from relax_tune.ir.op.indexing.movement import Concat, ExpandDims, Reshape, Slice
-from relax_tune.ir.op.math.elementwise import AddScalar, Cast, Div, Mul, MulScalar, Rsqrt, Sqrt
+from relax_tune.ir.op.math.elementwise import AddScalar, Cast, Div, DivScalar, Mul, MulScalar, Rsqrt, Sqrt
 from relax_tune.ir.op.math.numeric import Cos, Sin
 from relax_tune.ir.op.neural.decoder import RmsNorm, Rotary
 from relax_tune.ir.op.reduction.reduce import Mean
@@ -21,8 +21,8 @@ from relax_tune.ir.rewrite.match import Scope
 from relax_tune.ir.rewrite.pattern import op, value
 from relax_tune.ir.rewrite.rules import Rule, Site
 
-# Equal halves of a row stay equal under these.
-ELEMENTWISE: tuple[type[Operator], ...] = (AddScalar, Cast, Cos, MulScalar, Sin)
+# Operators that keep equal halves of a row equal.
+ELEMENTWISE: tuple[type[Operator], ...] = (AddScalar, Cast, Cos, DivScalar, MulScalar, Sin)
 
 
 # x * rsqrt(mean(x * x) + eps) * gamma, with the root written in any of three ways
@@ -34,11 +34,11 @@ NORM = NORMED * value("gamma")
 
 
 def _put_norm(site: Site) -> Value | None:
-    mean, moved = site.operator("mean", Mean), site.operator("moved", AddScalar)
+    mean, shifted = site.operator("mean", Mean), site.operator("moved", AddScalar)
     dims, weights = site.shape("x"), site.shape("gamma")
     if mean.axes not in ((len(dims) - 1,), (-1,)) or len(weights) != 1 or weights[0] is not dims[-1]:
         return None
-    return site.call(RmsNorm(float(moved.value)), "x", "gamma")
+    return site.call(RmsNorm(float(shifted.value)), "x", "gamma")
 
 
 # x * cos + concat(-x[..., d/2:], x[..., :d/2]) * sin
@@ -49,9 +49,9 @@ ROTATION = value("x") * value("cos") + TURNED.named("turned") * value("sin")
 
 def _put_rotation(site: Site) -> Value | None:
     """Replace a rotation by one over tables of half rows, if both halves of the model's rows are proved equal."""
-    dims, turned = site.shape("x"), site.operator("turned", Concat)
+    dims, rotated = site.shape("x"), site.operator("turned", Concat)
     width, last = as_int(dims[-1]) if dims else None, len(dims) - 1
-    if last < 1 or width is None or width % 2 or turned.axis % len(dims) != last:
+    if last < 1 or width is None or width % 2 or rotated.axis % len(dims) != last:
         return None
     half = width // 2
     for name, begin in (("first", 0), ("second", half)):
@@ -74,10 +74,10 @@ def _half_rows(site: Site, name: str, positions: Expr, half: int) -> tuple[Value
         return None
     if prove(eq(dims[-2], positions), scope.env) is not Proof.YES or not _paired(scope, rows, half):
         return None
-    made = scope.call(scope.source(rows))
-    if made is not None and isinstance(made.op, Slice) and len(dims) == 2 and made.op.axis % 2 == 0:
-        begin, table = made.op.begin, scope.source(made.args[0])
-        if isinstance(table, Constant) and made.op.step == 1 and prove(ge(begin, 0), scope.env) is Proof.YES:
+    call = scope.call(scope.source(rows))
+    if call is not None and isinstance(call.op, Slice) and len(dims) == 2 and call.op.axis % 2 == 0:
+        begin, table = call.op.begin, scope.source(call.args[0])
+        if isinstance(table, Constant) and call.op.step == 1 and prove(ge(begin, 0), scope.env) is Proof.YES:
             return site.call(Slice(1, const(0), const(half)), table), begin
     flat = rows if len(dims) == 2 else site.call(Reshape(dims[-2:]), rows)
     return site.call(Slice(1, const(0), const(half)), flat), const(0)
@@ -90,17 +90,17 @@ def _paired(scope: Scope, rows: Value, half: int) -> bool:
         if isinstance(rows, Constant):
             array = scope.module.constants[rows.name]
             return bool(np.array_equal(array[..., :half], array[..., half:]))
-        made = scope.call(rows)
-        if made is None or not made.args:
+        call = scope.call(rows)
+        if call is None or not call.args:
             return False
-        dims, before = tensor_dims(rows.info), tensor_dims(made.args[0].info)
-        if isinstance(made.op, Concat) and made.op.axis % len(dims) == len(dims) - 1:
-            return len(made.args) == 2 and scope.source(made.args[0]) is scope.source(made.args[1])
-        along = isinstance(made.op, Slice) and made.op.axis % len(dims) < len(dims) - 1
-        view = isinstance(made.op, (ExpandDims, Reshape)) and bool(before) and before[-1] is dims[-1]
-        if not (along or view or isinstance(made.op, ELEMENTWISE)):
+        dims, before = tensor_dims(rows.info), tensor_dims(call.args[0].info)
+        if isinstance(call.op, Concat) and call.op.axis % len(dims) == len(dims) - 1:
+            return len(call.args) == 2 and scope.source(call.args[0]) is scope.source(call.args[1])
+        along = isinstance(call.op, Slice) and call.op.axis % len(dims) < len(dims) - 1
+        view = isinstance(call.op, (ExpandDims, Reshape)) and bool(before) and before[-1] is dims[-1]
+        if not (along or view or isinstance(call.op, ELEMENTWISE)):
             return False
-        rows = made.args[0]
+        rows = call.args[0]
 
 
 RULES = (

@@ -1,15 +1,16 @@
 """Rules for grouped-query attention (Ainslie et al. 2023), whose exporters repeat key and value heads before they are read.
 
 The repetition is `reshape(broadcast(heads))`: heads (..., h, 1, i, j) become (..., h, g, i, j), then (..., h * g, i, j).
+
+Tests: `tests/ir/frontend/onnx/test_onnx_bert.py`.
 """
 
 from __future__ import annotations
 
 from relax_tune.ir.core.expr import Expr, as_int
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.shared.decomposed_ops import attention_of, weights_of
+from relax_tune.ir.frontend.shared.decomposed_ops import attention_of, by_number, weights_of
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Permute, Reshape
-from relax_tune.ir.op.math.elementwise import MulScalar
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.rewrite.pattern import Pattern, op
@@ -23,11 +24,11 @@ def repeated(name: str) -> Pattern:
 
 def _repeats_heads(site: Site, name: str) -> bool:
     """Return whether the view and the broadcast only repeat each head."""
-    own, wide, whole = (site.shape(n) for n in (name, f"{name}_wide", f"{name}_whole"))
+    narrow, wide, whole = (site.shape(n) for n in (name, f"{name}_wide", f"{name}_whole"))
     same = site.deduction.same
     return (
-        len(own) == len(wide) == 5 and len(whole) == 4 and as_int(own[2]) == 1
-        and all(p == 2 or same(own[p], wide[p]) for p in range(5)) and same(wide[0], whole[0])
+        len(narrow) == len(wide) == 5 and len(whole) == 4 and as_int(narrow[2]) == 1
+        and all(p == 2 or same(narrow[p], wide[p]) for p in range(5)) and same(wide[0], whole[0])
         and same(wide[3], whole[2]) and same(wide[4], whole[3])
     )  # fmt: skip
 
@@ -61,8 +62,8 @@ def _grouped_attention(site: Site) -> Value | None:
     return site.call(site.root.op, "q", *once, *(["mask"] if "mask" in site else []))
 
 
-# products over repeated heads are found before the attention that they are part of
-GROUPED_SCORES = op(MulScalar, op(Reshape, op(Matmul, op(Reshape, "q").named("grouped"), "k", transpose_b=True))).named(
+# products over repeated heads are matched before the attention that contains them
+GROUPED_SCORES = by_number(op(Reshape, op(Matmul, op(Reshape, "q").named("grouped"), "k", transpose_b=True))).named(
     "scores"
 )
 GROUPED_ATTENTION = op(Matmul, weights_of(GROUPED_SCORES), repeated("v"), transpose_b=False)

@@ -2,6 +2,8 @@
 slice.
 
 A counter is a tensor of 0, 1, 2 ... along one axis.
+
+Tests: `tests/ir/frontend/onnx/test_onnx_broadcasts.py`, `tests/ir/rewrite/test_rule_tables.py`.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ def _of_groups(views: Sequence[Call], scope: Scope) -> bool:
     dims, now = shape_of(views[0].args[0]), shape_of(views[0])
     if any(shape_of(v.args[0]) != dims or shape_of(v) != now for v in views):
         return False
-    made = [scope.call(v.args[0]) for v in views]
-    return any(m is not None and isinstance(m.op, LayerNorm) and m.op.axes > 1 for m in made)
+    calls = [scope.call(v.args[0]) for v in views]
+    return any(m is not None and isinstance(m.op, LayerNorm) and m.op.axes > 1 for m in calls)
 
 
 def _before_broadcast(site: Site) -> Value | None:
@@ -72,14 +74,14 @@ def _before_broadcast(site: Site) -> Value | None:
         sources = [_without_leading_ones(s, scope, longest) for s in sources]
     if same_objects(args, sources):
         return None
-    wanted, found = (operator.infer([a.info for a in values], ctx) for values in (args, sources))
-    if not isinstance(wanted, TensorInfo) or not isinstance(found, TensorInfo):
+    before, after = (operator.infer([a.info for a in values], ctx) for values in (args, sources))
+    if not isinstance(before, TensorInfo) or not isinstance(after, TensorInfo):
         return None
-    if wanted.shape is None or found.shape is None:
+    if before.shape is None or after.shape is None:
         return None
     result = site.call(operator, *sources)
-    same = len(wanted.shape) == len(found.shape) and all(map(ctx.same, wanted.shape, found.shape))
-    return result if same else site.call(BroadcastTo(wanted.shape), result)
+    same = len(before.shape) == len(after.shape) and all(map(ctx.same, before.shape, after.shape))
+    return result if same else site.call(BroadcastTo(before.shape), result)
 
 
 def _narrow_mask(site: Site) -> Value | None:
@@ -104,8 +106,8 @@ def _adds_ones(view: Call) -> bool:
     if isinstance(view.op, ExpandDims):
         return True
     assert isinstance(view.op, Reshape)
-    own, now = shape_of(view.args[0]), view.op.shape
-    return bool(own) and len(now) > len(own) and _beyond_ones(own) == _beyond_ones(now)
+    before, now = shape_of(view.args[0]), view.op.shape
+    return bool(before) and len(now) > len(before) and _beyond_ones(before) == _beyond_ones(now)
 
 
 def _beyond_ones(dims: Sequence[Expr]) -> list[Expr]:
@@ -117,9 +119,9 @@ def _broadcast_source(v: Value, scope: Scope, ctx: Deduction) -> Value:
     call = scope.call(v)
     if call is None or not isinstance(call.op, BroadcastTo):
         return v
-    own, wide = shape_of(call.args[0]), call.op.shape
-    tail = wide[len(wide) - len(own) :]
-    certain = all(as_int(d) == 1 or ctx.same(d, t) for d, t in zip(own, tail, strict=True))
+    narrow, wide = shape_of(call.args[0]), call.op.shape
+    tail = wide[len(wide) - len(narrow) :]
+    certain = all(as_int(d) == 1 or ctx.same(d, t) for d, t in zip(narrow, tail, strict=True))
     return call.args[0] if certain else v
 
 
@@ -128,9 +130,9 @@ def _without_leading_ones(v: Value, scope: Scope, longest: int) -> Value:
     call = _view_of(v, scope)
     if call is None:
         return v
-    own, now = shape_of(call.args[0]), shape_of(v)
-    more = len(now) - len(own)
-    if more > 0 and len(now) <= longest and own and now[more:] == own and all(as_int(d) == 1 for d in now[:more]):
+    before, now = shape_of(call.args[0]), shape_of(v)
+    more = len(now) - len(before)
+    if more > 0 and len(now) <= longest and before and now[more:] == before and all(as_int(d) == 1 for d in now[:more]):
         return call.args[0]
     return v
 
@@ -151,25 +153,25 @@ def counting(v: Value, scope: Scope) -> tuple[int, Expr] | None:
     if inner is None:
         return None
     axis, size = inner
-    own, now = shape_of(call.args[0]), shape_of(v)
+    before, now = shape_of(call.args[0]), shape_of(v)
     if isinstance(call.op, BroadcastTo):
         # a counter of one element may be the dim that is repeated
-        moved = axis + len(now) - len(own)
-        return (moved, size) if own[axis] == now[moved] else None
-    kept = [p for p, d in enumerate(now) if as_int(d) != 1]
-    if _beyond_ones(now) != _beyond_ones(own) or as_int(size) == 1:
+        target = axis + len(now) - len(before)
+        return (target, size) if before[axis] == now[target] else None
+    wide = [p for p, d in enumerate(now) if as_int(d) != 1]
+    if _beyond_ones(now) != _beyond_ones(before) or as_int(size) == 1:
         return None
-    return kept[[p for p, d in enumerate(own) if as_int(d) != 1].index(axis)], size
+    return wide[[p for p, d in enumerate(before) if as_int(d) != 1].index(axis)], size
 
 
 def _shorter_counter(site: Site) -> Value | None:
     cut, counter = site.operator("cut", Slice), site["counter"]
-    found, dims = counting(counter, site.match.scope), shape_of(counter)
+    counter_axis, dims = counting(counter, site.match.scope), shape_of(counter)
     info = cut.infer([counter.info], site.deduction)
-    if found is None or as_int(cut.begin) != 0 or cut.step != 1 or not isinstance(info, TensorInfo):
+    if counter_axis is None or as_int(cut.begin) != 0 or cut.step != 1 or not isinstance(info, TensorInfo):
         return None
     axis = axis_index("slice", cut.axis, len(dims))
-    if info.shape is None or found[0] != axis or any(as_int(d) != 1 for p, d in enumerate(dims) if p != axis):
+    if info.shape is None or counter_axis[0] != axis or any(as_int(d) != 1 for p, d in enumerate(dims) if p != axis):
         return None
     shorter = site.call(Iota(info.shape[axis]))
     return shorter if len(dims) == 1 else site.call(Reshape(info.shape), shorter)
@@ -177,10 +179,10 @@ def _shorter_counter(site: Site) -> Value | None:
 
 def _first_rows(site: Site) -> Value | None:
     """Replace a gather of the first rows by a slice, if the table is proved to have that many rows."""
-    found, ctx = counting(site["indices"], site.match.scope), site.deduction
-    if found is None:
+    counted, ctx = counting(site["indices"], site.match.scope), site.deduction
+    if counted is None:
         return None
-    axis, size = found
+    axis, size = counted
     where, table = site.shape("indices"), site.shape("table")
     if any(as_int(d) != 1 for p, d in enumerate(where) if p != axis) or ctx.proves(le(size, table[0])) is not Proof.YES:
         return None
@@ -189,7 +191,7 @@ def _first_rows(site: Site) -> Value | None:
     return rows if len(where) == 1 else site.call(Reshape((*where, *table[1:])), rows)
 
 
-def _spread_table(site: Site) -> Value | None:
+def _grid_of_table(site: Site) -> Value | None:
     """Replace a gather whose indices count along the axes of the table by the table permuted and broadcast."""
     where, table, ctx = site.shape("indices"), site.shape("table"), site.deduction
     depth = as_int(where[-1]) if where else None
@@ -199,11 +201,11 @@ def _spread_table(site: Site) -> Value | None:
     lead, rest = where[:-1], table[len(axes) :]
     order = (*sorted(range(len(axes)), key=lambda p: axes[p]), *range(len(axes), len(table)))
     value = site["table"] if is_identity(order) else site.call(Permute(order), "table")
-    own = tuple(d if p in axes else const(1) for p, d in enumerate(lead))
+    grid_dims = tuple(d if p in axes else const(1) for p, d in enumerate(lead))
     dims = [table[p] for p in order]
-    if len(dims) != len(own) + len(rest) or not all(map(ctx.same, dims, (*own, *rest))):
-        value = site.call(Reshape((*own, *rest)), value)
-    return value if own == lead else site.call(BroadcastTo((*lead, *rest)), value)
+    if len(dims) != len(grid_dims) + len(rest) or not all(map(ctx.same, dims, (*grid_dims, *rest))):
+        value = site.call(Reshape((*grid_dims, *rest)), value)
+    return value if grid_dims == lead else site.call(BroadcastTo((*lead, *rest)), value)
 
 
 def _grid_axes(indices: Value, scope: Scope, ctx: Deduction, sizes: Sequence[Expr]) -> tuple[int, ...] | None:
@@ -216,10 +218,10 @@ def _grid_axes(indices: Value, scope: Scope, ctx: Deduction, sizes: Sequence[Exp
         return None
     axes: list[int] = []
     for part, size in zip(call.args, sizes, strict=True):
-        found = counting(part, scope)
-        if found is None or found[0] >= n or found[0] in axes or not ctx.same(found[1], size):
+        counted = counting(part, scope)
+        if counted is None or counted[0] >= n or counted[0] in axes or not ctx.same(counted[1], size):
             return None
-        axes.append(found[0])
+        axes.append(counted[0])
     return tuple(axes)
 
 
@@ -241,7 +243,7 @@ RULES = (
         equation="table[[0, 1 ... n-1]] = table[:n]",
     ),
     Rule(
-        op(GatherND, "table", "indices"), _spread_table, "counted grid", level="import",
+        op(GatherND, "table", "indices"), _grid_of_table, "counted grid", level="import",
         equation="table[i, j] for counters i and j along axes of their own = broadcast(permute(table))",
     ),
     Rule(

@@ -1,4 +1,4 @@
-"""Read a .pt2 archive without torch, and write what is data in it anew: neither pickles nor code reach torch."""
+"""Copy the data of a .pt2 archive without torch, so that neither pickles nor code reach torch."""
 
 from __future__ import annotations
 
@@ -28,22 +28,24 @@ from relax_tune.ir.frontend.torch.archive_graph import (
 MAX_JSON = 1 << 28
 """Bytes of a JSON member."""
 CONFIG = "_config.json"
-# Members of an archive by folder: the names of those that hold numbers.
+# Members of an archive by folder: the names of members with numbers.
 FOLDERS: Mapping[str, str] = {"weights": r"weight_\d{1,9}", "constants": r"tensor_\d{1,9}"}
 FIXED: Mapping[str, bytes] = {
     "archive_format": b"pt2", "archive_version": b"0", ".data/version": b"6\n", "byteorder": b"little",
     "data/sample_inputs/model.pt": b"",
 }  # fmt: skip
-"""Members that torch asks for, with all that they may say. Without example inputs it has nothing to unpickle."""
+"""Members that torch requires, with their allowed contents. Without example inputs torch unpickles nothing."""
 
 
 def data_archive(path: Path, known: Callable[[str], bool], extra: str) -> tuple[IO[bytes], str]:
-    """Write the graph and the weights of a .pt2 file anew, into a temporary file.
+    """Copy the graph and the weights of a .pt2 file into a temporary file.
 
-    known: whether an operator, such as `torch.ops.aten.add.Tensor`, only computes results
-    extra: name of an extra file; its text is the second result, empty without the file
+    Args:
+        known: Whether an operator, such as `torch.ops.aten.add.Tensor`, only computes results.
+        extra: Name of an extra file; its text is the second result, empty without the file.
 
-    Raises: ParseError for another file, and for what only torch could read.
+    Raises:
+        ParseError: The file is not such an archive, or only torch could read it.
     """
     try:
         with zipfile.ZipFile(path) as source:
@@ -55,29 +57,29 @@ def data_archive(path: Path, known: Callable[[str], bool], extra: str) -> tuple[
                 target.writestr("archive/models/model.json", json.dumps(_program(source, members, known)))
                 for folder in FOLDERS:
                     _write_weights(source, members, target, folder)
-            said = _text(source, members[f"extra/{extra}"]) if f"extra/{extra}" in members else ""
+            dims = _text(source, members[f"extra/{extra}"]) if f"extra/{extra}" in members else ""
     except (zipfile.BadZipFile, OSError, NotImplementedError, EOFError, RecursionError) as error:
-        raise ParseError(f"wanted an archive of torch.export.save, found: {error!s:.200}") from None
+        raise ParseError(f"expected an archive of torch.export.save, got: {error!s:.200}") from None
     written.seek(0)
-    return written, said
+    return written, dims
 
 
 def _members(source: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return members by path below the archive's own folder."""
-    found: dict[str, zipfile.ZipInfo] = {}
+    """Return members by path below the folder of the archive."""
+    members: dict[str, zipfile.ZipInfo] = {}
     if not any(n.endswith("/archive_version") for n in source.namelist()):
         raise refuse(
             "members", "JSON and raw numbers, as newer versions of torch save them", sorted(source.namelist())[:4]
         )
     for info in source.infolist():
         at = info.filename.partition("/")[2]
-        if at in found or info.compress_type != zipfile.ZIP_STORED:
+        if at in members or info.compress_type != zipfile.ZIP_STORED:
             raise refuse(info.filename, "each member once, and none compressed", info.filename)
-        found[at] = info
-    order = _text(source, found["byteorder"]) if "byteorder" in found else "little"
+        members[at] = info
+    order = _text(source, members["byteorder"]) if "byteorder" in members else "little"
     if order != "little":
         raise refuse("byteorder", "little", order)
-    return found
+    return members
 
 
 def _text(source: zipfile.ZipFile, info: zipfile.ZipInfo) -> str:
@@ -110,17 +112,19 @@ def _write_weights(
     configs = [at for at in members if at.startswith(f"data/{folder}/") and at.endswith(CONFIG)]
     if len(configs) != 1:
         raise refuse(f"data/{folder}/", "one description of its tensors", configs)
-    given = _json(source, members[configs[0]])
+    document = _json(source, members[configs[0]])
     entry = record(path_name=key, is_param=boolean, use_pickle=boolean, tensor_meta=optional(TENSOR_META))
-    described = mapped(key, entry)(given.get("config") if isinstance(given, dict) else None, configs[0])
-    for weight, found in described.items():
+    described = mapped(key, entry)(document.get("config") if isinstance(document, dict) else None, configs[0])
+    for weight, weight_meta in described.items():
         where = f"data/{folder}: {weight}"
-        at = str(found.get("path_name"))
+        at = str(weight_meta.get("path_name"))
         info = members.get(f"data/{folder}/{at}")
-        if found.get("use_pickle") is not False or not re.fullmatch(FOLDERS[folder], at) or info is None:
-            raise refuse(where, "numbers, in a member of the archive", "a pickle" if found.get("use_pickle") else at)
-        _check_extent(found.get("tensor_meta") or {}, info.file_size, where)
-    for at in sorted({str(found["path_name"]) for found in described.values()}):
+        if weight_meta.get("use_pickle") is not False or not re.fullmatch(FOLDERS[folder], at) or info is None:
+            raise refuse(
+                where, "numbers, in a member of the archive", "a pickle" if weight_meta.get("use_pickle") else at
+            )
+        _check_extent(weight_meta.get("tensor_meta") or {}, info.file_size, where)
+    for at in sorted({str(weight_meta["path_name"]) for weight_meta in described.values()}):
         copied = zipfile.ZipInfo(f"archive/data/{folder}/{at}")
         copied.file_size = members[f"data/{folder}/{at}"].file_size
         with source.open(members[f"data/{folder}/{at}"]) as numbers, target.open(copied, "w") as copy:

@@ -1,8 +1,10 @@
-"""Read the JSON of a .pt2 archive by our own rules, and write it anew for torch.
+"""Validate the JSON of a .pt2 archive by an allowlist, and rewrite it for torch.
 
 torch imports modules, runs functions and compiles text that such JSON names: operators, symbolic dims, guards, names of nodes,
-containers of results. Only what this module knows is kept: operators that the caller allows, expressions of a small grammar,
+containers of results. Only what this module knows remains: operators that the caller allows, expressions of a small grammar,
 names that are identifiers, plain containers, and places in source files. The rest is left out, or refused.
+
+Tests: `tests/ir/frontend/torch/test_archive.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ FUNCTIONS = frozenset({
     "Integer", "Rational", "Add", "Mul", "Mod", "Max", "Min", "Eq", "Equality", "Ne", "Unequality", "Lt", "Le", "Gt", "Ge",
     "StrictLessThan", "LessThan", "StrictGreaterThan",
     "GreaterThan", "And", "Or", "Not", "Abs", "floor", "ceiling",
-    "FloorDiv", "ModularIndexing", "Where", "PythonMod", "CleanDiv", "CeilToInt", "FloorToInt", "CeilDiv", "FloatTrueDiv", "IntTrueDiv",
+    "FloorDiv", "ModularIndexing", "Where", "PythonMod", "CleanDiv", "CeilToInt", "FloorToInt", "CeilDiv", "FloatTrueDiv",
+    "IntTrueDiv",
     "IsNonOverlappingAndDenseIndicator", "TruncToFloat", "TruncToInt", "RoundToInt", "RoundDecimal", "ToFloat", "Identity",
 })  # fmt: skip
 """Functions of dims, as sympy and torch name them."""
@@ -46,8 +49,8 @@ BYTES: Mapping[int, int] = {
 """Bytes of an element, by torch's number of its type."""
 
 
-def refuse(where: str, wanted: str, found: object) -> ParseError:
-    return ParseError(f"{where}: wanted {wanted}, found {found!r:.120}")
+def refuse(where: str, expected: str, got: object) -> ParseError:
+    return ParseError(f"{where}: expected {expected}, got {got!r:.120}")
 
 
 def whole(value: Any, where: str) -> int:
@@ -123,7 +126,7 @@ def record(**fields: Check) -> Check:
 
 
 def union(**kinds: Check) -> Check:
-    """Read an object of one field, whose name says what it is."""
+    """Read an object of one field, whose name is the kind of its value."""
 
     def check(value: Any, where: str) -> dict[str, Any]:
         kind = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else None
@@ -135,29 +138,29 @@ def union(**kinds: Check) -> Check:
 
 
 def always(value: Any) -> Check:
-    """Write a value whatever is found."""
-    return lambda _found, _where: value
+    """Write a fixed value in place of any value."""
+    return lambda _value, _where: value
 
 
 @lru_cache(maxsize=4096)
-def expression(given: str) -> str:
-    """Read the text of a symbolic dim, which torch gives to sympy to evaluate. Returns the text of what was understood."""
+def expression(source: str) -> str:
+    """Read the text of a symbolic dim, which torch passes to sympy to evaluate, and return it in a normal form."""
     try:
-        tree = ast.parse(given, mode="eval").body if len(given) <= MAX_EXPRESSION else None
+        tree = ast.parse(source, mode="eval").body if len(source) <= MAX_EXPRESSION else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         tree = None
     where = "symbolic dim"
     if tree is None:
-        raise refuse(where, f"an expression of dims of at most {MAX_EXPRESSION} characters", given)
+        raise refuse(where, f"an expression of dims of at most {MAX_EXPRESSION} characters", source)
     try:
         _scalar(tree, where, powers=True)
         return ast.unparse(tree)
     except RecursionError:
-        raise refuse(where, "an expression of few brackets and signs inside one another", given) from None
+        raise refuse(where, "an expression of few brackets and signs inside one another", source) from None
 
 
 def _scalar(e: ast.expr, where: str, powers: bool) -> None:
-    """Refuse what is no expression of dims. powers: a power is allowed here, since it stands within none"""
+    """Refuse anything but an expression of dims. powers: Whether a power is allowed; it is not within another power."""
     if isinstance(e, ast.Constant) and (type(e.value) is float or isinstance(e.value, bool)):
         return
     if isinstance(e, ast.Constant) and type(e.value) is int and e.value < 1 << 63:
@@ -211,7 +214,7 @@ def _power(base: ast.expr, exponent: ast.expr, where: str, powers: bool) -> None
 def spec(value: Any, where: str) -> str:
     """Read the container of a program's inputs or results: nested lists, tuples and dicts.
 
-    Containers of other packages become dicts where they name their fields, and torch is asked for no class."""
+    Containers of other packages become dicts where they name their fields, so that torch imports no class."""
     try:
         protocol, tree = json.loads(text(value, where))
     except (ValueError, TypeError, RecursionError):
@@ -244,8 +247,8 @@ def _container(tree: Any, where: str) -> dict[str, Any]:
 
 def metadata(value: Any, where: str) -> dict[str, str]:
     """Keep the places in source files that a node came from, for messages; leave out the rest, which torch evaluates."""
-    found = value.get("stack_trace") if isinstance(value, dict) else None
-    frames = _FRAME.findall(found) if isinstance(found, str) else []
+    trace = value.get("stack_trace") if isinstance(value, dict) else None
+    frames = _FRAME.findall(trace) if isinstance(trace, str) else []
     shown = [[re.sub(r"[^ -~]", "?", part) for part in frame] for frame in frames]
     lines = [f'  File "{f}", line {line}, in {function}\n    {code or "?"}' for f, line, function, code in shown]
     return {"stack_trace": "\n".join(lines)} if lines else {}
@@ -317,35 +320,35 @@ class Operators:
         return self._argument(value, where)
 
     def graph(self, value: Any, where: str) -> Any:
-        held = isinstance(value, dict) and value.get("custom_obj_values")
-        if held:
-            raise refuse(f"{where}.custom_obj_values", "no objects of Python classes", held)
+        objects = isinstance(value, dict) and value.get("custom_obj_values")
+        if objects:
+            raise refuse(f"{where}.custom_obj_values", "no objects of Python classes", objects)
         return self._graph(value, where)
 
     def program(self, value: Any, where: str) -> dict[str, Any]:
         """Read a program: what `models/*.json` of an archive holds."""
         module = record(graph=self.graph, signature=self._signature(), module_call_graph=_calls, metadata=always({}))
         ranges = record(min_val=optional(whole), max_val=optional(whole))
-        found: dict[str, Any] = record(
+        fields: dict[str, Any] = record(
             graph_module=module, opset_version=mapped(name, whole), range_constraints=mapped(_symbol, ranges),
             schema_version=record(major=whole, minor=whole), verifiers=listed(_dialect), torch_version=key, guards_code=always([]),
         )({"torch_version": "", **value} if isinstance(value, dict) else value, where)  # fmt: skip
         for field in ("graph_module", "opset_version", "range_constraints", "schema_version"):
-            if field not in found:
+            if field not in fields:
                 raise refuse(f"{where}.{field}", "a field of this name", None)
-        return found
+        return fields
 
     def _signature(self) -> Check:
-        tensor, own = record(arg=TENSOR), self._argument
+        tensor, argument = record(arg=TENSOR), self._argument
         constant = union(as_none=boolean, as_int=whole, as_float=number, as_string=text, as_bool=boolean)
         inputs = union(
-            user_input=record(arg=own), parameter=record(arg=TENSOR, parameter_name=key),
+            user_input=record(arg=argument), parameter=record(arg=TENSOR, parameter_name=key),
             buffer=record(arg=TENSOR, buffer_name=key, persistent=boolean),
             tensor_constant=record(arg=TENSOR, tensor_constant_name=key), token=tensor,
             constant_input=record(name=name, value=constant),
         )  # fmt: skip
         outputs = union(
-            user_output=record(arg=own), loss_output=tensor, token=tensor,
+            user_output=record(arg=argument), loss_output=tensor, token=tensor,
             buffer_mutation=record(arg=TENSOR, buffer_name=key), parameter_mutation=record(arg=TENSOR, parameter_name=key),
             gradient_to_parameter=record(arg=TENSOR, parameter_name=key),
             gradient_to_user_input=record(arg=TENSOR, user_input_name=name),
@@ -380,8 +383,8 @@ def _dialect(value: Any, where: str) -> str:
 
 def _calls(value: Any, where: str) -> list[Any]:
     """Keep the call of the whole program, whose containers name its results."""
-    own = [c for c in value if isinstance(c, dict) and c.get("fqn") == ""] if isinstance(value, list) else []
+    whole_program = [c for c in value if isinstance(c, dict) and c.get("fqn") == ""] if isinstance(value, list) else []
     signature = record(
         inputs=always([]), outputs=always([]), in_spec=spec, out_spec=spec, forward_arg_names=optional(listed(name))
     )
-    return [record(fqn=key, signature=optional(signature))(call, where) for call in own]
+    return [record(fqn=key, signature=optional(signature))(call, where) for call in whole_program]

@@ -1,4 +1,7 @@
-"""Convert torch.export programs to plain data; the one module that imports torch."""
+"""Convert torch.export programs to plain data; the one module that imports torch.
+
+Tests: `tests/ir/frontend/torch/test_archive.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +35,7 @@ from relax_tune.ir.frontend.torch.program import (
 # Operators not decomposed to core ATen, since their decompositions lose structure (weights repeated over the batch, views).
 WHOLE = (
     "linear.default", "matmul.default", "scaled_dot_product_attention.default", "silu.default", "layer_norm.default",
-    "rms_norm.default", "softmax.int", "log_softmax.int", "gelu.default", "einsum.default", "upsample_bicubic2d.vec",
+    "rms_norm.default", "softmax.int", "log_softmax.int", "logsumexp.default", "gelu.default", "einsum.default", "upsample_bicubic2d.vec",
     "_upsample_nearest_exact2d.vec", "col2im.default", "stft.default", "istft.default",
 )  # fmt: skip
 # Arguments about the memory of a tensor, which no value depends on.
@@ -42,7 +46,8 @@ DIM_CLASSES: Mapping[str, str] = {
 }  # fmt: skip
 # Whole numbers whose expression torch states: roundings of quotients of dims, and how a tensor lies in memory.
 STATED = frozenset({
-    "sym.trunc", "sym.floor", "sym.ceil", "sym.int", "aten.sym_storage_offset.default", "aten.sym_stride.int", "aten.sym_numel.default",
+    "sym.trunc", "sym.floor", "sym.ceil", "sym.int", "aten.sym_storage_offset.default", "aten.sym_stride.int",
+    "aten.sym_numel.default",
 })  # fmt: skip
 DIM_FUNCTIONS = frozenset({
     *(f"_operator.{f}" for f in (
@@ -54,9 +59,11 @@ DIM_FUNCTIONS = frozenset({
 })  # fmt: skip
 """Functions of dims in files."""
 INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
-"""Operators on graphs whose graph stands for them."""
+"""Operators that are replaced by the graph in their arguments."""
 READ = "aten._local_scalar_dense.default"
 """The operator that reads a number from a tensor, for which torch has a symbol."""
+LARGEST_SCALED = 1 << 20
+"""Largest dim that a fraction multiplies."""
 DIMS_FILE = "dims.json"
 """Name of the extra file of `torch.export.save` that holds the names of dims, which torch does not save."""
 _FRAME = re.compile(r'File "([^"]*)", line (\d+), in [^\n]*\n\s*([^\n]*)')
@@ -69,7 +76,7 @@ def require_torch() -> Any:
         importlib.import_module("torch.export")
     except ImportError as error:
         raise UserError(
-            f"wanted the torch package to read torch.export programs, found: {error}; install it with: "
+            f"expected the torch package to read torch.export programs, got: {error}; install it with: "
             "pip install 'relax-tune[torch]'"
         ) from None
     return torch
@@ -85,19 +92,22 @@ def is_exported_program(value: object) -> bool:
 def plain_program(source: Any, trust: bool = False, read: Container[str] = ()) -> TorchProgram:
     """Convert an `ExportedProgram`, or a .pt2 file, decomposed to core ATen operators and `WHOLE`.
 
-    trust: let torch open the file, and unpickle and evaluate what is in it
-    read: operators that the caller reads, such as `aten.relu.default`; a file has no others without `trust`, but for such as torch
-      decomposes
+    Args:
+        trust: Let torch open the file, and unpickle and evaluate what is in it.
+        read: Operators that the caller reads, such as `aten.relu.default`. Without `trust` a file may contain only these, and
+            operators that torch decomposes.
 
-    Raises: UserError without torch, and for a file that only torch could read; ParseError for another file, or for a program that
-    writes to its buffers or inputs."""
+    Raises:
+        UserError: torch is not installed, or only torch could read the file.
+        ParseError: The file is not such a program.
+    """
     saved: str | bytes = ""
     if isinstance(source, (str, Path)):
         source, saved = _opened(require_torch(), source) if trust else _read_archive(Path(source), read)
     torch = require_torch()
     if not is_exported_program(source):
         raise ParseError(
-            f"wanted a torch.export.ExportedProgram, found a {type(source).__name__}; export the model first"
+            f"expected a torch.export.ExportedProgram, got a {type(source).__name__}; export the model first"
         )
     names = _dim_names(source) or _saved_names(source, saved)  # decomposition loses them
     table = torch.export.default_decompositions()
@@ -111,7 +121,7 @@ def plain_program(source: Any, trust: bool = False, read: Container[str] = ()) -
         except Exception as error:  # decompositions run the model's operators, which may raise anything
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise ParseError(
-                f"wanted a program that torch can decompose into core ATen operators, found {type(error).__name__}: {why:.300}; "
+                f"expected a program that torch can decompose into core ATen operators, got {type(error).__name__}: {why:.300}; "
                 "export the part that it names without dynamic dims, or write it with other operators"
             ) from error
     return _Reader(torch, source, names).run()
@@ -125,13 +135,13 @@ def _opened(torch: Any, path: str | Path | IO[bytes], shown: object = None) -> t
     except Exception as error:  # an archive of unknown origin may raise anything
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ParseError(
-            f"{shown or path}: wanted a program saved by torch.export.save, found: {why:.200}; save it with this torch "
+            f"{shown or path}: expected a program saved by torch.export.save, got: {why:.200}; save it with this torch "
             f"({torch.__version__})"
         ) from None
 
 
 def _read_archive(path: Path, read: Container[str]) -> tuple[Any, str | bytes]:
-    """Read a file by our own reader, and give torch what is data in it."""
+    """Read a file with the reader of `archive`, which passes only data to torch."""
 
     @cache
     def known(target: str) -> bool:
@@ -145,7 +155,7 @@ def _read_archive(path: Path, read: Container[str]) -> tuple[Any, str | bytes]:
         data, saved = data_archive(path, known, DIMS_FILE)
     except ParseError as error:
         raise UserError(
-            f"{path}: {error}. Only torch reads such a file whole, and it unpickles and evaluates parts of it, so whoever wrote the "
+            f"{path}: {error}. Only torch reads such a file whole, and it unpickles and evaluates parts of it, so the author of the "
             "file can run any program as you. If you trust them, give --trust-model (trust=True in Python); else save the model with "
             "a newer torch, or export it to ONNX"
         ) from None
@@ -156,7 +166,7 @@ def _read_archive(path: Path, read: Container[str]) -> tuple[Any, str | bytes]:
 def _only_computes(torch: Any, table: Container[Any], read: Container[str], target: str) -> bool:
     """Return whether an operator of a file computes results, and does nothing else.
 
-    True for arithmetic on dims, for operators that the importer reads, and for those of aten that torch decomposes by `table`, also
+    True for arithmetic on dims, for operators that the importer reads, and for operators of aten that torch decomposes by `table`, also
     in place."""
     path = re.fullmatch(r"torch\.ops\.([a-z]\w*)\.(\w+)(?:\.(\w+))?", target, re.ASCII)
     if path is None or (path[1] != "higher_order") != (path[3] is not None):
@@ -179,7 +189,7 @@ def _only_computes(torch: Any, table: Container[Any], read: Container[str], targ
 def _scaled(e: Any) -> tuple[Any, int, int] | None:
     """Read a dim times a number, rounded down, as (dim, numerator, denominator).
 
-    None for another expression, and where the product of floats may be rounded: the denominator must be a power of two."""
+    None for another expression, and where no simple ratio rounds as the product of floats does, for dims up to `LARGEST_SCALED`."""
     factors = [f for f in e.args[0].args if not f.is_Float]
     numbers = [float(f) for f in e.args[0].args if f.is_Float]
     if (
@@ -189,13 +199,18 @@ def _scaled(e: Any) -> tuple[Any, int, int] | None:
         or len(numbers) != 1
     ):
         return None
-    over, under = numbers[0].as_integer_ratio()
-    return (factors[0].args[0], over, under) if numbers[0] > 0 and under <= 1 << 10 and over <= 1 << 20 else None
+    ratio = Fraction(numbers[0])
+    if ratio.denominator > 1 << 10:  # such as 0.7: the nearest simple ratio, if it rounds alike
+        ratio = ratio.limit_denominator(1 << 10)
+        dims = np.arange(LARGEST_SCALED + 1)
+        if not np.array_equal(np.trunc(dims * numbers[0]), dims * ratio.numerator // ratio.denominator):
+            return None
+    return (factors[0].args[0], *ratio.as_integer_ratio()) if numbers[0] > 0 and ratio.numerator <= 1 << 20 else None
 
 
 def _dim_names(exported: Any) -> dict[str, str]:
     """Return the user's names of dynamic dims by place, `input[axis]`; empty for a saved program, which lacks them."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for node in exported.graph.nodes:
         value = node.meta.get("val") if node.op == "placeholder" else None
         for dim in getattr(value, "shape", ()):
@@ -203,21 +218,23 @@ def _dim_names(exported: Any) -> dict[str, str]:
             for place, name in known.items():
                 at = re.fullmatch(r"L((?:\[[^\]]+\])+)\.size\(\)\[(\d+)\]", place)
                 if at:
-                    given = "_".join(re.findall(r"\w+", at[1]))
-                    found[f"{given}[{at[2]}]"] = str(name)
-    return found
+                    input_name = "_".join(re.findall(r"\w+", at[1]))
+                    names[f"{input_name}[{at[2]}]"] = str(name)
+    return names
 
 
 def _saved_names(exported: Any, saved: str | bytes) -> dict[str, str]:
-    """Read the names of dims by place from the text that was saved beside a program, such as `{"x": {"0": "batch"}}`.
+    """Read the names of dims by place from the text that was saved with a program, such as `{"x": {"0": "batch"}}`.
 
-    Raises: ParseError for a place that is no dynamic dim, and for a symbol with two names."""
+    Raises:
+        ParseError: A place is not a dynamic dim, or a symbol has two names.
+    """
     if not saved:
         return {}
 
-    def wrong(wanted: str, given: object) -> ParseError:
+    def wrong(expected: str, value: object) -> ParseError:
         return ParseError(
-            f"{DIMS_FILE} in the program: wanted {wanted}, found {given!r:.80}; save the program with others"
+            f"{DIMS_FILE} in the program: expected {expected}, got {value!r:.80}; save the program with others"
         )
 
     try:
@@ -227,30 +244,31 @@ def _saved_names(exported: Any, saved: str | bytes) -> dict[str, str]:
     if not isinstance(data, dict) or not all(isinstance(axes, dict) for axes in data.values()):
         raise wrong("an object of the names of dims by input and axis", data)
     shapes = {n.name: getattr(n.meta.get("val"), "shape", ()) for n in exported.graph.nodes if n.op == "placeholder"}
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     symbols: dict[str, str] = {}
-    for place, name in ((f"{given}[{axis}]", name) for given, axes in data.items() for axis, name in axes.items()):
+    for place, name in ((f"{value}[{axis}]", name) for value, axes in data.items() for axis, name in axes.items()):
         if not isinstance(name, str) or not name.isidentifier():
             raise wrong(f"an identifier as the name of {place}", name)
-        given, _, axis = place[:-1].rpartition("[")
-        dims = shapes.get(given, ())
+        value, _, axis = place[:-1].rpartition("[")
+        dims = shapes.get(value, ())
         dim = dims[int(axis)] if axis.isdecimal() and int(axis) < len(dims) else None
         expr = getattr(getattr(dim, "node", None), "expr", None)
         if expr is None or not expr.is_symbol:
             raise wrong("inputs of the program and axes whose dims are dynamic", place)
         if symbols.setdefault(str(expr), name) != name or list(symbols.values()).count(name) > 1:
             raise wrong(f"one name for each dim that differs, and one dim for {name}", place)
-        found[place] = name
-    return found
+        names[place] = name
+    return names
 
 
 class _Reader:
     """Converter of one program, in one walk over its nodes."""
 
     def __init__(self, torch: Any, exported: Any, names: Mapping[str, str]) -> None:
-        self.torch, self.exported, self.given = torch, exported, names
+        self.torch, self.exported, self.saved_names = torch, exported, names
         self.types: dict[Any, DType] = {getattr(torch, d.name): d for d in ALL if hasattr(torch, d.name)}
         self.names: dict[str, str] = {}
+        self.scaled: list[tuple[Any, int, int | None]] = []  # ranges of dims that are multiplied by fractions
 
     def run(self) -> TorchProgram:
         nodes = list(self.exported.graph.nodes)
@@ -262,14 +280,19 @@ class _Reader:
         weights: dict[str, NDArray[Any]] = {}
         stored: dict[Any, str] = {}
         calls: list[TorchCall] = []
+        state: list[tuple[str, TorchTensor]] = []
         outputs: tuple[tuple[str, Any], ...] = ()
+        # the state: buffers that the program writes to are inputs behind the user's, and their new values are results
+        written = {spec.target for spec in signature.output_specs if spec.kind.name == "BUFFER_MUTATION"}
         for n in nodes:
             if n.op == "placeholder":
                 spec = specs[n.name]
-                if spec.kind.name == "USER_INPUT":
-                    given = self._input(n, spec)
-                    if given is not None:
-                        inputs.append((n.name, given))
+                if spec.target in written and spec.kind.name == "BUFFER":
+                    state.append((n.name, self._meta(n.meta["val"])))
+                elif spec.kind.name == "USER_INPUT":
+                    annotation = self._input(n, spec)
+                    if annotation is not None:
+                        inputs.append((n.name, annotation))
                 else:
                     constants[n.name] = self._weight(spec, weights, stored)
             elif n.op == "output":
@@ -277,35 +300,35 @@ class _Reader:
             elif self._graph_of(n) is None:
                 calls.append(self._call(n))
         return TorchProgram(
-            self._symbols(), tuple(inputs), constants, weights, tuple(calls), outputs, tuple(self._limits())
+            self._symbols(), (*inputs, *state), constants, weights, tuple(calls), outputs, tuple(self._limits())
         )
 
     # dims
 
     def _name_symbols(self, inputs: list[Any]) -> None:
         """Name each dim by the user's name, or after the first input and axis that has it by itself."""
-        taken: set[str] = set()
+        used: set[str] = set()
         for n in inputs:
             for axis, dim in enumerate(getattr(n.meta.get("val"), "shape", ())):
-                own = getattr(getattr(dim, "node", None), "expr", None)
-                if own is None or not own.is_symbol or str(own) in self.names:
+                expression = getattr(getattr(dim, "node", None), "expr", None)
+                if expression is None or not expression.is_symbol or str(expression) in self.names:
                     continue
-                name = identifier(self.given.get(f"{n.name}[{axis}]", f"{n.name}_{axis}"))
-                while name in taken:
+                name = identifier(self.saved_names.get(f"{n.name}[{axis}]", f"{n.name}_{axis}"))
+                while name in used:
                     name += "_"
-                taken.add(name)
-                self.names[str(own)] = name
+                used.add(name)
+                self.names[str(expression)] = name
 
     def _symbols(self) -> tuple[TorchSymbol, ...]:
-        found: dict[str, TorchSymbol] = {}
+        symbols: dict[str, TorchSymbol] = {}
         for expr, span in self.exported.range_constraints.items():
             if expr.is_symbol:
                 name = self.names.get(str(expr), str(expr))
                 upper = int(span.upper) if span.upper.is_Integer else None
-                found[name] = TorchSymbol(name, max(int(span.lower), 0) if span.lower.is_Integer else 0, upper)
+                symbols[name] = TorchSymbol(name, max(int(span.lower), 0) if span.lower.is_Integer else 0, upper)
         for name in self.names.values():
-            found.setdefault(name, TorchSymbol(name, 0, None))
-        return tuple(found.values())
+            symbols.setdefault(name, TorchSymbol(name, 0, None))
+        return tuple(symbols.values())
 
     def _limits(self) -> Iterator[tuple[Any, int, int | None]]:
         """Yield the ranges of computed dims, such as twice a symbol."""
@@ -313,6 +336,7 @@ class _Reader:
             if not expr.is_symbol and not expr.is_Integer:
                 upper = int(span.upper) if span.upper.is_Integer else None
                 yield self._expr(expr), max(int(span.lower), 0) if span.lower.is_Integer else 0, upper
+        yield from self.scaled
 
     def _dim(self, dim: Any) -> Any:
         if isinstance(dim, int):
@@ -338,9 +362,10 @@ class _Reader:
         scaled = _scaled(e) if kind == "TruncToInt" else None
         if scaled is not None:
             dim, over, under = scaled
+            self.scaled.append((self._expr(dim), 0, LARGEST_SCALED))
             return ["floordiv", ["mul", self._expr(dim), over], under]
         if kind not in DIM_CLASSES:
-            raise ParseError(f"wanted dims of {', '.join(sorted(set(DIM_CLASSES.values())))}, found {e}")
+            raise ParseError(f"expected dims of {', '.join(sorted(set(DIM_CLASSES.values())))}, got {e}")
         return [DIM_CLASSES[kind], *map(self._expr, e.args)]
 
     # values
@@ -351,13 +376,13 @@ class _Reader:
         return [self._meta(v) for v in value] if isinstance(value, (tuple, list)) else None
 
     def _input(self, n: Any, spec: Any) -> TorchTensor | None:
-        found = self._meta(n.meta.get("val"))
-        if isinstance(found, TorchTensor):
-            return found
+        annotation = self._meta(n.meta.get("val"))
+        if isinstance(annotation, TorchTensor):
+            return annotation
         if type(spec.arg).__name__ == "ConstantArgument":  # fixed while exporting
             return None
         raise ParseError(
-            f"input {n.name}: wanted a tensor, found {type(n.meta.get('val')).__name__}; export it as a tensor"
+            f"input {n.name}: expected a tensor, got {type(n.meta.get('val')).__name__}; export it as a tensor"
         )
 
     def _weight(self, spec: Any, weights: dict[str, NDArray[Any]], stored: dict[Any, str]) -> str:
@@ -366,16 +391,16 @@ class _Reader:
         if spec.kind.name == "TOKEN":
             called = [n.args[1] for n in self.exported.graph.nodes if "with_effects" in str(n.target)]
             raise ParseError(
-                f"operator {called[0] if called else 'of the program'}: wanted a program that only computes results, found an "
+                f"operator {called[0] if called else 'of the program'}: expected a program that only computes results, got an "
                 "effect: a check of values at run time; export the model without it"
             )
         tensor = self.exported.state_dict.get(target, self.exported.constants.get(target))
         if not isinstance(tensor, self.torch.Tensor):
-            raise ParseError(f"{spec.kind.name.lower()} {target}: wanted a tensor, found {type(tensor).__name__}")
+            raise ParseError(f"{spec.kind.name.lower()} {target}: expected a tensor, got {type(tensor).__name__}")
         parts = COMPLEX.get(str(tensor.dtype))
         if tensor.dtype not in self.types and parts is None:
             raise ParseError(
-                f"weight {target}: wanted an element type among {', '.join(map(str, ALL))}, found {tensor.dtype}; convert "
+                f"weight {target}: expected an element type among {', '.join(map(str, ALL))}, got {tensor.dtype}; convert "
                 "the model, as with model.float(), before exporting it"
             )
         layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj())
@@ -387,7 +412,7 @@ class _Reader:
                 pairs = np.asarray(self.torch.view_as_real(values.resolve_conj()).numpy(), order="C")
                 weights[target] = pairs.view([("real", pairs.dtype), ("imag", pairs.dtype)])[..., 0]
                 return target
-            if element is bf16 or element.is_small:  # torch gives NumPy only its bits
+            if element is bf16 or element.is_small:  # torch exports only its bits to NumPy
                 values = values.contiguous().view(self.torch.int16 if element is bf16 else self.torch.uint8)
             weights[target] = np.asarray(values.numpy(), order="C").view(element.numpy)
         return stored[key]
@@ -424,7 +449,7 @@ class _Reader:
         return TorchGraph(params, tuple(map(self._call, calls)), tuple(map(self._argument, listed)))
 
     def _saturates(self, element: Any) -> bool:
-        """Return whether a cast to a small float gives its largest number for larger ones; versions of torch differ."""
+        """Return whether a cast to a small float saturates; versions of torch differ."""
         return bool(self.torch.tensor(1e30).to(element).float().isfinite())
 
     def _operator(self, n: Any) -> str:
@@ -452,14 +477,17 @@ class _Reader:
 
     def _outputs(self, n: Any, signature: Any) -> tuple[tuple[str, Any], ...]:
         results: list[Any] = []
+        state: list[tuple[str, Any]] = []
         for value, spec in zip(n.args[0], signature.output_specs, strict=True):
-            if spec.kind.name != "USER_OUTPUT":
+            if spec.kind.name in ("BUFFER_MUTATION", "USER_INPUT_MUTATION"):
+                state.append((identifier(f"new_{spec.target}"), self._argument(value)))
+            elif spec.kind.name == "USER_OUTPUT":
+                results.append(self._argument(value))
+            else:
                 raise ParseError(
-                    f"output {value}: wanted a program that only computes results, found one that writes to "
-                    f"{spec.target or spec.kind.name}; return the new value instead, such as the grown cache"
+                    f"output {value}: expected results, and new values of buffers and inputs, got one of kind {spec.kind.name}"
                 )
-            results.append(self._argument(value))
-        return tuple(zip(self._output_names(len(results)), results, strict=True))
+        return (*zip(self._output_names(len(results)), results, strict=True), *state)
 
     def _output_names(self, count: int) -> list[str]:
         """Name results by the keys of their structure, such as `logits`, or else `output` or `output_0`, `output_1` ..."""

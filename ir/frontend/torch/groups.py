@@ -8,55 +8,53 @@ from dataclasses import replace
 from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.expr import Expr, add, as_int, const, mul
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.shared.compositions import cast_to, slice_axis
-from relax_tune.ir.frontend.shared.indexing import gather
+from relax_tune.ir.frontend.shared.handlers.indexing import gather
+from relax_tune.ir.frontend.shared.node import number_of
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
-from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_value, number_of
+from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_value
 from relax_tune.ir.op.base import product
-from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.indexing.movement import ExpandDims, Take
+from relax_tune.ir.op.indexing.movement import Take
 from relax_tune.ir.op.indexing.scatter import ScatterND
-from relax_tune.ir.op.math.elementwise import AddScalar, Cast, Div, MaximumScalar, Minimum, Mul, MulScalar
-from relax_tune.ir.op.math.logic import Equal, LessEqual, LogicalAnd
-from relax_tune.ir.op.math.numeric import Floor
-from relax_tune.ir.op.reduction.linalg import Matmul
-from relax_tune.ir.op.reduction.reduce import Mean, Sum
+from relax_tune.ir.op.reduction.reduce import MaxOrLowest, Mean, Sum
 
 MODES = ("sum", "mean", "max")
 
 
 def _group_of_each(w: Writer, starts: Value, count: ImportedValue) -> Value:
     """Return the number of `starts` up to each row, for as many rows as `count` has."""
-    place = w.emit(ExpandDims((1,)), w.emit(Iota(count.shape[0])))
-    begun = w.emit(Cast(i64), w.emit(LessEqual(), w.emit(ExpandDims((0,)), starts), place))
-    return w.emit(Sum((1,), False), begun)
+    place = w.expand_dims(w.iota(count.shape[0]), (1,))
+    begun = w.cast(w.less_equal(w.expand_dims(starts, (0,)), place), i64)
+    return w.sum(begun, (1,), False)
 
 
 def _embedding_bag(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
-    """Import the rows of a table added up by bag; the row's bag is the number of offsets up to it, minus 1."""
+    """Import the rows of a table added up, or their maxima, by bag; the row's bag is the number of offsets up to it, minus 1."""
     table, indices, offsets = n.item(0), n.item(1), n.item(2)
-    mode, weights = n.number(4, "mode", 0), n.given(6, "per_sample_weights")
-    if mode > 1:
-        raise n.refuse(f"wanted mode 'sum' or 'mean', found {MODES[mode]!r}")
+    mode, weights = n.number(4, "mode", 0), n.argument(6, "per_sample_weights")
+    if mode not in range(len(MODES)):
+        raise n.refuse(f"expected a mode among {', '.join(MODES)}, got {mode}")
     if n.number(8, "padding_idx", -1) != -1:
-        raise n.refuse("wanted no padding_idx; leave the padding out of the bags")
+        raise n.refuse("expected no padding_idx; leave the padding out of the bags")
     element, count = n.dtype, n.dims[0]
     if (length := _bag_length(w, offsets, indices, count)) is not None:
         return [_bags_of_one_length(w, n, length), None, None, None]
     starts = as_value(w, offsets, i64)
-    if n.given(7, "include_last_offset", False):
-        starts = slice_axis(w, starts, 0, const(0), count)
+    if n.argument(7, "include_last_offset", False):
+        starts = w.slice(starts, 0, const(0), count)
     work = f32 if element.is_half else element
-    rows = cast_to(w, w.tensor(gather(w, table, 0, replace(indices, natural=True))), element, work)
+    rows = w.cast(w.tensor(gather(w, table, 0, replace(indices, natural=True))), work)
     if isinstance(weights, ImportedValue):
-        rows = w.emit(Mul(), rows, w.emit(ExpandDims((1,)), as_value(w, weights, work)))
-    bag = w.emit(ExpandDims((1,)), w.emit(AddScalar(-1), _group_of_each(w, starts, indices)))
-    found = w.emit(ScatterND("add"), w.full(n.dims, 0, work), bag, rows)
+        rows = w.mul(rows, w.expand_dims(as_value(w, weights, work), (1,)))
+    bag = w.expand_dims(w.add(_group_of_each(w, starts, indices), -1), (1,))
+    if mode == 2:  # an empty bag gives 0
+        top = w.emit(ScatterND("max"), w.full(n.dims, float("-inf"), work), bag, rows)
+        return [w.of(w.cast(w.where(w.equal(top, float("-inf")), 0.0, top), element)), None, None, None]
+    sums = w.emit(ScatterND("add"), w.full(n.dims, 0, work), bag, rows)
     if mode == 1:
         size = w.emit(ScatterND("add"), w.full((count,), 0, i64), bag, w.full(indices.shape, 1, i64))
-        divisor = w.emit(ExpandDims((1,)), cast_to(w, w.emit(MaximumScalar(1), size), i64, work))
-        found = w.emit(Div(), found, divisor)
-    return [w.of(cast_to(w, found, work, element)), None, None, None]
+        divisor = w.expand_dims(w.cast(w.maximum(size, 1), work), (1,))
+        sums = w.div(sums, divisor)
+    return [w.of(w.cast(sums, element)), None, None, None]
 
 
 def _bag_length(w: Writer, offsets: ImportedValue, indices: ImportedValue, count: Expr) -> Expr | None:
@@ -68,51 +66,50 @@ def _bag_length(w: Writer, offsets: ImportedValue, indices: ImportedValue, count
 
 
 def _bags_of_one_length(w: Writer, n: TorchNode, length: Expr) -> ImportedValue:
-    """Import sums or means of bags that are rows of a matrix of indices."""
-    table, indices, weights = n.item(0), n.item(1), n.given(6, "per_sample_weights")
+    """Import sums, means or maxima of bags that are rows of a matrix of indices."""
+    table, indices, weights = n.item(0), n.item(1), n.argument(6, "per_sample_weights")
     element, count = n.dtype, n.dims[0]
     work = f32 if element.is_half else element
     places = w.of(w.reshape(w.tensor(indices), (count, length)), True)
-    rows = cast_to(w, w.tensor(gather(w, table, 0, places)), element, work)
+    rows = w.cast(w.tensor(gather(w, table, 0, places)), work)
     if isinstance(weights, ImportedValue):
         share = w.reshape(as_value(w, weights, work), (count, length))
-        rows = w.emit(Mul(), rows, w.emit(ExpandDims((2,)), share))
-    found = w.emit(Mean((1,)) if n.number(4, "mode", 0) else Sum((1,)), rows)
-    return w.of(cast_to(w, found, work, element))
+        rows = w.mul(rows, w.expand_dims(share, (2,)))
+    reduction = (Sum((1,)), Mean((1,)), MaxOrLowest((1,)))[n.number(4, "mode", 0)]
+    y = w.emit(reduction, rows)
+    return w.of(w.cast(y, element))
 
 
 def _histogram(w: Writer, n: TorchNode) -> ImportedValue:
     """Import the numbers of elements in bins of one width; NaN and elements outside count nowhere."""
     bins = n.number(1, "bins", 100)
-    low, high = (number_of(n.given(p, name, 0)) for p, name in ((2, "min"), (3, "max")))
+    low, high = (number_of(n.argument(p, name, 0)) for p, name in ((2, "min"), (3, "max")))
     if low is None or high is None or not low < high:
-        raise n.refuse(f"wanted min and max as numbers, min below max, found {low} and {high}")
+        raise n.refuse(f"expected min and max as numbers, min below max, got {low} and {high}")
     x = w.reshape(w.tensor(n.item(0)), [w.simplify(product(n.item(0).shape))])
-    inside = w.emit(
-        LogicalAnd(), w.emit(LessEqual(), w.literal(low, n.dtype), x), w.emit(LessEqual(), x, w.literal(high, n.dtype))
-    )
-    place = w.emit(MulScalar(float(bins)), w.emit(AddScalar(-low), x) if low else x)
-    place = w.emit(Floor(), w.emit(Div(), place, w.literal(high - low, n.dtype)))
-    place = w.emit(Minimum(), place, w.literal(bins - 1, n.dtype))
-    every = w.emit(ExpandDims((1,)), w.emit(Cast(n.dtype), w.emit(Iota(const(bins)))))
-    hit = w.emit(
-        LogicalAnd(), w.emit(Equal(), every, w.emit(ExpandDims((0,)), place)), w.emit(ExpandDims((0,)), inside)
-    )
-    return w.of(w.emit(Cast(n.dtype), w.emit(Sum((1,), False), w.emit(Cast(i64), hit))), True)
+    inside = w.logical_and(w.less_equal(low, x), w.less_equal(x, high))
+    place = w.mul(w.add(x, -low) if low else x, float(bins))
+    place = w.floor(w.div(place, w.literal(high - low, n.dtype)))
+    place = w.minimum(place, bins - 1)
+    every = w.expand_dims(w.cast(w.iota(const(bins)), n.dtype), (1,))
+    hit = w.logical_and(w.equal(every, w.expand_dims(place, (0,))), w.expand_dims(inside, (0,)))
+    return w.of(w.cast(w.sum(w.cast(hit, i64), (1,), False), n.dtype), True)
 
 
 def _grouped_product(w: Writer, n: TorchNode) -> ImportedValue:
-    """Import the products of rows with the matrix of their group; a group ends where its offset says."""
-    x, weight, ends = n.item(0), n.item(1), n.given(2, "offs")
+    """Import the products of rows with the matrix of their group; the offset of a group is its end."""
+    x, weight, ends = n.item(0), n.item(1), n.argument(2, "offs")
     if x.ndim != 2 or weight.ndim != 3 or not isinstance(ends, ImportedValue):
-        raise n.refuse("wanted rows (s, k), matrices (groups, k, n) and offsets; use torch.bmm for products of stacks")
-    if n.given(3, "bias") is not None:
-        raise n.refuse("wanted no bias; add it to the result")
+        raise n.refuse(
+            "expected rows (s, k), matrices (groups, k, n) and offsets; use torch.bmm for products of stacks"
+        )
+    if n.argument(3, "bias") is not None:
+        raise n.refuse("expected no bias; add it to the result")
     group = _group_of_each(w, as_value(w, ends, i64), x)
     last = w.size(w.simplify(add(weight.shape[0], -1)))
-    table = w.emit(Take(), w.tensor(weight), w.emit(Minimum(), group, last))
-    found = w.emit(Matmul(), w.emit(ExpandDims((1,)), w.tensor(x)), table)
-    return w.of(cast_to(w, w.reshape(found, n.dims), x.dtype, n.dtype))
+    table = w.emit(Take(), w.tensor(weight), w.minimum(group, last))
+    products = w.matmul(w.expand_dims(w.tensor(x), (1,)), table)
+    return w.of(w.cast(w.reshape(products, n.dims), n.dtype))
 
 
 HANDLERS: Mapping[str, Handler] = {

@@ -2,74 +2,77 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from relax_tune.errors import DeduceError, ParseError, UserError
+from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.core.dtype import ALL, i64
 from relax_tune.ir.core.expr import Expr, ge, le
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.shared.compositions import finish_import
+from relax_tune.ir.frontend.shared.finish import finish_import
+from relax_tune.ir.frontend.shared.node import Neighbours, near_names
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, identifier
-from relax_tune.ir.frontend.torch import functions, groups, logic, math, neural, order, select
+from relax_tune.ir.frontend.torch import (
+    compare,
+    control,
+    dims,
+    fourier,
+    groups,
+    indexing,
+    math,
+    neural,
+    order,
+    random,
+    reduce,
+    resize,
+    sizes,
+    special,
+    window,
+)
+from relax_tune.ir.frontend.torch import complex as torch_complex
 from relax_tune.ir.frontend.torch import shape as torch_shape
-from relax_tune.ir.frontend.torch.complex import fourier, windows
-from relax_tune.ir.frontend.torch.complex import math as complex_math
-from relax_tune.ir.frontend.torch.complex.parts import constant, is_complex
-from relax_tune.ir.frontend.torch.control import data_sizes, dims, graphs
 from relax_tune.ir.frontend.torch.export import plain_program
-from relax_tune.ir.frontend.torch.images import resize, window
 from relax_tune.ir.frontend.torch.node import ComplexValue, Handler, TorchNode, as_item, dim
 from relax_tune.ir.frontend.torch.program import DIMS, Ref, TorchCall, TorchGraph, TorchProgram, TorchTensor, dim_of
-from relax_tune.ir.frontend.torch.special import bessel, determinant, errors, gamma, random
 
 Bounds = Mapping[str, tuple[int, int]]
 
+MODULES = (
+    math, compare, dims, torch_shape, indexing, reduce, order, groups, neural, window, resize, random, special,
+    fourier, sizes,
+)  # fmt: skip
 SUPPORTED: Mapping[str, Handler] = {
-    **math.HANDLERS,
-    **logic.HANDLERS,
-    **dims.HANDLERS,
-    **torch_shape.HANDLERS,
-    **neural.HANDLERS,
-    **window.HANDLERS,
-    **resize.HANDLERS,
-    **functions.HANDLERS,
-    **select.HANDLERS,
-    **groups.HANDLERS,
-    **order.HANDLERS,
-    **random.HANDLERS,
-    **gamma.HANDLERS,
-    **errors.HANDLERS,
-    **bessel.HANDLERS,
-    **determinant.HANDLERS,
-    **complex_math.MADE,
-    **fourier.HANDLERS,
-    **windows.HANDLERS,
-    **data_sizes.HANDLERS,
+    **{op: handler for module in MODULES for op, handler in module.HANDLERS.items()},
+    **torch_complex.CONSTRUCTORS,
 }
 
 
 def load_torch_export(program: Any, bounds: Bounds | None = None, trust: bool = False) -> IRModule:
     """Import a torch.export program as `main(inputs in order) -> results` (a tuple when there are several).
 
-    A dynamic dim has the name of its `torch.export.Dim`. torch does not save the names; a file may hold them beside the program:
+    A dynamic dim has the name of its `torch.export.Dim`. torch does not save the names; a file may hold them as extra data:
     `torch.export.save(program, path, extra_files={"dims.json": '{"x": {"0": "batch"}}'})`. A dim without a name is `<input>_<axis>`,
     after the first input that has it by itself. Parameters and buffers become constants of their names; tied ones are one constant.
-    Results have the keys of the program's result, such as `logits`.
+    Results have the keys of the program's result, such as `logits`. Buffers that the program writes to are inputs behind the
+    others; the new values of these and of written inputs are results behind the others, `new_<name>`.
 
-    program: `torch.export.ExportedProgram`, or path of a .pt2 file of `torch.export.save`
-    bounds: inclusive (lower, upper) of dynamic dims by name, within the exported ranges
-    trust: let torch unpickle and evaluate what a file holds beside its graph and numbers
+    Args:
+        program: `torch.export.ExportedProgram`, or path of a .pt2 file of `torch.export.save`.
+        bounds: Inclusive (lower, upper) of dynamic dims by name, within the exported ranges.
+        trust: Let torch unpickle and evaluate what a file holds besides its graph and numbers.
 
-    Raises: UserError when torch is not installed, a bound does not fit, or a file needs `trust`; ParseError for another file, or
-    for an unsupported operator, element type or side effect, naming the node and similar names."""
-    given = str(program) if isinstance(program, Path) else program
-    return import_program(plain_program(given, trust, {*SUPPORTED, *graphs.HANDLERS}), bounds)
+    Raises:
+        UserError: torch is not installed, a bound does not fit, or a file needs `trust`.
+        ParseError: The file is not such a program, or has an unsupported operator, element type or side effect; the message
+            names the node.
+    """
+    source = str(program) if isinstance(program, Path) else program
+    return import_program(plain_program(source, trust, {*SUPPORTED, *control.HANDLERS}), bounds)
 
 
 def import_program(program: TorchProgram, bounds: Bounds | None = None) -> IRModule:
@@ -94,8 +97,7 @@ class _Importer:
         self.symbols: dict[str, Expr] = {}
         self.data_sizes = {s.name for s in program.symbols} - set(_names([m.dims for _, m in program.inputs]))
         self.env: dict[str, Any] = {}
-        self.makers = {c.name: f"{c.op} {c.name!r}" for c in program.nodes}
-        self.readers: dict[str, list[str]] = {}
+        self.neighbours = Neighbours((f"{c.op} {c.name!r}", _refs_of(c), (c.name,)) for c in program.nodes)
         self.plain = self._read_by_linear_layers_only()
 
     def run(self) -> IRModule:
@@ -103,14 +105,14 @@ class _Importer:
         for name, meta in self.program.inputs:
             if meta.parts is not None:
                 raise ParseError(
-                    f"input {name}: wanted a real tensor, found {meta.spelled}; give its parts as the last dim, as of "
+                    f"input {name}: expected a real tensor, got {meta.spelled}; give its parts as the last dim, as of "
                     "torch.view_as_real, and join them in the model by torch.view_as_complex"
                 )
             info = self._info(meta, f"input {name}")
             self.env[name] = self.w.of(self.w.g.input(identifier(name), info.shape or (), info.dtype))
             self.w.reserved.add(identifier(name))
         self._limit()
-        items = {key: constant(self.w, array, key) for key, array in self.program.weights.items()}
+        items = {key: torch_complex.constant(self.w, array, key) for key, array in self.program.weights.items()}
         self.env.update((name, items[key]) for name, key in self.program.constants.items())
         names, results = [], []
         for name, value in self.program.outputs:
@@ -122,16 +124,16 @@ class _Importer:
         for name, value in self.program.outputs:
             if value is None:
                 continue
-            found = self._value(value)
-            if isinstance(found, ComplexValue):
+            result = self._value(value)
+            if isinstance(result, ComplexValue):
                 raise ParseError(
-                    f"output {name!r}: wanted a real tensor, found a complex one; return torch.view_as_real of it"
+                    f"output {name!r}: expected a real tensor, got a complex one; return torch.view_as_real of it"
                 )
-            if not isinstance(found, (ImportedValue, Expr, int)):
-                raise ParseError(f"output {name!r}: wanted a tensor or a dim, found {found!r}")
-            results.append(found if isinstance(found, ImportedValue) else as_item(self.w, dim(found), i64))
+            if not isinstance(result, (ImportedValue, Expr, int)):
+                raise ParseError(f"output {name!r}: expected a tensor or a dim, got {result!r}")
+            results.append(result if isinstance(result, ImportedValue) else as_item(self.w, dim(result), i64))
         if not results:
-            raise ParseError("wanted a program with at least one result, found none")
+            raise ParseError("expected a program with at least one result, got none")
         return finish_import(self.w, results, names)
 
     def _declare(self) -> None:
@@ -143,7 +145,7 @@ class _Importer:
             ones = [f"{name}[{m.dims.index(1)}]" for name, m in self.program.inputs if 1 in m.dims]
             fixed = f"; {ones[0]} is 1: for a dim there, export with {wider(unknown[0], 1)}" if ones else ""
             raise UserError(
-                f"bounds of {', '.join(unknown)}: wanted dynamic dims of the program, which are {there}{fixed}"
+                f"bounds of {', '.join(unknown)}: expected dynamic dims of the program, which are {there}{fixed}"
             )
         for name, s in known.items():
             low, high = self.bounds.get(name, (s.lower, s.upper))
@@ -151,29 +153,27 @@ class _Importer:
                 limit = "any number" if s.upper is None else s.upper
                 advice = wider(name, low) if low < s.lower == 2 else "a wider torch.export.Dim"
                 raise UserError(
-                    f"bound of {name}: wanted a range within the one the program was exported with, {s.lower} to {limit}, "
-                    f"found {low} to {high}; export it with {advice}"
+                    f"bound of {name}: expected a range within the one the program was exported with, {s.lower} to {limit}, "
+                    f"got {low} to {high}; export it with {advice}"
                 )
             self.symbols[name] = self.w.g.symbol(name, low, high)
 
     def _limit(self) -> None:
-        """Check at run time the ranges of computed dims that do not follow from those of the symbols."""
-        for said, low, high in self.program.limits:
-            if self._depends(said):
-                continue  # on data: torch derives it from the sizes' own ranges
-            e = self.w.simplify(dim_of(said, self.symbols))
+        """Check at run time the ranges of computed dims that do not follow from the ranges of the symbols."""
+        for stated, low, high in self.program.limits:
+            if self._depends(stated):
+                continue  # the range depends on data: torch derives it from the ranges of the sizes
+            e = self.w.simplify(dim_of(stated, self.symbols))
             if not self.w.require(ge(e, low)) or (high is not None and not self.w.require(le(e, high))):
                 limit = "any number" if high is None else high
                 raise UserError(
-                    f"bounds of {e!r}: wanted {low} to {limit}, as the program was exported, found none within; give others"
+                    f"bounds of {e!r}: expected {low} to {limit}, as the program was exported, got none within; give others"
                 )
 
     def _read_by_linear_layers_only(self) -> frozenset[str]:
         """Return the weights that are used only as the second argument of linear layers."""
         other: set[str] = set()
         for call in self.program.nodes:
-            for name in _refs([*call.args, *call.kwargs.values()]):
-                self.readers.setdefault(name, []).append(f"{call.op} {call.name!r}")
             linear = call.op == "aten.linear.default"
             read = _refs([*(a for p, a in enumerate(call.args) if not (linear and p == 1)), *call.kwargs.values()])
             other.update(self.program.constants[name] for name in read if name in self.program.constants)
@@ -188,19 +188,19 @@ class _Importer:
         try:
             for call in graph.nodes:
                 self.env[call.name] = self._node(call)
-            found = [self._value(r) for r in graph.results]
+            results = [self._value(r) for r in graph.results]
         finally:
             self.w, self.env = before
-        for item in found:
+        for item in results:
             if not isinstance(item, ImportedValue):
-                raise ParseError(f"wanted tensors as results of a graph of an operator, found {item!r:.60}")
-        return found
+                raise ParseError(f"expected tensors as results of a graph of an operator, got {item!r:.60}")
+        return results
 
     def _node(self, call: TorchCall) -> Any:
         handler = SUPPORTED.get(call.op)
-        if call.op in graphs.HANDLERS:
-            handler = partial(graphs.HANDLERS[call.op], self._inside)
-        near = () if handler else tuple(difflib.get_close_matches(call.op, SUPPORTED, 4, 0.6))
+        # handlers of operators with graphs also need the importer of a graph
+        if call.op in control.HANDLERS:
+            handler = partial(control.HANDLERS[call.op], self._inside)
         known = call.op == "sym.known"
         args = tuple(dim_of(a, self.symbols) if known else self._value(a) for a in call.args)
         kwargs = {k: self._value(v) for k, v in call.kwargs.items()}
@@ -211,97 +211,82 @@ class _Importer:
             kwargs["strides"] = [dim_of(s, self.symbols) for s in call.kwargs["strides"]]
             kwargs["first"] = dim_of(call.kwargs["first"], self.symbols)
         node = TorchNode(
-            call.name, call.op, args, kwargs,
-            (), call.source, self._beside(call), near, self.plain,
+            call.op, call.name, args, kwargs, (), call.source, self.plain,
+            neighbours=self.neighbours.of(_refs_of(call), (call.name,)),
+            near=() if handler else near_names(call.op, SUPPORTED),
         )  # fmt: skip
-        if op_is_complex := is_complex([*args, *kwargs.values(), call.result]):
-            gives = is_complex(call.result)
-            handler = complex_math.handler_of(call.op, SUPPORTED.get(call.op), gives)
+        if op_is_complex := torch_complex.is_complex([*args, *kwargs.values(), call.result]):
+            gives = torch_complex.is_complex(call.result)
+            handler = torch_complex.handler_of(call.op, SUPPORTED.get(call.op), gives)
         if handler is None and op_is_complex:
             raise node.refuse(
-                "wanted an operator that is supported for complex tensors, found one that is not; compute it of the real parts, "
+                "expected an operator that is supported for complex tensors, got one that is not; compute it of the real parts, "
                 "as of torch.view_as_real, torch.abs or torch.angle"
             )
         if handler is None:
-            raise node.refuse(f"wanted one of the {len(SUPPORTED)} supported operators, found one that is not")
-        try:
+            raise node.refuse(f"expected one of the {len(SUPPORTED)} supported operators, got one that is not")
+        with node.errors():
             node = self._with_results(node, call)
-            found = handler(self.w, node)
-            self._bind(call, found)
-            if isinstance(found, (ImportedValue, ComplexValue)):
-                return self._settled(node, found, node.results[0] if node.results else None)
-            if isinstance(found, Sequence):
+            result = handler(self.w, node)
+            self._bind(call, result)
+            if isinstance(result, (ImportedValue, ComplexValue)):
+                return self._settled(node, result, node.results[0] if node.results else None)
+            if isinstance(result, Sequence):
                 return [
                     i if i is None else self._settled(node, i, info)
-                    for i, info in zip(found, node.results, strict=True)
+                    for i, info in zip(result, node.results, strict=True)
                 ]
-            return found
-        except ParseError as error:
-            raise error if str(error).startswith("node ") else node.refuse(str(error)) from None
-        except (DeduceError, ValueError, IndexError, KeyError, OverflowError, TypeError) as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise node.refuse(f"wanted arguments that fit together, found: {first}") from error
+            return result
 
-    def _bind(self, call: TorchCall, found: Any) -> None:
+    def _bind(self, call: TorchCall, result: Any) -> None:
         """Give sizes that data decide the dims of the first result that has them."""
         metas = call.result if isinstance(call.result, list) else [call.result]
-        items = found if isinstance(found, Sequence) else [found]
+        items = result if isinstance(result, Sequence) else [result]
         for m, item in zip(metas, items):
             if isinstance(m, TorchTensor) and isinstance(item, ImportedValue) and len(m.dims) == item.ndim:
-                for said, d in zip(m.dims, item.shape, strict=True):
-                    if isinstance(said, str) and said in self.data_sizes:
-                        self.symbols.setdefault(said, d)
-        if isinstance(call.kwargs.get("symbol"), str) and isinstance(found, Expr):
-            self.symbols.setdefault(call.kwargs["symbol"], found)
+                for stated, d in zip(m.dims, item.shape, strict=True):
+                    if isinstance(stated, str) and stated in self.data_sizes:
+                        self.symbols.setdefault(stated, d)
+        if isinstance(call.kwargs.get("symbol"), str) and isinstance(result, Expr):
+            self.symbols.setdefault(call.kwargs["symbol"], result)
 
-    def _depends(self, said: Any) -> bool:
+    def _depends(self, stated: Any) -> bool:
         """Return whether a dim has a symbol for a size that data decide, and that is not known so far."""
-        return any(name in self.data_sizes and name not in self.symbols for name in _names(said))
+        return any(name in self.data_sizes and name not in self.symbols for name in _names(stated))
 
     def _with_results(self, node: TorchNode, call: TorchCall) -> TorchNode:
         listed = call.result if isinstance(call.result, list) else [call.result]
         for m in listed:
             if isinstance(m, TorchTensor) and (m.element or m.parts) is None:
                 raise node.refuse(
-                    f"wanted results of an element type among {', '.join(map(str, ALL))}, found {m.spelled}"
+                    f"expected results of an element type among {', '.join(map(str, ALL))}, got {m.spelled}"
                 )
         infos = tuple(
             self._info(m, f"node {call.name!r}") if isinstance(m, TorchTensor) and (m.element or m.parts) else None
             for m in listed
         )
-        return TorchNode(
-            node.name, node.op, node.args, node.kwargs, infos, node.source, node.beside, node.near, node.plain_weights
-        )
+        return replace(node, results=infos)
 
     def _settled(
-        self, node: TorchNode, found: ImportedValue | ComplexValue, said: TensorInfo | None
+        self, node: TorchNode, value: ImportedValue | ComplexValue, stated: TensorInfo | None
     ) -> ImportedValue | ComplexValue:
         """Give a result the dims that torch states; undecided dims are checked at run time."""
-        if isinstance(found, ImportedValue):
-            return self._settled_part(node, found, said)
-        return ComplexValue(*(self._settled_part(node, part, said) for part in (found.real, found.imag)))
+        if isinstance(value, ImportedValue):
+            return self._settled_part(node, value, stated)
+        return ComplexValue(*(self._settled_part(node, part, stated) for part in (value.real, value.imag)))
 
-    def _settled_part(self, node: TorchNode, found: ImportedValue, said: TensorInfo | None) -> ImportedValue:
-        if said is None:
-            return found
-        if said.shape is None:
-            if found.dtype is not said.dtype or found.ndim != said.ndim:
-                raise node.refuse(f"wanted a result like torch's, {said!r}, found {found.info!r}")
-            return found
-        if found.dtype is not said.dtype or found.ndim != len(said.shape):
-            raise node.refuse(f"wanted a result like torch's, {said!r}, found {found.info!r}")
-        if all(map(self.w.g.deduction.same, found.shape, said.shape)):
-            return found
-        return self.w.of(self.w.reshape(self.w.tensor(found), said.shape), found.natural)
-
-    def _beside(self, call: TorchCall) -> str:
-        made = [self.makers[r] for r in dict.fromkeys(_refs([*call.args, *call.kwargs.values()])) if r in self.makers]
-        parts = [
-            f"{what} {', '.join(who[:4])}{' and others' if len(who) > 4 else ''}"
-            for what, who in (("fed by", made), ("read by", self.readers.get(call.name, [])))
-            if who
-        ]
-        return f"; {', '.join(parts)}" if parts else ""
+    def _settled_part(self, node: TorchNode, item: ImportedValue, stated: TensorInfo | None) -> ImportedValue:
+        if stated is None:
+            return item
+        if stated.shape is None:
+            if item.dtype is not stated.dtype or item.ndim != stated.ndim:
+                raise node.refuse(f"expected a result like torch's, {stated!r}, got {item.info!r}")
+            return item
+        if item.dtype is not stated.dtype or item.ndim != len(stated.shape):
+            raise node.refuse(f"expected a result like torch's, {stated!r}, got {item.info!r}")
+        if all(map(self.w.g.deduction.same, item.shape, stated.shape)):
+            return item
+        return self.w.of(self.w.reshape(self.w.tensor(item), stated.shape), item.natural)
 
     # values
 
@@ -314,7 +299,7 @@ class _Importer:
         element = meta.element or meta.parts
         if element is None:
             raise ParseError(
-                f"{where}: wanted an element type among {', '.join(map(str, ALL))}, found {meta.spelled}; convert the model, "
+                f"{where}: expected an element type among {', '.join(map(str, ALL))}, got {meta.spelled}; convert the model, "
                 "as with model.float(), before exporting it"
             )
         if any(map(self._depends, meta.dims)):
@@ -322,18 +307,22 @@ class _Importer:
         return TensorInfo(tuple(self.w.simplify(dim_of(d, self.symbols)) for d in meta.dims), element)
 
 
+def _refs_of(call: TorchCall) -> list[str]:
+    return _refs([*call.args, *call.kwargs.values()])
+
+
 def _refs(values: Sequence[Any]) -> list[str]:
-    found: list[str] = []
+    names: list[str] = []
     for v in values:
         if isinstance(v, Ref):
-            found.append(v.name)
+            names.append(v.name)
         elif isinstance(v, list):
-            found.extend(_refs(v))
-    return found
+            names.extend(_refs(v))
+    return names
 
 
-def _names(said: Any) -> list[str]:
+def _names(stated: Any) -> list[str]:
     """Return the symbols of a dim or of dims, as a program states them."""
-    if isinstance(said, str):
-        return [] if said in DIMS else [said]
-    return [name for part in said for name in _names(part)] if isinstance(said, (list, tuple)) else []
+    if isinstance(stated, str):
+        return [] if stated in DIMS else [stated]
+    return [name for part in stated for name in _names(part)] if isinstance(stated, (list, tuple)) else []

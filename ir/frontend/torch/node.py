@@ -1,23 +1,23 @@
-"""A node of an exported torch program with resolved arguments."""
+"""A node of an exported torch program with resolved arguments.
+
+Tests: `tests/ir/frontend/torch/test_operators.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
 import numpy as np
 
-from relax_tune.errors import ParseError
 from relax_tune.ir.core.dtype import DType, bool_, f32, f64, i8, i16, i64, u8
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.core.scalar_ops import converted
 from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.frontend.shared.compositions import cast_to
+from relax_tune.ir.frontend.shared.node import Node, Number, number_of, shown
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
-
-Number = Union[int, float, bool]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,48 +31,54 @@ class ComplexValue:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TorchNode:
-    """A node with resolved arguments.
+class TorchNode(Node):
+    """A node of an exported program with resolved arguments. `op` is an overload, such as `aten.add.Tensor`.
 
-    name: name of the node
-    op: overload, such as `aten.add.Tensor`
-    args, kwargs: imported values, expressions of dims, numbers, texts, element types, None, and lists
-    results: annotation that torch states of each result
-    source: line of the model
-    beside: neighbouring nodes, for messages
-    near: similar names, for messages
-    plain_weights: weights that only linear layers read
+    Attributes:
+        args, kwargs: Imported values, expressions of dims, numbers, texts, element types, None, and lists.
+        results: Annotation that torch states of each result.
+        source: Line of the model.
+        plain_weights: Weights that only linear layers read.
+        places: (position, name) in torch's signature of the attributes that handlers of both formats read, by ONNX's name.
     """
 
-    name: str
-    op: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    results: tuple[TensorInfo | None, ...]
+    results: tuple[TensorInfo | None, ...] = ()
     source: str = ""
-    beside: str = ""
-    near: tuple[str, ...] = ()
     plain_weights: frozenset[str] = frozenset()
+    places: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
-    def refuse(self, why: str) -> ParseError:
-        """Make the error for an unsupported node, with its arguments, its line in the model and similar names."""
-        takes = ", ".join(_shown(a) for a in (*self.args, *(f"{k}={_shown(v)}" for k, v in self.kwargs.items())))
-        near = f"; near in name and supported: {', '.join(self.near)}" if self.near else ""
-        source = f"; from {self.source}" if self.source else ""
-        return ParseError(f"node {self.name!r}, operator {self.op} of ({takes}): {why}{self.beside}{source}{near}")
+    def shown_arguments(self) -> str:
+        return ", ".join(map(_shown, (*self.args, *(f"{k}={_shown(v)}" for k, v in self.kwargs.items()))))
+
+    def place(self) -> str:
+        return f"; from {self.source}" if self.source else ""
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        value = self.argument(*self.places[name]) if name in self.places else None
+        return default if value is None else value
+
+    def optional(self, position: int) -> ImportedValue | None:
+        value = self.args[position] if position < len(self.args) else None
+        return value if isinstance(value, ImportedValue) else None
+
+    def typed(self, w: Writer, position: int) -> ImportedValue:
+        return as_item(w, self.args[position], self.dtype)
 
     # arguments
 
-    def given(self, position: int, name: str, default: Any = None) -> Any:
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
         """Return an argument by position or name."""
         return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
 
     def item(self, position: int) -> ImportedValue:
         """Return an argument that must be a tensor. Raises ParseError."""
-        found = self.args[position] if position < len(self.args) else None
-        if not isinstance(found, ImportedValue):
-            raise self.refuse(f"wanted a tensor as argument {position}, found {_shown(found)}")
-        return found
+        item = self.optional(position)
+        if item is None:
+            got = _shown(self.args[position]) if position < len(self.args) else "none"
+            raise self.refuse(f"expected a tensor as argument {position}, got {got}")
+        return item
 
     def items(self, position: int) -> list[ImportedValue]:
         """Return the tensors in an argument that is a list."""
@@ -80,37 +86,38 @@ class TorchNode:
 
     def number(self, position: int, name: str, default: int | None = None) -> int:
         """Return an argument that must be a constant integer. Raises ParseError."""
-        found = self.given(position, name, default)
-        n = as_int(found) if isinstance(found, (int, Expr)) else None
+        value = self.argument(position, name, default)
+        n = as_int(value) if isinstance(value, (int, Expr)) else None
         if n is None:
-            raise self.refuse(f"wanted {name} as a number, found {_shown(found)}")
+            raise self.refuse(f"expected {name} as a number, got {_shown(value)}")
         return n
 
-    def axis(self, position: int, name: str, ndim: int, default: int | None = None) -> int:
+    def axis_at(self, position: int, name: str, ndim: int, default: int | None = None) -> int:
         """Normalise a possibly negative axis to 0 .. ndim-1. Raises ParseError."""
-        found = self.number(position, name, default)
-        if not -ndim <= found < max(ndim, 1):
-            raise self.refuse(f"wanted {name} in {-ndim}..{ndim - 1}, found {found}")
-        return found % ndim if ndim else 0
+        return self.normalised(self.number(position, name, default), ndim, name)
 
     def axes(self, position: int, name: str, ndim: int) -> tuple[int, ...]:
         """Return one or several axes; none or an empty list: all."""
-        found = self.given(position, name)
-        listed = [found] if isinstance(found, (int, Expr)) else list(found or ())
+        value = self.argument(position, name)
+        listed = [value] if isinstance(value, (int, Expr)) else list(value or ())
         known = [as_int(a) for a in listed]
         if any(a is None or not -ndim <= a < max(ndim, 1) for a in known):
-            raise self.refuse(f"wanted {name} in {-ndim}..{ndim - 1}, found {_shown(listed)}")
+            raise self.refuse(f"expected {name} in {-ndim}..{ndim - 1}, got {_shown(listed)}")
         return tuple(a % ndim for a in known if a is not None and ndim) or tuple(range(ndim))
+
+    def reduction(self, w: Writer, ndim: int) -> tuple[tuple[int, ...], bool]:
+        # without keepdim an axis of 1 is dropped; of a full reduction the results of torch have no dims
+        return self.axes(1, "dim", ndim), len(self.dims) == ndim and self.flag("keepdims")
 
     # results
 
     @property
     def result(self) -> TensorInfo:
         """Annotation that torch states of the first result. Raises ParseError when it is no tensor."""
-        found = self.results[0] if self.results else None
-        if found is None:
-            raise self.refuse("wanted a node that gives a tensor")
-        return found
+        info = self.results[0] if self.results else None
+        if info is None:
+            raise self.refuse("expected a node with a tensor as result")
+        return info
 
     @property
     def dims(self) -> tuple[Expr, ...]:
@@ -118,36 +125,32 @@ class TorchNode:
 
     @property
     def dtype(self) -> DType:
-        found = self.result.dtype
-        if found is None:
-            raise self.refuse("wanted a result of a known element type")
-        return found
+        element = self.result.dtype
+        if element is None:
+            raise self.refuse("expected a result of a known element type")
+        return element
 
 
 Result = Union[ImportedValue, ComplexValue, Expr, Number, Sequence["ImportedValue | ComplexValue | None"], None]
 Handler = Callable[[Writer, TorchNode], Result]
 
 
+def with_attributes(handler: Handler, **places: tuple[int, str]) -> Handler:
+    """Make a handler of torch from one of both formats: (position, name) of the attributes that it reads, by ONNX's name."""
+    return lambda w, n: handler(w, replace(n, places=places))
+
+
 def _shown(value: Any) -> str:
-    if isinstance(value, ImportedValue):
-        return f"{value.name}: {value.info!r}"
     if isinstance(value, ComplexValue):
         return f"{value.real.name}: complex of {value.real.info!r}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_shown, value))}]"
-    return str(value)
+    return shown(value)
 
 
 def dim(value: Any) -> Expr:
     """Convert a number or expression to an expression."""
     return value if isinstance(value, Expr) else const(int(value))
-
-
-def number_of(value: Any) -> Number | None:
-    """Return a Python number, or the value of a constant expression; None for anything else."""
-    if isinstance(value, (bool, int, float)):
-        return value
-    return as_int(value) if isinstance(value, Expr) else None
 
 
 def as_item(w: Writer, value: Any, element: DType) -> ImportedValue:
@@ -157,8 +160,8 @@ def as_item(w: Writer, value: Any, element: DType) -> ImportedValue:
             return value
         if value.array is not None and value.array.size == 1:
             return w.constant(np.asarray(converted(value.array, element)), value.name)
-        found = cast_to(w, w.tensor(value), value.dtype, element)
-        return w.of(found, value.natural and element.is_int)
+        cast = w.cast(w.tensor(value), element)
+        return w.of(cast, value.natural and element.is_int)
     known = number_of(value)
     if known is not None:
         return w.constant(np.asarray(known, element.numpy), "literal")
@@ -185,6 +188,7 @@ def common_type(a: Any, b: Any) -> DType:
             kind = 2 if element is f32 else 1 if element is i64 else 0
             ranked.append((kind, -1, element.bytes, element))
     best = max(ranked, key=lambda r: r[:3])
+    # no 8-bit type holds both
     if {r[3] for r in ranked} == {i8, u8} and len({r[1] for r in ranked}) == 1:
         return i16
     if best[1] < 0 and any(r[3] is f64 for r in ranked):

@@ -2,6 +2,8 @@
 
 A dim is an int, the name of a symbol, or `[operation, dim, dim ...]` with an operation of `DIMS`. Arguments of nodes are
 numbers, also complex ones, texts, None, lists, `Ref` (result of another node), or a `DType`.
+
+Tests: `tests/ir/frontend/torch/test_importer.py`.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ class Ref:
 class TorchTensor:
     """Annotation of a tensor by torch.
 
-    dims: dims, see the module
-    element: element type, or None if unsupported
-    spelled: name of an unsupported element type
+    Attributes:
+        dims: Dims, in the form that the module describes.
+        element: Element type, or None if unsupported.
+        spelled: Name of an unsupported element type.
     """
 
     dims: tuple[Any, ...]
@@ -67,9 +70,10 @@ class TorchSymbol:
 class TorchCall:
     """One node of the program.
 
-    op: overload, such as `aten.add.Tensor`; `sym.mul` for arithmetic on dims; or `getitem`
-    result: TorchTensor, None for another value, or a list of both
-    source: line of the model
+    Attributes:
+        op: Overload, such as `aten.add.Tensor`; `sym.mul` for arithmetic on dims; or `getitem`.
+        result: TorchTensor, None for another value, or a list of both.
+        source: Line of the model.
     """
 
     name: str
@@ -93,13 +97,14 @@ class TorchGraph:
 class TorchProgram:
     """An exported program.
 
-    symbols: dynamic dims
-    inputs: tensors by name, in order
-    constants: weight of each parameter or buffer; tied ones have the same weight
-    weights: values of weights by name
-    nodes: nodes, in order
-    outputs: (name, Ref or number or None), in order
-    limits: (dim, lower, upper) of computed dims; upper None: no limit
+    Attributes:
+        symbols: Dynamic dims.
+        inputs: Tensors by name, in order.
+        constants: Weight of each parameter or buffer; tied ones have the same weight.
+        weights: Values of weights by name.
+        nodes: Nodes, in order.
+        outputs: (name, Ref or number or None), in order.
+        limits: (dim, lower, upper) of computed dims; upper None: no limit.
     """
 
     symbols: tuple[TorchSymbol, ...]
@@ -117,7 +122,7 @@ def dim_of(dim: Any, symbols: Mapping[str, Expr]) -> Expr:
         return const(dim)
     if isinstance(dim, str):
         if dim not in symbols:
-            raise ParseError(f"wanted dims that follow from the inputs' dims, found {dim}, which depends on data")
+            raise ParseError(f"expected dims that follow from the inputs' dims, got {dim}, which depends on data")
         return symbols[dim]
     operation, *parts = dim
     return reduce(DIMS[operation], (dim_of(p, symbols) for p in parts))
@@ -141,17 +146,17 @@ def to_json(program: TorchProgram) -> str:
 
 def from_json(text: str, weights: Mapping[str, NDArray[Any]]) -> TorchProgram:
     """Read the JSON of `to_json` and add the weights. Raises ParseError for another format."""
-    found = json.loads(text)
-    if found.get("format") != FORMAT:
-        raise ParseError(f"recorded program: wanted format {FORMAT}, found {found.get('format')}; record it again")
+    data = json.loads(text)
+    if data.get("format") != FORMAT:
+        raise ParseError(f"recorded program: expected format {FORMAT}, got {data.get('format')}; record it again")
     return TorchProgram(
-        tuple(TorchSymbol(*s) for s in found["symbols"]),
-        tuple((n, _read(t)) for n, t in found["inputs"]),
-        found["constants"],
+        tuple(TorchSymbol(*s) for s in data["symbols"]),
+        tuple((n, _read(t)) for n, t in data["inputs"]),
+        data["constants"],
         weights,
-        tuple(map(_call, found["nodes"])),
-        tuple((n, _read(v)) for n, v in found["outputs"]),
-        tuple((d, low, high) for d, low, high in found.get("limits", ())),
+        tuple(map(_call, data["nodes"])),
+        tuple((n, _read(v)) for n, v in data["outputs"]),
+        tuple((d, low, high) for d, low, high in data.get("limits", ())),
     )
 
 
@@ -222,6 +227,6 @@ def _read(value: Any) -> Any:
     return TorchTensor(tuple(value["tensor"]), dtype(value["of"]) if value["of"] else None, value["as"])
 
 
-def _call(found: Sequence[Any]) -> TorchCall:
-    name, op, args, kwargs, result, source = found
+def _call(fields: Sequence[Any]) -> TorchCall:
+    name, op, args, kwargs, result, source = fields
     return TorchCall(name, op, tuple(map(_read, args)), {k: _read(v) for k, v in kwargs.items()}, _read(result), source)

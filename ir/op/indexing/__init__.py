@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""Operators that move, gather and scatter elements. From outside import the operator classes."""

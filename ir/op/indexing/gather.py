@@ -1,4 +1,7 @@
-"""Gathers: elements at computed indices (ONNX GatherND, GatherElements)."""
+"""Gathers: elements at computed indices (ONNX GatherND, GatherElements).
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,15 @@ from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import i32, i64
 from relax_tune.ir.core.expr import Expr, as_int, le
-from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
     Deduction,
-    Halves,
+    HalfPolicy,
     IndexUse,
+    OperatorBuilder,
     OperatorSpec,
     axis_index,
-    dtype_of,
-    is_const,
     shape_of,
 )
 from relax_tune.ir.op.indexing.indices import columns, inside, nearest, readable, require_elements
@@ -31,7 +31,7 @@ from relax_tune.ir.op.indexing.indices import columns, inside, nearest, readable
 
 def _check_indices(name: str, indices: TensorInfo) -> None:
     if indices.dtype not in (None, i32, i64):
-        raise DeduceError(f"{name}: wanted int32 or int64 indices, found {indices!r}; cast them first")
+        raise DeduceError(f"{name}: expected int32 or int64 indices, got {indices!r}; cast them first")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class GatherND(OperatorSpec):
     x: (d0 .. dk-1, rest); indices: (..., k), k a number; each index in [0, its dim) (outside: see `ir/op/indexing/indices`)"""
 
     name: ClassVar[str] = "gather_nd"
-    halves: ClassVar[Halves] = "gathered"
+    half_policy: ClassVar[HalfPolicy] = "table"
     arity: ClassVar[int] = 2
 
     def _depth(self, x: Sequence[Expr], indices: Sequence[Expr]) -> int:
         depth = as_int(indices[-1]) if indices else None
         if depth is None or not 1 <= depth <= len(x):
             raise DeduceError(
-                f"gather_nd: wanted a last dim of indices in 1..{len(x)}, found dims {tuple(indices)!r} for {tuple(x)!r}"
+                f"gather_nd: expected a last dim of indices in 1..{len(x)}, got dims {tuple(indices)!r} for {tuple(x)!r}"
             )
         return depth
 
@@ -63,19 +63,15 @@ class GatherND(OperatorSpec):
             require_elements(self.name, ctx, size, result)
         return TensorInfo(result, x.dtype)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        dims, where = shape_of(infos[0]), shape_of(infos[1])
+    def build(self, b: OperatorBuilder) -> None:
+        dims, where = b.shape(0), b.shape(1)
         depth, n = self._depth(dims, where), len(where) - 1
-        x = b.input("x", dims, dtype_of(infos[0]), is_const(consts, 0))
-        indices = b.input("indices", where, dtype_of(infos[1]), is_const(consts, 1))
-        y = b.output("y", (*where[:-1], *dims[depth:]), dtype_of(infos[0]))
+        x = b.argument(0, "x")
+        indices = b.argument(1, "indices")
+        y = b.output("y", (*where[:-1], *dims[depth:]), b.dtype(0))
         b.compute(
             y, lambda *i: x[(*(inside(indices[(*i[:n], k)], dims[k]) for k in range(depth)), *i[n:])], "gather_nd"
         )
-        return b.finish()
 
     def indexed(self, infos: Sequence[TensorInfo]) -> tuple[IndexUse, ...]:
         return columns(1, infos)
@@ -90,19 +86,19 @@ class GatherND(OperatorSpec):
 class GatherElements(OperatorSpec):
     """Gather `y[i..., p, j...] = x[i..., indices[i..., p, j...], j...]`, with `p` at `axis`.
 
-    Both have one rank. The result has the dims of indices, which are at most those of x in the other axes. Each index is in
+    Both have one rank. The result has the dims of indices, which are at most the dims of x along the other axes. Each index is in
     [0, dim of x at `axis`) (outside: see `ir/op/indexing/indices`)."""
 
     axis: int = 0
     name: ClassVar[str] = "gather_elements"
-    halves: ClassVar[Halves] = "gathered"
+    half_policy: ClassVar[HalfPolicy] = "table"
     arity: ClassVar[int] = 2
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         x, indices = self.tensors(infos)
         _check_indices(self.name, indices)
         if x.ndim is not None and indices.ndim is not None and x.ndim != indices.ndim:
-            raise DeduceError(f"gather_elements: wanted one number of dims, found {x!r} and {indices!r}")
+            raise DeduceError(f"gather_elements: expected equal numbers of dims, got {x!r} and {indices!r}")
         if x.ndim is not None:
             axis = axis_index(self.name, self.axis, x.ndim)
             if x.shape is not None and indices.shape is not None:
@@ -111,26 +107,22 @@ class GatherElements(OperatorSpec):
 
     def _require_fit(self, ctx: Deduction, x: Sequence[Expr], indices: Sequence[Expr], axis: int) -> None:
         require_elements(self.name, ctx, x[axis], indices)
-        for position, (size, asked) in enumerate(zip(x, indices, strict=True)):
-            fits = le(asked, size)
+        for position, (size, dim) in enumerate(zip(x, indices, strict=True)):
+            fits = le(dim, size)
             proof = Proof.YES if position == axis else ctx.proves(fits)
-            what = f"gather_elements: dim {position} of indices: wanted at most the dim of the data"
+            what = f"gather_elements: dim {position} of indices: expected at most the dim of the data"
             if proof is Proof.NO:
-                raise DeduceError(f"{what}, {size!r}, found {asked!r}")
+                raise DeduceError(f"{what}, {size!r}, got {dim!r}")
             if proof is Proof.UNKNOWN:
-                ctx.require(fits, f"{what}, {{0}}, found {{1}}", size, asked)
+                ctx.require(fits, f"{what}, {{0}}, got {{1}}", size, dim)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        dims, where = shape_of(infos[0]), shape_of(infos[1])
+    def build(self, b: OperatorBuilder) -> None:
+        dims, where = b.shape(0), b.shape(1)
         axis = axis_index(self.name, self.axis, len(dims))
-        x = b.input("x", dims, dtype_of(infos[0]), is_const(consts, 0))
-        indices = b.input("indices", where, dtype_of(infos[1]), is_const(consts, 1))
-        y = b.output("y", where, dtype_of(infos[0]))
+        x = b.argument(0, "x")
+        indices = b.argument(1, "indices")
+        y = b.output("y", where, b.dtype(0))
         b.compute(y, lambda *i: x[(*i[:axis], inside(indices[i], dims[axis]), *i[axis + 1 :])], "gather_elements")
-        return b.finish()
 
     def indexed(self, infos: Sequence[TensorInfo]) -> tuple[IndexUse, ...]:
         return (IndexUse(1, shape_of(infos[0])[self.axis]),)

@@ -1,7 +1,9 @@
 """Bounds of indices that come from data.
 
-An index from outside its dim is an error where it is a parameter of the call (`ir/deduce/index_ranges`). An index that is computed
+An index outside its dim is an error if it comes from a parameter of the call (`ir/deduce/index_ranges`). An index that is computed
 has a defined result: gathers take the nearest element, and scatters drop the update.
+
+Tests: `tests/ir/op/test_semantics.py`.
 """
 
 from __future__ import annotations
@@ -26,13 +28,15 @@ def inside(index: Expr, size: Expr) -> Expr:
 def require_elements(name: str, ctx: Deduction, size: Expr, result: Sequence[Expr]) -> None:
     """Require a non-empty dim of `size` unless the result is empty.
 
-    Raises DeduceError when it never holds; undecided becomes a run-time check."""
+    Raises:
+        DeduceError: the condition never holds; if undecided it becomes a run-time check.
+    """
     cond = or_(lt(0, size), eq(product(result), 0))
     proof = ctx.proves(cond)
     if proof is Proof.NO:
-        raise DeduceError(f"{name}: wanted a dim of at least 1 to take elements from, found {size!r}")
+        raise DeduceError(f"{name}: expected a dim of at least 1 to take elements from, got {size!r}")
     if proof is Proof.UNKNOWN:
-        ctx.require(cond, f"{name}: wanted a dim of at least 1 to take elements from, found {{0}}", size)
+        ctx.require(cond, f"{name}: expected a dim of at least 1 to take elements from, got {{0}}", size)
 
 
 def nearest(indices: Array, size: int) -> Array:
@@ -41,7 +45,7 @@ def nearest(indices: Array, size: int) -> Array:
 
 
 def readable(x: Array, axes: Sequence[int]) -> Array:
-    """Return `x` with an element along `axes` where it has none.
+    """Return `x`, with empty `axes` extended by an element.
 
     NumPy refuses indices into an empty dim, also where the result is empty."""
     return x if x.size else np.zeros([max(n, 1) if p in axes else n for p, n in enumerate(x.shape)], x.dtype)

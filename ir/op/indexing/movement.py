@@ -1,8 +1,12 @@
-"""Data movement without computation: take, views, permutation, concatenation, slices."""
+"""Data movement without computation: take, views, permutation, concatenation, slices.
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,18 +16,16 @@ from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import i32, i64
 from relax_tune.ir.core.expr import Expr, add, as_int, ceildiv, const, eq, ge, le, maximum, minimum, mul, or_, sub
-from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo, all_tensors
 from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
     Deduction,
-    Halves,
+    HalfPolicy,
     IndexUse,
+    OperatorBuilder,
     OperatorSpec,
     axis_index,
-    dtype_of,
-    is_const,
     product,
     shape_of,
 )
@@ -33,13 +35,13 @@ from relax_tune.ir.op.math.elementwise import broadcast_index
 
 def _integers(dims: Sequence[Expr], what: str) -> tuple[int, ...]:
     """Return dims without symbols as numbers."""
-    found: list[int] = []
+    numbers: list[int] = []
     for d in dims:
         n = as_int(d)
         if n is None:
-            raise DeduceError(f"{what}: wanted numbers to evaluate with, found {d!r}; bind its symbols first")
-        found.append(n)
-    return tuple(found)
+            raise DeduceError(f"{what}: expected numbers to evaluate with, got {d!r}; bind its symbols first")
+        numbers.append(n)
+    return tuple(numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +51,28 @@ class Take(OperatorSpec):
     The result has the dims of indices, then the other dims of the table. Indices outside: see `ir/op/indexing/indices`."""
 
     name: ClassVar[str] = "take"
-    halves: ClassVar[Halves] = "gathered"
+    half_policy: ClassVar[HalfPolicy] = "table"
     arity: ClassVar[int] = 2
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         table, indices = self.tensors(infos)
         if indices.dtype not in (None, i32, i64):
-            raise DeduceError(f"take: wanted int32 or int64 indices, found {indices!r}; cast them first")
+            raise DeduceError(f"take: expected int32 or int64 indices, got {indices!r}; cast them first")
         if table.ndim == 0:
-            raise DeduceError(f"take: wanted a table of at least 1 dim, found {table!r}")
+            raise DeduceError(f"take: expected a table of at least 1 dim, got {table!r}")
         if table.shape is None or indices.shape is None:
             known = table.ndim is not None and indices.ndim is not None
             return TensorInfo(None, table.dtype, (table.ndim or 0) - 1 + (indices.ndim or 0) if known else None)
         require_elements(self.name, ctx, table.shape[0], (*indices.shape, *table.shape[1:]))
         return TensorInfo((*indices.shape, *table.shape[1:]), table.dtype)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        rows, where = shape_of(infos[0]), shape_of(infos[1])
-        table = b.input("table", rows, dtype_of(infos[0]), is_const(consts, 0))
-        indices = b.input("indices", where, dtype_of(infos[1]), is_const(consts, 1))
-        y = b.output("y", (*where, *rows[1:]), dtype_of(infos[0]))
+    def build(self, b: OperatorBuilder) -> None:
+        rows, where = b.shape(0), b.shape(1)
+        table = b.argument(0, "table")
+        indices = b.argument(1, "indices")
+        y = b.output("y", (*where, *rows[1:]), b.dtype(0))
         n = len(where)
         b.compute(y, lambda *i: table[(inside(indices[i[:n]], rows[0]), *i[n:])], "take")
-        return b.finish()
 
     def indexed(self, infos: Sequence[TensorInfo]) -> tuple[IndexUse, ...]:
         return (IndexUse(1, shape_of(infos[0])[0]),)
@@ -89,7 +87,7 @@ class Reshape(OperatorSpec):
 
     shape: tuple[Expr, ...]
     name: ClassVar[str] = "reshape"
-    halves: ClassVar[Halves] = "moved"
+    half_policy: ClassVar[HalfPolicy] = "pass_through"
     arity: ClassVar[int] = 1
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
@@ -100,17 +98,14 @@ class Reshape(OperatorSpec):
         what = f"reshape of ({', '.join(map(repr, x.shape))}) to ({', '.join(map(repr, self.shape))})"
         proof = ctx.equal(old, new)
         if proof is Proof.NO:
-            raise DeduceError(f"{what}: wanted equal products of dims, found {old!r} and {new!r}")
+            raise DeduceError(f"{what}: expected equal products of dims, got {old!r} and {new!r}")
         if proof is Proof.UNKNOWN:
-            ctx.require(eq(old, new), f"{what}: wanted equal products of dims, found {{0}} and {{1}}", old, new)
+            ctx.require(eq(old, new), f"{what}: expected equal products of dims, got {{0}} and {{1}}", old, new)
         return TensorInfo(self.shape, x.dtype)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
-        x = b.input("x", shape, dtype, is_const(consts, 0))
+    def build(self, b: OperatorBuilder) -> None:
+        shape, dtype = b.shape(0), b.dtype(0)
+        x = b.argument(0, "x")
         y = b.output("y", self.shape, dtype)
 
         def value(*i: Expr) -> Expr:
@@ -124,13 +119,12 @@ class Reshape(OperatorSpec):
             return x[tuple(where)]
 
         b.compute(y, value, "reshape")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
-        wanted = _integers(self.shape, "reshape")
-        if int(np.prod(wanted, dtype=np.int64)) != arrays[0].size:
-            raise DeduceError(f"reshape: wanted {arrays[0].size} elements, found dims {wanted}")
-        return arrays[0].reshape(wanted)
+        dims = _integers(self.shape, "reshape")
+        if math.prod(dims) != arrays[0].size:
+            raise DeduceError(f"reshape: expected {arrays[0].size} elements, got dims {dims}")
+        return arrays[0].reshape(dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +132,7 @@ class Flatten(OperatorSpec):
     """All elements in row-major order in one dim; a view, never a kernel."""
 
     name: ClassVar[str] = "flatten"
-    halves: ClassVar[Halves] = "moved"
+    half_policy: ClassVar[HalfPolicy] = "pass_through"
     arity: ClassVar[int] = 1
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
@@ -147,10 +141,8 @@ class Flatten(OperatorSpec):
             TensorInfo(None, x.dtype, 1) if x.shape is None else TensorInfo((ctx.simplify(product(x.shape)),), x.dtype)
         )
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        return Reshape((product(shape_of(infos[0])),)).legalize(name, infos, consts, ctx)
+    def build(self, b: OperatorBuilder) -> None:
+        Reshape((product(b.shape(0)),)).build(b)
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         return arrays[0].reshape(-1)
@@ -162,14 +154,14 @@ class ExpandDims(OperatorSpec):
 
     axes: tuple[int, ...]
     name: ClassVar[str] = "expand_dims"
-    halves: ClassVar[Halves] = "moved"
+    half_policy: ClassVar[HalfPolicy] = "pass_through"
     arity: ClassVar[int] = 1
 
     def _shape(self, shape: Sequence[Expr]) -> tuple[Expr, ...]:
         n = len(shape) + len(self.axes)
         at = {axis_index(self.name, a, n) for a in self.axes}
         if len(at) != len(self.axes):
-            raise DeduceError(f"expand_dims: wanted distinct axes, found {self.axes}")
+            raise DeduceError(f"expand_dims: expected distinct axes, got {self.axes}")
         rest = iter(shape)
         return tuple(const(1) if p in at else next(rest) for p in range(n))
 
@@ -179,10 +171,8 @@ class ExpandDims(OperatorSpec):
             return TensorInfo(None, x.dtype, None if x.ndim is None else x.ndim + len(self.axes))
         return TensorInfo(self._shape(x.shape), x.dtype)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        return Reshape(self._shape(shape_of(infos[0]))).legalize(name, infos, consts, ctx)
+    def build(self, b: OperatorBuilder) -> None:
+        Reshape(self._shape(b.shape(0))).build(b)
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         return np.expand_dims(arrays[0], self.axes)
@@ -194,26 +184,22 @@ class Permute(OperatorSpec):
 
     axes: tuple[int, ...]
     name: ClassVar[str] = "permute"
-    halves: ClassVar[Halves] = "moved"
+    half_policy: ClassVar[HalfPolicy] = "pass_through"
     arity: ClassVar[int] = 1
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
         if x.ndim is not None and sorted(self.axes) != list(range(x.ndim)):
-            raise DeduceError(f"permute: wanted a permutation of 0..{x.ndim - 1}, found {self.axes}")
+            raise DeduceError(f"permute: expected a permutation of 0..{x.ndim - 1}, got {self.axes}")
         shape = None if x.shape is None else tuple(x.shape[a] for a in self.axes)
         return TensorInfo(shape, x.dtype, len(self.axes))
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
-        x = b.input("x", shape, dtype, is_const(consts, 0))
+    def build(self, b: OperatorBuilder) -> None:
+        shape, dtype = b.shape(0), b.dtype(0)
+        x = b.argument(0, "x")
         y = b.output("y", tuple(shape[a] for a in self.axes), dtype)
         inverse = [self.axes.index(p) for p in range(len(shape))]
         b.compute(y, lambda *i: x[tuple(i[p] for p in inverse)], "permute")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         return np.transpose(arrays[0], self.axes)
@@ -225,58 +211,36 @@ class BroadcastTo(OperatorSpec):
 
     shape: tuple[Expr, ...]
     name: ClassVar[str] = "broadcast_to"
-    halves: ClassVar[Halves] = "moved"
+    half_policy: ClassVar[HalfPolicy] = "pass_through"
     arity: ClassVar[int] = 1
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
         if x.ndim is not None and x.ndim > len(self.shape):
-            raise DeduceError(f"broadcast_to: wanted at most {len(self.shape)} dims, found {x!r}")
+            raise DeduceError(f"broadcast_to: expected at most {len(self.shape)} dims, got {x!r}")
         if x.shape is not None:
             offset = len(self.shape) - len(x.shape)
             for p, d in enumerate(x.shape):
                 self._require(d, self.shape[offset + p], f"broadcast_to: dim {offset + p}", ctx)
         return TensorInfo(self.shape, x.dtype)
 
-    def _require(self, found: Expr, wanted: Expr, what: str, ctx: Deduction) -> None:
-        """Require `found` to be `wanted` or 1; an undecided condition becomes a run-time check."""
-        proof = Proof.YES if as_int(found) == 1 else ctx.equal(found, wanted)
-        if proof is Proof.NO and ctx.equal(found, 1) is Proof.NO:
-            raise DeduceError(f"{what}: wanted equal dims or a 1, found {found!r} and {wanted!r}")
+    def _require(self, dim: Expr, target: Expr, what: str, ctx: Deduction) -> None:
+        """Require `dim` to be `target` or 1; an undecided condition becomes a run-time check."""
+        proof = Proof.YES if as_int(dim) == 1 else ctx.equal(dim, target)
+        if proof is Proof.NO and ctx.equal(dim, 1) is Proof.NO:
+            raise DeduceError(f"{what}: expected equal dims or a 1, got {dim!r} and {target!r}")
         if proof is not Proof.YES:
-            message = f"{what}: wanted {found!r} to be {wanted!r} or 1, found {{0}} and {{1}}"
-            ctx.require(or_(eq(found, wanted), eq(found, 1)), message, found, wanted)
+            message = f"{what}: expected {dim!r} to be {target!r} or 1, got {{0}} and {{1}}"
+            ctx.require(or_(eq(dim, target), eq(dim, 1)), message, dim, target)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        dtype = dtype_of(infos[0])
-        x = b.input("x", shape_of(infos[0]), dtype, is_const(consts, 0))
+    def build(self, b: OperatorBuilder) -> None:
+        dtype = b.dtype(0)
+        x = b.argument(0, "x")
         y = b.output("y", self.shape, dtype)
         b.compute(y, lambda *i: broadcast_index(x, i, self.shape), "broadcast_to")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         return np.broadcast_to(arrays[0], _integers(self.shape, "broadcast_to"))
-
-
-class Placer(TensorBuilder):
-    """A builder that can also define a part of a tensor alone."""
-
-    def compute_window(self, out: Tensor, extents: Sequence[Expr], value: Callable[..., Expr], name: str) -> None:
-        """Store `out[i...] = value(i...)` for i below extents, at most those of the tensor."""
-        self._block(out, extents, (), name, lambda s, _: (s, None, value(*s)))
-
-    def place(self, out: Tensor, starts: Mapping[int, Expr], x: Tensor, name: str) -> None:
-        """Store `out[..., start + i, ...] = x[..., i, ...]` for the starts of some axes."""
-        self._block(
-            out,
-            x.buffer.shape,
-            (),
-            name,
-            lambda s, _: (tuple(add(v, starts[a]) if a in starts else v for a, v in enumerate(s)), None, x[s]),  # type: ignore[misc]
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,20 +249,20 @@ class Concat(OperatorSpec):
 
     axis: int = 0
     name: ClassVar[str] = "concat"
-    halves: ClassVar[Halves] = "moved"
+    half_policy: ClassVar[HalfPolicy] = "pass_through"
 
     def _tensors(self, infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
-        found = all_tensors(infos)
-        if not found:
-            raise DeduceError(f"concat: wanted at least one tensor and only tensors, found {list(infos)!r}")
-        return found
+        tensors = all_tensors(infos)
+        if not tensors:
+            raise DeduceError(f"concat: expected at least one tensor and only tensors, got {list(infos)!r}")
+        return tensors
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         parts = self._tensors(infos)
         dtype = self.same_dtype(parts)
         ndims = {p.ndim for p in parts if p.ndim is not None}
         if len(ndims) > 1:
-            raise DeduceError(f"concat: wanted one number of dims, found {sorted(ndims)}")
+            raise DeduceError(f"concat: expected equal numbers of dims, got {sorted(ndims)}")
         shapes = [p.shape for p in parts if p.shape is not None]
         if len(shapes) != len(parts):
             return TensorInfo(None, dtype, next(iter(ndims), None))
@@ -312,24 +276,20 @@ class Concat(OperatorSpec):
         dims = (*shapes[0][:axis], ctx.simplify(total), *shapes[0][axis + 1 :])
         return TensorInfo(dims, dtype)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = Placer(name)
-        dtype = dtype_of(infos[0])
-        shapes = [shape_of(i) for i in infos]
+    def build(self, b: OperatorBuilder) -> None:
+        dtype = b.dtype(0)
+        shapes = [shape_of(i) for i in b.infos]
         axis = axis_index(self.name, self.axis, len(shapes[0]))
-        xs = [b.input(f"x{p}", s, dtype, is_const(consts, p)) for p, s in enumerate(shapes)]
+        xs = [b.argument(p, f"x{p}") for p in range(len(shapes))]
         ends: list[Expr] = []
         for s in shapes:
             ends.append(s[axis] if not ends else add(ends[-1], s[axis]))
-        y = b.output("y", (*shapes[0][:axis], (ctx or Deduction()).simplify(ends[-1]), *shapes[0][axis + 1 :]), dtype)
+        y = b.output("y", (*shapes[0][:axis], b.ctx.simplify(ends[-1]), *shapes[0][axis + 1 :]), dtype)
 
         # one block per argument, so that no element of an empty or neighbouring argument is read
         for p, x in enumerate(xs):
             start = const(0) if p == 0 else ends[p - 1]
             b.place(y, {axis: start}, x, f"concat_{p}")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         return np.concatenate(list(arrays), axis=self.axis)
@@ -370,7 +330,7 @@ class Split(OperatorSpec):
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
         if self.parts < 1:
-            raise DeduceError(f"split: wanted at least 1 part, found {self.parts}")
+            raise DeduceError(f"split: expected at least 1 part, got {self.parts}")
         if x.shape is None:
             return TupleInfo((TensorInfo(None, x.dtype, x.ndim),) * self.parts)
         axis = axis_index(self.name, self.axis, len(x.shape))
@@ -381,18 +341,14 @@ class Split(OperatorSpec):
             )
         )
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+    def build(self, b: OperatorBuilder) -> None:
+        shape, dtype = b.shape(0), b.dtype(0)
         axis = axis_index(self.name, self.axis, len(shape))
-        x = b.input("x", shape, dtype, is_const(consts, 0))
-        pieces = self.pieces(shape[axis], ctx or Deduction())
+        x = b.argument(0, "x")
+        pieces = self.pieces(shape[axis], b.ctx)
         outs = [b.output(f"y{p}", (*shape[:axis], s, *shape[axis + 1 :]), dtype) for p, (_, s) in enumerate(pieces)]
         for p, (y, (start, _)) in enumerate(zip(outs, pieces, strict=True)):
             _cut(b, x, y, axis, start, f"split_{p}")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
         (x,) = arrays
@@ -415,7 +371,7 @@ class Slice(OperatorSpec):
     end: Expr
     step: int = 1
     name: ClassVar[str] = "slice"
-    halves: ClassVar[Halves] = "moved"
+    half_policy: ClassVar[HalfPolicy] = "pass_through"
     arity: ClassVar[int] = 1
 
     def _window(self, n: Expr, ctx: Deduction) -> tuple[Expr, Expr]:
@@ -435,7 +391,7 @@ class Slice(OperatorSpec):
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
         if self.step == 0:
-            raise DeduceError("slice: wanted a step other than 0, found 0")
+            raise DeduceError("slice: expected a step other than 0, got 0")
         least = 0 if self.step > 0 else -1
         for what, e in (("begin", self.begin), ("end", self.end)):
             ctx.require_at_least(e, least, f"slice: {what}")
@@ -445,17 +401,13 @@ class Slice(OperatorSpec):
         _, size = self._window(x.shape[axis], ctx)
         return TensorInfo((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+    def build(self, b: OperatorBuilder) -> None:
+        shape, dtype = b.shape(0), b.dtype(0)
         axis = axis_index(self.name, self.axis, len(shape))
-        x = b.input("x", shape, dtype, is_const(consts, 0))
-        start, size = self._window(shape[axis], ctx or Deduction())
+        x = b.argument(0, "x")
+        start, size = self._window(shape[axis], b.ctx)
         y = b.output("y", (*shape[:axis], size, *shape[axis + 1 :]), dtype)
         _cut(b, x, y, axis, start, "slice", self.step)
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         begin, end = _integers((self.begin, self.end), "slice")

@@ -1,4 +1,7 @@
-"""Padding of tensors."""
+"""Padding of tensors.
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,9 @@ from relax_tune.ir.core.expr import (
     select,
     sub,
 )
-from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.core.tensor_builder import Tensor
-from relax_tune.ir.op.base import Array, Deduction, Halves, OperatorSpec, dtype_of, is_const, shape_of
-from relax_tune.ir.op.indexing.movement import Placer
+from relax_tune.ir.op.base import Array, Deduction, HalfPolicy, OperatorBuilder, OperatorSpec
 
 Mode = Literal["constant", "edge", "reflect", "wrap"]
 
@@ -41,8 +42,9 @@ Mode = Literal["constant", "edge", "reflect", "wrap"]
 class Pad(OperatorSpec):
     """Padding (modes of ONNX Pad and `numpy.pad`).
 
-    before, after: number of elements to add at each axis, at least 0
-    mode: `constant` (`value`), `edge` (nearest element), `reflect` (mirrored without the edge), `wrap` (periodic)
+    Attributes:
+        before, after: number of elements to add at each axis, at least 0.
+        mode: `constant` (`value`), `edge` (nearest element), `reflect` (mirrored without the edge), `wrap` (periodic).
     """
 
     before: tuple[Expr, ...]
@@ -50,16 +52,16 @@ class Pad(OperatorSpec):
     mode: str = "constant"
     value: float = 0.0
     name: ClassVar[str] = "pad"
-    halves: ClassVar[Halves] = "moved"
+    half_policy: ClassVar[HalfPolicy] = "pass_through"
     arity: ClassVar[int] = 1
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
         if self.mode not in get_args(Mode):
-            raise DeduceError(f"pad: wanted a mode among {', '.join(get_args(Mode))}, found {self.mode!r}")
+            raise DeduceError(f"pad: expected a mode among {', '.join(get_args(Mode))}, got {self.mode!r}")
         if len(self.before) != len(self.after) or x.ndim not in (None, len(self.before)):
             raise DeduceError(
-                f"pad: wanted sizes before and after each dim of {x!r}, found {self.before} and {self.after}"
+                f"pad: expected sizes before and after each dim of {x!r}, got {self.before} and {self.after}"
             )
         for e in (*self.before, *self.after):
             ctx.require_at_least(e, 0, "pad: more elements")
@@ -72,7 +74,7 @@ class Pad(OperatorSpec):
                 self._require(
                     ctx,
                     enough,
-                    f"pad: wanted a dim {p} long enough to {self.mode} {{0}} elements, found {{1}}",
+                    f"pad: expected a dim {p} long enough to {self.mode} {{0}} elements, got {{1}}",
                     most,
                     n,
                 )
@@ -87,24 +89,20 @@ class Pad(OperatorSpec):
         if proof is Proof.UNKNOWN:
             ctx.require(cond, message, *values)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        ctx = ctx or Deduction()
-        b = Placer(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
-        x = b.input("x", shape, dtype, is_const(consts, 0))
+    def build(self, b: OperatorBuilder) -> None:
+        ctx = b.ctx
+        shape, dtype = b.shape(0), b.dtype(0)
+        x = b.argument(0, "x")
         dims = [ctx.simplify(add(add(n, s), e)) for n, s, e in zip(shape, self.before, self.after)]
         y = b.output("y", dims, dtype)
         padded = [p for p, pair in enumerate(zip(self.before, self.after)) if any(as_int(e) != 0 for e in pair)]
         fill = const(bool(self.value) if dtype is bool_ else self.value if dtype.is_float else int(self.value), dtype)
         if self.mode == "constant" and any(ctx.proves(lt(0, shape[p])) is not Proof.YES for p in padded):
-            # an empty tensor must not be read: fill first, then copy the elements there are
+            # an empty tensor must not be read: fill first, then copy the existing elements
             b.compute(y, lambda *i: fill, "pad_fill")
             b.place(y, dict(enumerate(self.before)), x, "pad")
-            return b.finish()
+            return
         b.compute(y, lambda *i: self._element(x, i, padded, fill), "pad")
-        return b.finish()
 
     def _element(self, x: Tensor, i: Sequence[Expr], padded: Sequence[int], fill: Expr) -> Expr:
         where, inside = list(i), []
@@ -118,14 +116,14 @@ class Pad(OperatorSpec):
                 nearest = minimum(back, sub(mul(sub(n, 1), 2), back))
             where[p] = nearest
             inside += [le(self.before[p], i[p]), lt(at, n)]
-        found: Expr = x[tuple(where)]
-        return select(and_(*inside), found, fill) if self.mode == "constant" and inside else found
+        element: Expr = x[tuple(where)]
+        return select(and_(*inside), element, fill) if self.mode == "constant" and inside else element
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         sizes = [(as_int(a), as_int(b)) for a, b in zip(self.before, self.after)]
         if any(n is None for pair in sizes for n in pair):
-            raise DeduceError(f"pad: wanted numbers to evaluate with, found {self.before} and {self.after}")
-        if not sizes:  # NumPy refuses to pad no axes
+            raise DeduceError(f"pad: expected numbers to evaluate with, got {self.before} and {self.after}")
+        if not sizes:  # numpy.pad rejects a 0-d array
             return arrays[0]
         mode: Any = self.mode
         more = {"constant_values": np.asarray(self.value).astype(arrays[0].dtype)} if mode == "constant" else {}

@@ -1,4 +1,7 @@
-"""Scatters (ONNX ScatterND, ScatterElements), lowered as gathers: each result element searches its updates."""
+"""Scatters (ONNX ScatterND, ScatterElements), lowered as gathers: each result element searches its updates.
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,20 @@ from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import DType, i32, i64
 from relax_tune.ir.core.expr import Expr, add, and_, as_int, cast, const, eq, lt, maximum, minimum, mul, select
-from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.core.tensor_builder import Tensor
 from relax_tune.ir.op.base import (
     Array,
     Deduction,
     IndexUse,
+    OperatorBuilder,
     OperatorSpec,
     axis_index,
-    dtype_of,
     float_result,
-    is_const,
     shape_of,
     wide,
 )
 from relax_tune.ir.op.indexing.indices import columns
-from relax_tune.ir.op.indexing.movement import Placer
 from relax_tune.ir.op.reduction.reduce import Max, Min, Reduce, Sum
 from relax_tune.ir.op.reduction.scan import Prod
 
@@ -39,7 +39,7 @@ _NUMPY: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, 
 
 
 def _neutral(mode: Mode, dtype: DType) -> Expr:
-    """Return what changes no element: adding 0 would make 0 of -0 (IEEE 754-2019, 6.3)."""
+    """Return the neutral element: -0 for sums, since -0 + 0 is 0 (IEEE 754-2019, 6.3)."""
     if mode == "add" and dtype.is_float:
         return const(-0.0, dtype)
     kinds: Mapping[str, Reduce] = {"add": Sum(), "mul": Prod(), "max": Max(), "min": Min()}
@@ -54,7 +54,8 @@ class Scatter(OperatorSpec):
 
     An update at a computed index outside its dim is dropped.
 
-    mode: `replace` (the last of several updates counts), or the reduction that combines an element with all its updates
+    Attributes:
+        mode: `replace` (the last of several updates counts), or the reduction that combines an element with all its updates.
     """
 
     mode: Mode = "replace"
@@ -62,7 +63,11 @@ class Scatter(OperatorSpec):
 
     @abstractmethod
     def fit(self, x: TensorInfo, indices: TensorInfo, updates: TensorInfo, ctx: Deduction) -> None:
-        """Require fitting dims. Raises DeduceError; undecided dims become run-time checks."""
+        """Require fitting dims.
+
+        Raises:
+            DeduceError: dims that never fit; undecided dims become run-time checks.
+        """
 
     @abstractmethod
     def parts(
@@ -78,49 +83,43 @@ class Scatter(OperatorSpec):
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         x, indices, updates = self.tensors(infos)
         if indices.dtype not in (None, i32, i64):
-            raise DeduceError(f"{self.name}: wanted int32 or int64 indices, found {indices!r}; cast them first")
+            raise DeduceError(f"{self.name}: expected int32 or int64 indices, got {indices!r}; cast them first")
         dtype = self.same_dtype((x, updates))
         self.fit(x, indices, updates, ctx)
         return TensorInfo(x.shape, dtype, x.ndim)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        ctx, b = ctx or Deduction(), Placer(name)
-        dims, dtype = shape_of(infos[0]), dtype_of(infos[0])
-        names = ("x", "indices", "updates")
-        x, indices, updates = (
-            b.input(n, shape_of(i), dtype_of(i), is_const(consts, p)) for p, (n, i) in enumerate(zip(names, infos))
-        )
+    def build(self, b: OperatorBuilder) -> None:
+        ctx = b.ctx
+        dims, dtype = b.shape(0), b.dtype(0)
+        x, indices, updates = (b.argument(p, name) for p, name in enumerate(("x", "indices", "updates")))
         y = b.output("y", dims, dtype)
-        count, meant = self.parts(x, indices, updates)
+        count, update_at = self.parts(x, indices, updates)
         if self.mode == "replace":
             last = b.alloc("last", dims, i64)
 
             def newest(old: Expr, *i: Expr) -> Expr:
-                return maximum(old, select(meant(i[:-1], i[-1])[0], i[-1], const(-1)))
+                return maximum(old, select(update_at(i[:-1], i[-1])[0], i[-1], const(-1)))
 
             b.reduce(last, (count,), const(-1), newest, "last")
 
             def chosen(*i: Expr) -> Expr:
-                return select(lt(last[i], 0), x[i], meant(i, maximum(last[i], 0))[1])
+                return select(lt(last[i], 0), x[i], update_at(i, maximum(last[i], 0))[1])
 
             if ctx.proves(lt(0, count)) is Proof.YES:
                 b.compute(y, chosen, self.name)
-            else:  # no updates: none may be read
+            else:  # without updates none may be read
                 b.compute(y, lambda *i: x[i], "scatter_keep")
                 b.compute_window(y, (minimum(dims[0], mul(dims[0], count)), *dims[1:]), chosen, self.name)
-            return b.finish()
+            return
         total = b.alloc("total", dims, dtype)
         combine, neutral = _COMBINE[self.mode], _neutral(self.mode, dtype)
 
         def step(old: Expr, *i: Expr) -> Expr:
-            here, value = meant(i[:-1], i[-1])
+            here, value = update_at(i[:-1], i[-1])
             return combine(old, select(here, value, neutral))
 
         b.reduce(total, (count,), neutral, step, "total")
         b.compute(y, lambda *i: combine(x[i], total[i]), self.name)
-        return b.finish()
 
     def written(self, x: Array, where: Any, updates: Array) -> Array:
         if self.mode == "replace":
@@ -145,11 +144,11 @@ class ScatterND(Scatter):
             return
         depth = as_int(indices.shape[-1]) if len(indices.shape) == 2 else None
         if depth is None or not 1 <= depth <= len(x.shape):
-            raise DeduceError(f"scatter_nd: wanted indices (m, k) with k in 1..{len(x.shape)}, found {indices!r}")
-        wanted = (indices.shape[0], *x.shape[depth:])
-        if len(updates.shape) != len(wanted):
-            raise DeduceError(f"scatter_nd: wanted {len(wanted)} dims in updates, found {updates!r}")
-        for p, (a, b) in enumerate(zip(updates.shape, wanted, strict=True)):
+            raise DeduceError(f"scatter_nd: expected indices (m, k) with k in 1..{len(x.shape)}, got {indices!r}")
+        expected = (indices.shape[0], *x.shape[depth:])
+        if len(updates.shape) != len(expected):
+            raise DeduceError(f"scatter_nd: expected {len(expected)} dims in updates, got {updates!r}")
+        for p, (a, b) in enumerate(zip(updates.shape, expected, strict=True)):
             ctx.require_equal(a, b, f"scatter_nd: dim {p} of updates")
 
     def parts(
@@ -157,13 +156,13 @@ class ScatterND(Scatter):
     ) -> tuple[Expr, Callable[[Sequence[Expr], Expr], tuple[Expr, Expr]]]:
         depth = as_int(indices.buffer.shape[1]) or 0
 
-        def meant(own: Sequence[Expr], m: Expr) -> tuple[Expr, Expr]:
-            here: Expr = eq(cast(indices[m, 0], i64), own[0])
+        def update_at(indices_of_result: Sequence[Expr], m: Expr) -> tuple[Expr, Expr]:
+            here: Expr = eq(cast(indices[m, 0], i64), indices_of_result[0])
             for p in range(1, depth):
-                here = and_(here, eq(cast(indices[m, p], i64), own[p]))
-            return here, updates[(m, *own[depth:])]
+                here = and_(here, eq(cast(indices[m, p], i64), indices_of_result[p]))
+            return here, updates[(m, *indices_of_result[depth:])]
 
-        return indices.buffer.shape[0], meant
+        return indices.buffer.shape[0], update_at
 
     def indexed(self, infos: Sequence[TensorInfo]) -> tuple[IndexUse, ...]:
         return columns(1, infos)
@@ -187,7 +186,7 @@ class ScatterElements(Scatter):
         if x.shape is None or indices.shape is None or updates.shape is None:
             return
         if not len(x.shape) == len(indices.shape) == len(updates.shape):
-            raise DeduceError(f"scatter_elements: wanted one number of dims, found {x!r}, {indices!r}, {updates!r}")
+            raise DeduceError(f"scatter_elements: expected equal numbers of dims, got {x!r}, {indices!r}, {updates!r}")
         axis = axis_index(self.name, self.axis, len(x.shape))
         for p, (d, i, u) in enumerate(zip(x.shape, indices.shape, updates.shape, strict=True)):
             ctx.require_equal(i, u, f"scatter_elements: dim {p} of indices and updates")
@@ -199,11 +198,11 @@ class ScatterElements(Scatter):
     ) -> tuple[Expr, Callable[[Sequence[Expr], Expr], tuple[Expr, Expr]]]:
         axis = axis_index(self.name, self.axis, len(x.buffer.shape))
 
-        def meant(own: Sequence[Expr], m: Expr) -> tuple[Expr, Expr]:
-            where = (*own[:axis], m, *own[axis + 1 :])
-            return eq(cast(indices[where], i64), own[axis]), updates[where]
+        def update_at(indices_of_result: Sequence[Expr], m: Expr) -> tuple[Expr, Expr]:
+            where = (*indices_of_result[:axis], m, *indices_of_result[axis + 1 :])
+            return eq(cast(indices[where], i64), indices_of_result[axis]), updates[where]
 
-        return indices.buffer.shape[axis], meant
+        return indices.buffer.shape[axis], update_at
 
     def indexed(self, infos: Sequence[TensorInfo]) -> tuple[IndexUse, ...]:
         return (IndexUse(1, shape_of(infos[0])[self.axis]),)

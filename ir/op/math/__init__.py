@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""Elementwise operators and quantisation. From outside import the operator classes."""

@@ -1,12 +1,18 @@
-"""Elementwise operators with one operand, or with two that broadcast."""
+"""Elementwise operators of one operand, or of two that broadcast.
+
+An operator states its scalar operation (`ir/core/scalar_ops`), the element types of its operands, its 16-bit policy and its
+names in ONNX and torch. Deduction, loops, NumPy meaning, the registry and the importers' tables follow from these.
+A subclass without attributes needs no `dataclass` decorator.
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -14,10 +20,12 @@ from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.dtype import DType, bool_, f8e8m0, is_floating
+from relax_tune.ir.core.erf import erf
 from relax_tune.ir.core.expr import (
     Expr,
     Var,
     add,
+    apply,
     as_int,
     call,
     cast,
@@ -31,138 +39,158 @@ from relax_tune.ir.core.expr import (
     select,
     sub,
 )
-from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.scalar_ops import converted
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS, ScalarOp, converted
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
+from relax_tune.ir.core.tensor_builder import Tensor
 from relax_tune.ir.op.base import (
     QUIET,
     Array,
     Deduction,
-    Halves,
+    HalfPolicy,
+    OperatorBuilder,
     OperatorSpec,
-    dtype_of,
     float_result,
-    is_const,
-    shape_of,
     wide,
 )
-from relax_tune.ir.op.math.erf import erf
 from relax_tune.ir.op.math.small_floats import Rounding, narrow, narrow_array
+
+Operands = Literal["floats", "integers", "numbers", "bools", "any"]
+_OPERANDS: dict[Operands, tuple[str, str]] = {
+    "floats": ("floating-point tensors", "cast it first"),
+    "integers": ("tensors of integers", "cast it first"),
+    "numbers": ("tensors of numbers", "cast it first"),
+    "bools": ("tensors of bools", "compare or cast first"),
+}
+
+
+class OnnxName(NamedTuple):
+    """ONNX operator of the same meaning, with the versions of it that can be imported."""
+
+    name: str
+    versions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Unary(OperatorSpec):
-    """Elementwise function `y[i...] = f(x[i...])`, of the dtype of the argument."""
+class Elementwise(OperatorSpec):
+    """Operator whose elements each depend on one element of every operand.
+
+    Class attributes:
+        function: name of the scalar operation in `SCALAR_OPS`; empty: the operator's name.
+        operands: admissible element types; all operands have the same one.
+        onnx: ONNX operator that is imported as this one.
+        torch: ATen operator that is imported as this one: `aten.{torch}.default`.
+    """
+
+    function: ClassVar[str] = ""
+    operands: ClassVar[Operands] = "floats"
+    onnx: ClassVar[OnnxName | None] = None
+    torch: ClassVar[str | None] = None
+
+    @classmethod
+    def scalar_op(cls) -> ScalarOp:
+        """Return the scalar operation of the operator."""
+        return SCALAR_OPS[cls.function or cls.name]
+
+    def operand_infos(self, infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
+        """Return the annotations of the operands.
+
+        Raises:
+            DeduceError: inadmissible element types.
+        """
+        tensors = self.tensors(infos)
+        for info in tensors:
+            if info.dtype is not None and not _admissible(info.dtype, self.operands):
+                expected, advice = _OPERANDS[self.operands]
+                raise DeduceError(f"{self.name}: expected {expected}, got {info!r}; {advice}")
+        return tensors
+
+    def computed(self, *args: Any) -> Array:
+        """Evaluate the scalar operation on NumPy operands."""
+        evaluate = self.scalar_op().evaluate
+        assert evaluate is not None
+        with np.errstate(all="ignore"):
+            return np.asarray(evaluate(*args))
+
+
+def _admissible(dtype: DType, operands: Operands) -> bool:
+    match operands:
+        case "floats":
+            return dtype.is_float
+        case "integers":
+            return dtype.is_int
+        case "numbers":
+            return dtype is not bool_
+        case "bools":
+            return dtype is bool_
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Unary(Elementwise):
+    """Elementwise function `y[i...] = f(x[i...])`, of the dtype of the operand."""
 
     arity: ClassVar[int] = 1
-    floats_only: ClassVar[bool] = True
 
-    @abstractmethod
     def scalar(self, x: Expr) -> Expr:
         """Return the result for one element."""
+        return apply(self.scalar_op().name, x)
 
-    @abstractmethod
     def array(self, x: Array) -> Array:
         """Compute all elements, in float64 for floats."""
+        return self.computed(x)
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
-        (x,) = self.tensors(infos)
-        if self.floats_only and x.dtype is not None and not x.dtype.is_float:
-            raise DeduceError(f"{self.name}: wanted a floating-point tensor, found {x!r}; cast it first")
+        (x,) = self.operand_infos(infos)
         return x
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
-        x = b.input("x", shape, dtype, is_const(consts, 0))
-        y = b.output("y", shape, dtype)
+    def build(self, b: OperatorBuilder) -> None:
+        x, y = b.argument(0, "x"), b.output("y", b.shape(0), b.dtype(0))
         b.compute(y, lambda *i: self.scalar(x[i]), self.name)
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         (x,) = arrays
         return float_result(self.array(wide(x)), arrays, x.dtype)
 
 
-@dataclass(frozen=True, slots=True)
 class Exp(Unary):
-    name: ClassVar[str] = "exp"
-
-    def scalar(self, x: Expr) -> Expr:
-        return call("exp", x)
-
-    def array(self, x: Array) -> Array:
-        return np.asarray(np.exp(x))
+    name, onnx, torch = "exp", OnnxName("Exp", (6, 13)), "exp"
 
 
-@dataclass(frozen=True, slots=True)
 class Erf(Unary):
-    name: ClassVar[str] = "erf"
-    halves: ClassVar[Halves] = "allowed"
-
-    def scalar(self, x: Expr) -> Expr:
-        return call("erf", x)
-
-    def array(self, x: Array) -> Array:
-        return erf(x)
+    name, onnx, torch = "erf", OnnxName("Erf", (9, 13)), "erf"
+    half_policy: ClassVar[HalfPolicy] = "allow"
 
 
-@dataclass(frozen=True, slots=True)
 class Tanh(Unary):
-    name: ClassVar[str] = "tanh"
-    halves: ClassVar[Halves] = "allowed"
-
-    def scalar(self, x: Expr) -> Expr:
-        return call("tanh", x)
-
-    def array(self, x: Array) -> Array:
-        return np.asarray(np.tanh(x))
+    name, onnx, torch = "tanh", OnnxName("Tanh", (6, 13)), "tanh"
+    half_policy: ClassVar[HalfPolicy] = "allow"
 
 
-@dataclass(frozen=True, slots=True)
 class Sqrt(Unary):
-    name: ClassVar[str] = "sqrt"
-
-    def scalar(self, x: Expr) -> Expr:
-        return call("sqrt", x)
-
-    def array(self, x: Array) -> Array:
-        return np.asarray(np.sqrt(x))
+    name, onnx, torch = "sqrt", OnnxName("Sqrt", (6, 13)), "sqrt"
 
 
-@dataclass(frozen=True, slots=True)
 class Rsqrt(Unary):
-    name: ClassVar[str] = "rsqrt"
-
-    def scalar(self, x: Expr) -> Expr:
-        return call("rsqrt", x)
-
-    def array(self, x: Array) -> Array:
-        return np.asarray(1.0 / np.sqrt(x))
+    name, torch = "rsqrt", "rsqrt"
 
 
-@dataclass(frozen=True, slots=True)
 class Sigmoid(Unary):
-    name: ClassVar[str] = "sigmoid"
-    halves: ClassVar[Halves] = "allowed"
+    name, onnx, torch = "sigmoid", OnnxName("Sigmoid", (6, 13)), "sigmoid"
+    half_policy: ClassVar[HalfPolicy] = "allow"
 
     def scalar(self, x: Expr) -> Expr:
         return div(const(1, x.dtype), add(call("exp", sub(const(0, x.dtype), x)), const(1, x.dtype)))
 
     def array(self, x: Array) -> Array:
-        with np.errstate(over="ignore"):  # half of 1 + tanh(x / 2) loses every digit of small results
+        with np.errstate(over="ignore"):  # (1 + tanh(x / 2)) / 2 would lose every digit of small results
             return np.asarray(1.0 / (1.0 + np.exp(-x)))
 
 
-@dataclass(frozen=True, slots=True)
 class Gelu(Unary):
     """GELU (Hendrycks & Gimpel 2016): `x * (1 + erf(x / sqrt(2))) / 2`."""
 
-    name: ClassVar[str] = "gelu"
-    halves: ClassVar[Halves] = "allowed"
+    name = "gelu"
+    half_policy: ClassVar[HalfPolicy] = "allow"
 
     def scalar(self, x: Expr) -> Expr:
         return mul(
@@ -173,11 +201,10 @@ class Gelu(Unary):
         return np.asarray(x * 0.5 * (1.0 + erf(x * math.sqrt(0.5))))
 
 
-@dataclass(frozen=True, slots=True)
 class Relu(Unary):
-    name: ClassVar[str] = "relu"
-    halves: ClassVar[Halves] = "allowed"
-    floats_only: ClassVar[bool] = False
+    name, onnx, torch = "relu", OnnxName("Relu", (6, 13, 14)), "relu"
+    operands: ClassVar[Operands] = "any"
+    half_policy: ClassVar[HalfPolicy] = "allow"
 
     def scalar(self, x: Expr) -> Expr:
         return maximum(x, 0)
@@ -188,83 +215,86 @@ class Relu(Unary):
 
 @dataclass(frozen=True, slots=True)
 class ScalarUnary(Unary):
-    """Elementwise operation with a number, rounded to the dtype of the tensor; beside 16-bit floats to float32, as in torch.
+    """Elementwise operation with a number as its second operand, rounded to the dtype of the tensor.
 
-    For tensors of integers and bools the number is one itself."""
+    For 16-bit float tensors the number has float32 precision, as in torch. For integer and bool tensors it must be representable."""
 
     value: float = 0.0
-    floats_only: ClassVar[bool] = False
-    halves: ClassVar[Halves] = "allowed"
+    operands: ClassVar[Operands] = "any"
+    half_policy: ClassVar[HalfPolicy] = "allow"
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
-        (x,) = self.tensors(infos)
+        (x,) = self.operand_infos(infos)
         if x.dtype is not None and not x.dtype.is_float and np.asarray(self.value).astype(x.dtype.numpy) != self.value:
             raise DeduceError(
-                f"{self.name}: wanted a number of {x.dtype} for {x!r}, found {self.value!r}; cast it first"
+                f"{self.name}: expected a number of {x.dtype} for {x!r}, got {self.value!r}; cast it first"
             )
         return x
 
-    def rounded(self, dtype: DType) -> Expr:
-        return const(self.beside(dtype.numpy).value if dtype.is_float else int(self.value), dtype)
-
-    def beside(self, dtype: np.dtype[Any]) -> Self:
-        """Return the operator with the number that elements of a type meet: for floats of up to 32 bits a float32."""
+    def for_dtype(self, dtype: np.dtype[Any]) -> Self:
+        """Return the operator with its number rounded for tensors of `dtype`: to float32 for floats of up to 32 bits."""
         if not is_floating(dtype) or dtype == np.float64:
             return self
-        with np.errstate(over="ignore"):  # too large is infinite
+        with np.errstate(over="ignore"):  # numbers beyond float32 become infinite
             return replace(self, value=float(np.float32(self.value)))
 
+    def scalar(self, x: Expr) -> Expr:
+        number = self.for_dtype(x.dtype.numpy).value if x.dtype.is_float else int(self.value)
+        return apply(self.scalar_op().name, x, const(number, x.dtype))
+
+    def array(self, x: Array) -> Array:
+        # in the dtype of integer tensors, since float64 cannot represent every int64
+        return self.computed(x, x.dtype.type(self.value) if x.dtype.kind in "iu" else self.value)
+
     def evaluate(self, arrays: Sequence[Array]) -> Array:
-        return Unary.evaluate(self.beside(arrays[0].dtype), arrays)
-
-    def number(self, x: Array) -> Any:
-        """Return the number for NumPy: beside integers one of their type, since floats do not hold all of them."""
-        return x.dtype.type(self.value) if x.dtype.kind in "iu" else self.value
+        return Unary.evaluate(self.for_dtype(arrays[0].dtype), arrays)
 
 
-@dataclass(frozen=True, slots=True)
 class AddScalar(ScalarUnary):
-    name: ClassVar[str] = "add_scalar"
-
-    def scalar(self, x: Expr) -> Expr:
-        return add(x, self.rounded(x.dtype))
-
-    def array(self, x: Array) -> Array:
-        return np.asarray(x + self.number(x))
+    name, function = "add_scalar", "add"
 
 
-@dataclass(frozen=True, slots=True)
 class MulScalar(ScalarUnary):
-    name: ClassVar[str] = "mul_scalar"
-
-    def scalar(self, x: Expr) -> Expr:
-        return mul(x, self.rounded(x.dtype))
-
-    def array(self, x: Array) -> Array:
-        return np.asarray(x * self.number(x))
+    name, function = "mul_scalar", "mul"
 
 
-@dataclass(frozen=True, slots=True)
 class MaximumScalar(ScalarUnary):
-    name: ClassVar[str] = "maximum_scalar"
+    name, function = "maximum_scalar", "max"
 
-    def scalar(self, x: Expr) -> Expr:
-        return maximum(x, self.rounded(x.dtype))
 
-    def array(self, x: Array) -> Array:
-        return np.asarray(np.maximum(x, self.number(x)))
+class DivScalar(ScalarUnary):
+    """Floating-point division by a number, rounded once: a product with the reciprocal would round twice."""
+
+    name, function = "div_scalar", "div"
+    operands: ClassVar[Operands] = "floats"
+
+
+LARGEST_EXACT_EXPONENT = 126
+"""Powers of two up to this exponent have normal reciprocals in float32 and float64."""
+
+
+def division_by(value: float) -> ScalarUnary:
+    """Return the division of floats by a number; a product if the reciprocal is exact, as for a power of two."""
+    mantissa, exponent = math.frexp(value) if math.isfinite(value) else (0.0, 0)
+    exact = abs(mantissa) == 0.5 and abs(exponent - 1) <= LARGEST_EXACT_EXPONENT
+    return MulScalar(1.0 / value) if exact else DivScalar(float(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Cast(Unary):
-    """Conversion to another dtype (towards zero from floats to integers; `scalar_ops.converted`).
+    """Conversion to another dtype (`scalar_ops.converted`); floats become integers by rounding towards zero.
 
-    saturate, rounding: those of small floats (`small_floats.narrow`)"""
+    Attributes:
+        dtype: element type of the result.
+        saturate: numbers beyond a small float type become its largest finite number (`small_floats.narrow`).
+        rounding: rounding to `f8e8m0`.
+    """
 
     dtype: DType
     saturate: bool = field(default=False, metadata=QUIET)
     rounding: Rounding = field(default="nearest", metadata=QUIET)
     name: ClassVar[str] = "cast"
+    operands: ClassVar[Operands] = "any"
 
     def takes_small(self) -> bool:
         return True
@@ -273,10 +303,10 @@ class Cast(Unary):
         (x,) = self.tensors(infos)
         if self.saturate and not self._narrows():
             raise DeduceError(
-                f"cast: wanted a float of at most 8 bits to saturate to, found {self.dtype}; clip instead"
+                f"cast: expected a float of at most 8 bits to saturate to, got {self.dtype}; clip instead"
             )
         if self.rounding != "nearest" and self.dtype is not f8e8m0:
-            raise DeduceError(f"cast: wanted {f8e8m0} to round {self.rounding} to, found {self.dtype}")
+            raise DeduceError(f"cast: expected {f8e8m0} to round {self.rounding} to, got {self.dtype}")
         return TensorInfo(x.shape, self.dtype, x.ndim)
 
     def _narrows(self) -> bool:
@@ -287,18 +317,9 @@ class Cast(Unary):
             return narrow(x, self.dtype, self.saturate, self.rounding)
         return cast(x, self.dtype)
 
-    def array(self, x: Array) -> Array:
-        return x
-
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape = shape_of(infos[0])
-        x = b.input("x", shape, dtype_of(infos[0]), is_const(consts, 0))
-        y = b.output("y", shape, self.dtype)
+    def build(self, b: OperatorBuilder) -> None:
+        x, y = b.argument(0, "x"), b.output("y", b.shape(0), self.dtype)
         b.compute(y, lambda *i: self.scalar(x[i]), self.name)
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x = arrays[0]
@@ -313,7 +334,9 @@ def broadcast_dims(
     """Broadcast symbolic dims by the rule of NumPy; return the joint dims and their number.
 
     The dims are None when run time decides which side is 1 (a `select` if `ctx.choices`); a check is then added.
-    Raises DeduceError naming the dim and both sizes when two dims can never fit.
+
+    Raises:
+        DeduceError: names the dim and both sizes when two dims can never fit.
     """
     ndim = max(len(a), len(b))
     one = const(1)
@@ -330,11 +353,13 @@ def broadcast_dims(
                 chosen = p
             elif proof is Proof.NO and ctx.equal(p, 1) is Proof.NO and ctx.equal(q, 1) is Proof.NO:
                 raise DeduceError(
-                    f"{name}: dim {position}: wanted equal dims or a 1, found {p!r} and {q!r} "
+                    f"{name}: dim {position}: expected equal dims or a 1, got {p!r} and {q!r} "
                     f"in shapes ({', '.join(map(repr, a))}) and ({', '.join(map(repr, b))})"
                 )
             else:
-                what = f"{name}: dim {position}: wanted {p!r} and {q!r} to be equal or one of them 1, found {{0}} and {{1}}"
+                # Either dim may turn out to be 1. If one is known to be larger, the result has that dim, otherwise the choice is left to
+                # run time.
+                what = f"{name}: dim {position}: expected {p!r} and {q!r} to be equal or one of them 1, got {{0}} and {{1}}"
                 fixed = p if (as_int(p) or 0) > 1 else q if (as_int(q) or 0) > 1 else None
                 ctx.require(or_(eq(p, q), or_(eq(p, 1), eq(q, 1))), what, p, q)
                 chosen = select(eq(p, 1), q, p) if fixed is None and ctx.choices else fixed
@@ -348,7 +373,7 @@ def broadcast_dims(
 def broadcast_index(tensor: Tensor, indices: Sequence[Var], out: Sequence[Expr]) -> Expr:
     """Read `tensor` at the aligned `indices` of a broadcast result of dims `out`.
 
-    Dims of 1 are read at 0, including dims found to be 1 only at run time."""
+    Dims of 1 are read at 0, including dims that only a run shows to be 1."""
     shape = tensor.buffer.shape
     aligned = list(zip(indices, out, strict=True))[len(indices) - len(shape) :]
     return tensor[tuple(broadcast_position(i, o, d) for (i, o), d in zip(aligned, shape, strict=True))]
@@ -362,126 +387,73 @@ def broadcast_position(i: Expr, out: Expr, dim: Expr) -> Expr:
 
 
 @dataclass(frozen=True, slots=True)
-class Binary(OperatorSpec):
-    """Elementwise function `z = f(x, y)` with broadcasting; both operands of one dtype."""
+class Binary(Elementwise):
+    """Elementwise function `z = f(x, y)` with broadcasting; comparisons and logic return bools."""
 
     arity: ClassVar[int] = 2
-    numbers_only: ClassVar[bool] = True
-    halves: ClassVar[Halves] = "allowed"
+    operands: ClassVar[Operands] = "numbers"
+    half_policy: ClassVar[HalfPolicy] = "allow"
 
-    @abstractmethod
     def scalar(self, x: Expr, y: Expr) -> Expr:
         """Return the result for one pair of elements."""
+        return apply(self.scalar_op().name, x, y)
 
-    @abstractmethod
     def array(self, x: Array, y: Array) -> Array:
-        """Compute all elements."""
+        """Compute all elements, in float64 for floats."""
+        return self.computed(x, y)
+
+    def result_dtype(self, dtype: DType | None) -> DType | None:
+        """Return the element type of the result for operands of `dtype`."""
+        operation = SCALAR_OPS.get(self.function or self.name)
+        return bool_ if operation is not None and operation.gives_bool else dtype
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
-        x, y = self.tensors(infos)
-        dtype = self.same_dtype((x, y))
-        if self.numbers_only and dtype is bool_:
-            raise DeduceError(f"{self.name}: wanted tensors of numbers, found {x!r} and {y!r}; cast them first")
+        x, y = self.operand_infos(infos)
+        dtype = self.result_dtype(self.same_dtype((x, y)))
         if x.shape is None or y.shape is None:
             ndim = None if x.ndim is None or y.ndim is None else max(x.ndim, y.ndim)
             return TensorInfo(None, dtype, ndim)
         dims, ndim = broadcast_dims(self.name, x.shape, y.shape, ctx)
         return TensorInfo(dims, dtype, ndim)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shapes, dtype = [shape_of(i) for i in infos], dtype_of(infos[0])
-        dims, _ = broadcast_dims(self.name, shapes[0], shapes[1], ctx or Deduction())
+    def build(self, b: OperatorBuilder) -> None:
+        dims, _ = broadcast_dims(self.name, b.shape(0), b.shape(1), b.ctx)
         if dims is None:
             raise DeduceError(
-                f"{self.name}: wanted dims that broadcast for certain, found {infos[0]!r} and {infos[1]!r}"
+                f"{self.name}: expected dims that broadcast for certain, got {b.infos[0]!r} and {b.infos[1]!r}"
             )
-        x, y = (b.input(n, s, dtype, is_const(consts, p)) for p, (n, s) in enumerate(zip("xy", shapes, strict=True)))
-        z = b.output("z", dims, dtype)
+        x, y = b.argument(0, "x"), b.argument(1, "y")
+        z = b.output("z", dims, self.result_dtype(b.dtype(0)) or b.dtype(0))
         b.compute(z, lambda *i: self.scalar(broadcast_index(x, i, dims), broadcast_index(y, i, dims)), self.name)
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, y = arrays
-        return float_result(self.array(wide(x), wide(y)), arrays, np.result_type(x.dtype, y.dtype))
+        value = self.array(wide(x), wide(y))
+        return float_result(value, arrays, value.dtype if value.dtype == bool else np.result_type(x.dtype, y.dtype))
 
 
-@dataclass(frozen=True, slots=True)
 class Add(Binary):
-    name: ClassVar[str] = "add"
-    commutative: ClassVar[bool] = True
-
-    def scalar(self, x: Expr, y: Expr) -> Expr:
-        return add(x, y)
-
-    def array(self, x: Array, y: Array) -> Array:
-        return np.asarray(x + y)
+    name, commutative = "add", True
 
 
-@dataclass(frozen=True, slots=True)
 class Sub(Binary):
-    name: ClassVar[str] = "sub"
-
-    def scalar(self, x: Expr, y: Expr) -> Expr:
-        return sub(x, y)
-
-    def array(self, x: Array, y: Array) -> Array:
-        return np.asarray(x - y)
+    name = "sub"
 
 
-@dataclass(frozen=True, slots=True)
 class Mul(Binary):
-    name: ClassVar[str] = "mul"
-    commutative: ClassVar[bool] = True
-
-    def scalar(self, x: Expr, y: Expr) -> Expr:
-        return mul(x, y)
-
-    def array(self, x: Array, y: Array) -> Array:
-        return np.asarray(x * y)
+    name, commutative = "mul", True
 
 
-@dataclass(frozen=True, slots=True)
 class Div(Binary):
     """Floating-point division."""
 
-    name: ClassVar[str] = "div"
-
-    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
-        for info in self.tensors(infos):
-            if info.dtype is not None and not info.dtype.is_float:
-                raise DeduceError(f"div: wanted floating-point tensors, found {info!r}; cast it first")
-        return Binary.infer(self, infos, ctx)
-
-    def scalar(self, x: Expr, y: Expr) -> Expr:
-        return div(x, y)
-
-    def array(self, x: Array, y: Array) -> Array:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(x / y)
+    name = "div"
+    operands: ClassVar[Operands] = "floats"
 
 
-@dataclass(frozen=True, slots=True)
 class Maximum(Binary):
-    name: ClassVar[str] = "maximum"
-    commutative: ClassVar[bool] = True
-
-    def scalar(self, x: Expr, y: Expr) -> Expr:
-        return maximum(x, y)
-
-    def array(self, x: Array, y: Array) -> Array:
-        return np.asarray(np.maximum(x, y))
+    name, function, torch, commutative = "maximum", "max", "maximum", True
 
 
-@dataclass(frozen=True, slots=True)
 class Minimum(Binary):
-    name: ClassVar[str] = "minimum"
-    commutative: ClassVar[bool] = True
-
-    def scalar(self, x: Expr, y: Expr) -> Expr:
-        return minimum(x, y)
-
-    def array(self, x: Array, y: Array) -> Array:
-        return np.asarray(np.minimum(x, y))
+    name, function, torch, commutative = "minimum", "min", "minimum", True

@@ -1,4 +1,7 @@
-"""Rounding to floats of at most 8 bits, saturated or not (ONNX, operator Cast), of expressions and in NumPy."""
+"""Rounding to floats of at most 8 bits, saturated or not (ONNX, operator Cast), of expressions and in NumPy.
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,12 @@ Rounding = Literal["nearest", "up", "down"]
 
 
 def narrow(x: Expr, dtype: DType, saturate: bool, rounding: Rounding = "nearest") -> Expr:
-    """Return `x` rounded to a small float. saturate: a number beyond the type, or infinite, is the nearest of the type.
+    """Return `x` rounded to a small float.
 
-    rounding: `up` or `down` towards the next power of two, for `f8e8m0`."""
+    Args:
+        saturate: numbers beyond the range of the type, also infinite ones, become its nearest number.
+        rounding: `up` or `down` towards the next power of two, for `f8e8m0`.
+    """
     wide = x if x.dtype in (f32, f64) else cast(x, f32)
     if saturate:
         wide = minimum(maximum(wide, const(dtype.lowest, wide.dtype)), const(dtype.highest, wide.dtype))
@@ -29,7 +35,7 @@ def narrow(x: Expr, dtype: DType, saturate: bool, rounding: Rounding = "nearest"
 
 
 def narrow_array(x: NDArray[Any], dtype: DType, saturate: bool, rounding: Rounding = "nearest") -> NDArray[Any]:
-    """Return the same of an array."""
+    """Apply `narrow` to an array."""
     wide = (x if is_floating(x.dtype) else x.astype(np.float32)).astype(np.float64)
     if saturate:
         wide = np.clip(wide, dtype.lowest, dtype.highest)

@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""Operators of neural networks: attention, windows, resampling. From outside import the operator classes."""

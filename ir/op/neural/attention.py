@@ -30,19 +30,18 @@ from relax_tune.ir.core.expr import (
     select,
     sub,
 )
-from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, all_tensors
-from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
+from relax_tune.ir.core.tensor_builder import Tensor
 from relax_tune.ir.op.base import (
     Array,
     Decomposer,
     Deduction,
-    Halves,
+    HalfPolicy,
+    OperatorBuilder,
     OperatorSpec,
     dtype_of,
     float_result,
-    is_const,
     shape_of,
     wide,
 )
@@ -55,6 +54,7 @@ from relax_tune.ir.op.math.elementwise import (
     broadcast_dims,
     broadcast_index,
     broadcast_position,
+    division_by,
 )
 from relax_tune.ir.op.math.logic import Equal, Where
 from relax_tune.ir.op.neural.decoder import CausalSoftmax
@@ -73,14 +73,15 @@ class Attention(OperatorSpec):
     `g`, and query head `i` reads key head `i // (h / g)`. An optional mask broadcasts to (..., h, r, m): booleans, true
     where a row sees a column, or floats that are added.
 
-    scale: factor of the scores
-    causal: row `i`, at position `offset + i // group`, sees no later column
-    offset: number of earlier positions, such as those of a cache; at least 0
-    group: number of neighbouring rows that share a position (rows of one key head: the query heads that share it)
-    window: number of columns that a row sees, up to its own position; None: all
-    softcap: scores `s` become `softcap * tanh(s / softcap)` before the mask
-    hides_rows: a row that sees no column gives 0; False: every row sees a column
-    stored: type that the weights are rounded to before the second product; None: the type of the arguments
+    Attributes:
+        scale: factor of the scores.
+        causal: row `i`, at position `offset + i // group`, sees no later column.
+        offset: number of earlier positions, such as the length of a cache; at least 0.
+        group: number of neighbouring rows that share a position (rows of one key head: the query heads that share it).
+        window: number of columns that a row sees, up to its own position; None: all.
+        softcap: scores `s` become `softcap * tanh(s / softcap)` before the mask.
+        hides_rows: a row that sees no column gives 0; False: every row sees a column.
+        stored: type that the weights are rounded to before the second product; None: the type of the arguments.
     """
 
     scale: float
@@ -91,48 +92,48 @@ class Attention(OperatorSpec):
     softcap: float | None = None
     hides_rows: bool = True
     stored: DType | None = None
-    halves: ClassVar[Halves] = "wanted"
+    half_policy: ClassVar[HalfPolicy] = "prefer"
     name: ClassVar[str] = "attention"
 
-    def reads(self, position: int) -> Halves:
-        return self.halves if position < 3 else "never"
+    def reads(self, position: int) -> HalfPolicy:
+        return self.half_policy if position < 3 else "never"
 
     def storing(self, dtype: DType) -> Attention:
         return replace(self, stored=dtype)
 
     def _arguments(self, infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
-        found = all_tensors(infos)
-        if not 3 <= len(found) <= 4:
-            raise DeduceError(f"attention: wanted queries, keys, values and perhaps a mask, found {list(infos)!r}")
-        for what, t in zip(("queries", "keys", "values"), found):
+        tensors = all_tensors(infos)
+        if not 3 <= len(tensors) <= 4:
+            raise DeduceError(f"attention: expected queries, keys, values and perhaps a mask, got {list(infos)!r}")
+        for what, t in zip(("queries", "keys", "values"), tensors):
             if t.dtype is not None and not t.dtype.is_float:
-                raise DeduceError(f"attention: wanted floating-point {what}, found {t!r}; cast them first")
+                raise DeduceError(f"attention: expected floating-point {what}, got {t!r}; cast them first")
             if t.ndim is not None and t.ndim < 2:
-                raise DeduceError(f"attention: wanted at least 2 dims in {what}, found {t!r}")
-        mask = found[3] if len(found) == 4 else None
-        if mask is not None and mask.dtype not in (None, bool_, found[0].dtype):
-            raise DeduceError(f"attention: wanted a mask of truth values or of the queries' type, found {mask!r}")
-        return found
+                raise DeduceError(f"attention: expected at least 2 dims in {what}, got {t!r}")
+        mask = tensors[3] if len(tensors) == 4 else None
+        if mask is not None and mask.dtype not in (None, bool_, tensors[0].dtype):
+            raise DeduceError(f"attention: expected a mask of truth values or of the queries' type, got {mask!r}")
+        return tensors
 
     def _check(self) -> None:
         if self.group < 1 or (self.window is not None and self.window < 1):
             raise DeduceError(
-                f"attention: wanted a group and a window of at least 1, found {self.group} and {self.window}"
+                f"attention: expected a group and a window of at least 1, got {self.group} and {self.window}"
             )
         if self.softcap is not None and not self.softcap > 0:
-            raise DeduceError(f"attention: wanted a softcap above 0, found {self.softcap}")
+            raise DeduceError(f"attention: expected a softcap above 0, got {self.softcap}")
         if not self.causal and (self.group > 1 or self.window is not None or as_int(self.offset) != 0):
-            raise DeduceError("attention: wanted an offset, group or window only where it is causal")
+            raise DeduceError("attention: expected an offset, group or window only where it is causal")
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         self._check()
-        found = self._arguments(infos)
-        dtype = self.same_dtype(found[:3])
-        q, k, v = (t.shape for t in found[:3])
+        tensors = self._arguments(infos)
+        dtype = self.same_dtype(tensors[:3])
+        q, k, v = (t.shape for t in tensors[:3])
         if q is None or k is None or v is None:
             return TensorInfo(None, dtype, None)
         if len({len(s) for s in (q, k, v)}) != 1:
-            raise DeduceError(f"attention: wanted one number of dims, found {list(found[:3])!r}")
+            raise DeduceError(f"attention: expected equal numbers of dims, got {list(tensors[:3])!r}")
         ctx.require_equal(q[-1], k[-1], "attention: widths of queries and keys")
         ctx.require_equal(k[-2], v[-2], "attention: positions of keys and values")
         if len(q) > 2:
@@ -145,13 +146,13 @@ class Attention(OperatorSpec):
             return TensorInfo(None, dtype, len(q))
         if self.causal:
             ctx.require_at_least(self.offset, 0, "attention: offset")
-        if len(found) == 4 and found[3].shape is not None:
+        if len(tensors) == 4 and tensors[3].shape is not None:
             whole = (*lead, *q[len(lead) : -1], k[-2])
-            if len(found[3].shape) > len(whole):
-                raise DeduceError(f"attention: wanted a mask of at most {len(whole)} dims, found {found[3]!r}")
-            for p, d in enumerate(reversed(found[3].shape), 1):
+            if len(tensors[3].shape) > len(whole):
+                raise DeduceError(f"attention: expected a mask of at most {len(whole)} dims, got {tensors[3]!r}")
+            for p, d in enumerate(reversed(tensors[3].shape), 1):
                 if as_int(d) != 1:
-                    ctx.require_equal(d, whole[-p], f"attention: dim {len(found[3].shape) - p} of the mask")
+                    ctx.require_equal(d, whole[-p], f"attention: dim {len(tensors[3].shape) - p} of the mask")
         return TensorInfo((*lead, *q[len(lead) : -1], v[-1]), dtype)
 
     def _needed(self, rows: Expr, columns: Expr, ctx: Deduction) -> Attention:
@@ -167,44 +168,44 @@ class Attention(OperatorSpec):
     # lowering
 
     def decompose(self, args: Sequence[Value], infos: Sequence[TensorInfo], g: Decomposer) -> Value:
-        """Decompose into two products with a softmax between; grouped heads have a dim of their own, without copies."""
+        """Decompose into two products with a softmax between; grouped heads become a separate dim, without copies."""
         q, k, v = args[:3]
         dims, keys = shape_of(infos[0]), shape_of(infos[1])
         lead = _lead(dims, keys, shape_of(infos[2]), g.deduction) or ()
         n = len(lead)
         rows = (*lead, *dims[n:-1])
-        apart = len(dims) > 2 and keys[-3] is not const(1) and not g.deduction.same(dims[-3], keys[-3])
+        grouped = len(dims) > 2 and keys[-3] is not const(1) and not g.deduction.same(dims[-3], keys[-3])
         heads: Dims = ()
-        if apart:
+        if grouped:
             heads = (*lead, keys[-3], _shared(dims, keys, g.deduction))
             q = g.call(Reshape((*dims[:n], *heads[n:], *dims[-2:])), q)
             k, v = (
                 g.call(Reshape((*d[: n + 1], const(1), *d[-2:])), t) for t, d in ((k, keys), (v, shape_of(infos[2])))
             )
         scores = g.call(Matmul(transpose_b=True), q, k, hint="scores")
-        if apart:
+        if grouped:
             scores = g.call(Reshape((*rows, keys[-2])), scores, hint="scores")
         scores = g.call(MulScalar(self.scale), scores, hint="scores")
         if self.softcap is not None:
-            scores = g.call(MulScalar(self.softcap), g.call(Tanh(), g.call(MulScalar(1 / self.softcap), scores)))
+            scores = g.call(MulScalar(self.softcap), g.call(Tanh(), g.call(division_by(self.softcap), scores)))
         softmax: OperatorSpec = Softmax()
-        seen = self._needed(dims[-2], keys[-2], g.deduction)
-        if seen.causal:
-            softmax = CausalSoftmax(seen.offset, seen.group, seen.window)
+        needed = self._needed(dims[-2], keys[-2], g.deduction)
+        if needed.causal:
+            softmax = CausalSoftmax(needed.offset, needed.group, needed.window)
         if len(args) == 4:
             weights = self._masked(scores, args[3], softmax, dtype_of(infos[0]), infos[3].dtype is bool_, g)
         else:
             weights = g.call(softmax, scores)
-        if apart:
+        if grouped:
             weights = g.call(Reshape((*heads, dims[-2], keys[-2])), weights)
-        found = g.call(Matmul(), weights, v, hint="context")
-        return g.call(Reshape((*rows, shape_of(infos[2])[-1])), found, hint="context") if apart else found
+        context = g.call(Matmul(), weights, v, hint="context")
+        return g.call(Reshape((*rows, shape_of(infos[2])[-1])), context, hint="context") if grouped else context
 
     def _masked(
         self, scores: Value, mask: Value, softmax: OperatorSpec, dtype: DType, truth: bool, g: Decomposer
     ) -> Value:
         """Return the softmax of the masked scores."""
-        # the lowest finite number avoids inf - inf in rows that see nothing
+        # the lowest finite number avoids inf - inf in rows without a visible column
         low = dtype.lowest
         if truth:
             weights = g.call(softmax, g.call(Where(), mask, scores, g.literal(low, dtype)))
@@ -215,21 +216,16 @@ class Attention(OperatorSpec):
         hidden = g.call(Equal(), shifted, g.literal(-np.inf, dtype))
         return g.call(Where(), hidden, g.literal(0.0, dtype), g.call(softmax, g.call(MaximumScalar(low), shifted)))
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        ctx = ctx or Deduction()
-        b = TensorBuilder(name)
-        (dims, keys, values), dtype = map(shape_of, infos[:3]), dtype_of(infos[0])
-        q, k, v = (
-            b.input(what, s, dtype, is_const(consts, p)) for p, (what, s) in enumerate(zip("qkv", (dims, keys, values)))
-        )
+    def build(self, b: OperatorBuilder) -> None:
+        ctx = b.ctx
+        (dims, keys, values), dtype = map(shape_of, b.infos[:3]), b.dtype(0)
+        q, k, v = (b.argument(p, name) for p, name in enumerate("qkv"))
         mask = None
-        if len(infos) == 4:
-            mask = b.input("mask", shape_of(infos[3]), dtype_of(infos[3]), is_const(consts, 3))
+        if len(b.infos) == 4:
+            mask = b.argument(3, "mask")
         lead = _lead(dims, keys, values, ctx) or ()
         shared, columns = _shared(dims, keys, ctx), keys[-2]
-        seen = self._needed(dims[-2], columns, ctx)
+        needed = self._needed(dims[-2], columns, ctx)
         rows = (*lead, *dims[len(lead) : -1])
         y = b.output("y", (*rows, values[-1]), dtype)
         product, score = (b.alloc(what, (*rows, columns), dtype) for what in ("product", "score"))
@@ -237,18 +233,21 @@ class Attention(OperatorSpec):
         power = b.alloc("power", (*rows, columns), stored)
         top, total = b.alloc("top", rows, dtype), b.alloc("total", rows, dtype)
         context = b.alloc("context", (*rows, values[-1]), dtype)
+        # The lowest finite number stands for -inf: in a row without a visible column, score - top would be inf - inf = NaN.
         zero, hidden = const(0, dtype), lowest(dtype)
 
         def at(t: Tensor, place: Sequence[Expr], *last: Expr, key: bool = False) -> Expr:
             """Read an element at the heads of `place`, whose leading dims may be wider."""
-            own, n = t.buffer.shape, len(lead)
-            before = [const(0) if d is const(1) else broadcast_position(i, o, d) for i, o, d in zip(place, lead, own)]
+            dims_of_t, n = t.buffer.shape, len(lead)
+            before = [
+                const(0) if d is const(1) else broadcast_position(i, o, d) for i, o, d in zip(place, lead, dims_of_t)
+            ]
             head = [floordiv(i, shared) if key else i for i in place[n:]]
             return t[(*before, *head, *last)]
 
         def scored(*i: Expr) -> Expr:
             shown = None if mask is None else broadcast_index(mask, i, (*rows, columns))  # type: ignore[arg-type]
-            return seen._score(product[i], shown, i[-2], i[-1], hidden)
+            return needed._score(product[i], shown, i[-2], i[-1], hidden)
 
         b.reduce(
             product, dims[-1:], zero,
@@ -266,8 +265,8 @@ class Attention(OperatorSpec):
             context, (columns,), zero,
             lambda old, *i: add(old, mul(cast(power[(*i[:-2], i[-1])], dtype), at(v, i[:-3], i[-1], i[-2], key=True))), "context",
         )  # fmt: skip
+        # a total of 0 means that the row sees no column: its result is 0, not 0 / 0
         b.compute(y, lambda *i: select(eq(total[i[:-1]], zero), zero, div(context[i], total[i[:-1]])), "softmax_divide")
-        return b.finish()
 
     def _score(self, product: Expr, mask: Expr | None, r: Expr, column: Expr, hidden: Expr) -> Expr:
         """Return the score of row `r` and a column: scaled, capped and masked; `hidden` where the row does not see it."""
@@ -299,19 +298,19 @@ class Attention(OperatorSpec):
             offset = as_int(self.offset)
             if offset is None:
                 raise DeduceError(
-                    f"attention: wanted a number to evaluate with, found {self.offset!r}; bind its symbols"
+                    f"attention: expected a number to evaluate with, got {self.offset!r}; bind its symbols"
                 )
             r, m = scores.shape[-2:]
             row, column = offset + np.arange(r)[:, None] // self.group, np.arange(m)
-            seen = column <= row
-            seen = seen if self.window is None else seen & (row - self.window < column)
-            scores = np.where(seen, scores, -np.inf)
+            visible = column <= row
+            visible = visible if self.window is None else visible & (row - self.window < column)
+            scores = np.where(visible, scores, -np.inf)
         top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
         e = np.exp(scores - np.where(np.isneginf(top), 0, top))
         total = e.sum(axis=-1, keepdims=True)
         weights = e / np.where(total == 0, 1, total)
-        found = np.where(total == 0, 0, np.matmul(weights, v))  # also where what is not seen is infinite
-        return float_result(found, arrays, arrays[0].dtype)
+        context = np.where(total == 0, 0, np.matmul(weights, v))  # also where a hidden value is infinite
+        return float_result(context, arrays, arrays[0].dtype)
 
 
 def _lead(q: Sequence[Expr], k: Sequence[Expr], v: Sequence[Expr], ctx: Deduction) -> Dims | None:

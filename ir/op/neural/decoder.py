@@ -1,4 +1,7 @@
-"""Fused operators of decoder layers: RMSNorm, causal softmax, rotary embedding."""
+"""Fused operators of decoder layers: RMSNorm, causal softmax, rotary embedding.
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +30,15 @@ from relax_tune.ir.core.expr import (
     select,
     sub,
 )
-from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
     Deduction,
-    Halves,
+    HalfPolicy,
+    OperatorBuilder,
     OperatorSpec,
     axis_index,
-    dtype_of,
     float_result,
-    is_const,
-    shape_of,
     wide,
 )
 from relax_tune.ir.op.reduction.reduce import RowOperator, lowest
@@ -53,13 +52,10 @@ class RmsNorm(RowOperator):
     name: ClassVar[str] = "rms_norm"
     arity: ClassVar[int] = 2
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
-        x = b.input("x", shape, dtype, is_const(consts, 0))
-        gamma = b.input("gamma", shape[-1:], dtype, is_const(consts, 1))
+    def build(self, b: OperatorBuilder) -> None:
+        shape, dtype = b.shape(0), b.dtype(0)
+        x = b.argument(0, "x")
+        gamma = b.argument(1, "gamma", shape[-1:])
         y = b.output("y", shape, dtype)
         square, count = b.alloc("square", shape[:-1], dtype), cast(shape[-1], dtype)
         b.reduce(square, shape[-1:], const(0, dtype), lambda old, *i: add(old, mul(x[i], x[i])), "rms_sum")
@@ -70,7 +66,6 @@ class RmsNorm(RowOperator):
             ),
             "rms_scale",
         )
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, gamma = map(wide, arrays)
@@ -85,9 +80,10 @@ class CausalSoftmax(RowOperator):
 
     Row `i`, at position `offset + i // group`, sees the columns up to its position; the others give 0.
 
-    offset: number of earlier positions, at least 0
-    group: number of neighbouring rows that share a position
-    window: number of columns that a row sees, up to its own position; None: all
+    Attributes:
+        offset: number of earlier positions, at least 0.
+        group: number of neighbouring rows that share a position.
+        window: number of columns that a row sees, up to its own position; None: all.
     """
 
     offset: Expr
@@ -99,39 +95,35 @@ class CausalSoftmax(RowOperator):
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
         if self.group < 1:
-            raise DeduceError(f"{self.name}: wanted a group of at least 1 row, found {self.group}")
+            raise DeduceError(f"{self.name}: expected a group of at least 1 row, got {self.group}")
         if self.window is not None and self.window < 1:
-            raise DeduceError(f"{self.name}: wanted a window of at least 1 position, found {self.window}")
+            raise DeduceError(f"{self.name}: expected a window of at least 1 position, got {self.window}")
         if x.ndim is not None and x.ndim < 2:
-            raise DeduceError(f"{self.name}: wanted at least 2 dims, found {x!r}")
+            raise DeduceError(f"{self.name}: expected at least 2 dims, got {x!r}")
         return RowOperator.infer(self, infos, ctx)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
-        x = b.input("x", shape, dtype, is_const(consts, 0))
+    def build(self, b: OperatorBuilder) -> None:
+        shape, dtype = b.shape(0), b.dtype(0)
+        x = b.argument(0, "x")
         y = b.output("y", shape, dtype)
         top, total = b.alloc("top", shape[:-1], dtype), b.alloc("total", shape[:-1], dtype)
         power = b.alloc("power", shape, dtype)
         zero = const(0, dtype)
 
-        def seen(i: Sequence[Expr], value: Expr, hidden: Expr) -> Expr:
+        def masked(i: Sequence[Expr], value: Expr, hidden: Expr) -> Expr:
             row = add(self.offset, i[-2] // self.group)
             near = le(i[-1], row)
             near = near if self.window is None else and_(near, lt(sub(row, self.window), i[-1]))
             return select(near, value, hidden)
 
         b.reduce(
-            top, shape[-1:], lowest(dtype), lambda old, *i: maximum(old, seen(i, x[i], lowest(dtype))), "softmax_max"
+            top, shape[-1:], lowest(dtype), lambda old, *i: maximum(old, masked(i, x[i], lowest(dtype))), "softmax_max"
         )
-        b.compute(power, lambda *i: seen(i, call("exp", sub(x[i], top[i[:-1]])), zero), "softmax_exp")
+        b.compute(power, lambda *i: masked(i, call("exp", sub(x[i], top[i[:-1]])), zero), "softmax_exp")
         b.reduce(total, shape[-1:], zero, lambda old, *i: add(old, power[i]), "softmax_sum")
-        # only under a window can a row see no column
+        # only with a window can a row have no visible column
         by = (lambda t: t) if self.window is None else (lambda t: select(eq(t, zero), const(1, dtype), t))
         b.compute(y, lambda *i: div(power[i], by(total[i[:-1]])), "softmax")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, offset = wide(arrays[0]), _number(self.offset, self.name)
@@ -139,10 +131,10 @@ class CausalSoftmax(RowOperator):
         if columns == 0:
             return float_result(x, arrays, arrays[0].dtype)
         row = offset + np.arange(rows)[:, None] // self.group
-        seen = np.arange(columns) <= row
-        seen = seen if self.window is None else seen & (row - self.window < np.arange(columns))
-        top = np.where(seen, x, -np.inf).max(axis=-1, keepdims=True)
-        e = np.where(seen, np.exp(np.where(seen, x - top, 0)), 0)
+        visible = np.arange(columns) <= row
+        visible = visible if self.window is None else visible & (row - self.window < np.arange(columns))
+        top = np.where(visible, x, -np.inf).max(axis=-1, keepdims=True)
+        e = np.where(visible, np.exp(np.where(visible, x - top, 0)), 0)
         total = e.sum(axis=-1, keepdims=True)
         return float_result(e / np.where(total == 0, 1, total), arrays, arrays[0].dtype)
 
@@ -158,19 +150,19 @@ class Rotary(OperatorSpec):
     offset: Expr
     axis: int
     name: ClassVar[str] = "rotary"
-    halves: ClassVar[Halves] = "allowed"
+    half_policy: ClassVar[HalfPolicy] = "allow"
     arity: ClassVar[int] = 3
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         x, cos, sin = self.tensors(infos)
         dtype = self.same_dtype((x, cos, sin))
         if x.dtype is not None and not x.dtype.is_float:
-            raise DeduceError(f"rotary: wanted a floating-point tensor, found {x!r}; cast it first")
+            raise DeduceError(f"rotary: expected a floating-point tensor, got {x!r}; cast it first")
         for what, t in (("cos", cos), ("sin", sin)):
             if t.ndim is not None and t.ndim != 2:
-                raise DeduceError(f"rotary: wanted 2 dims in {what}, found {t!r}")
+                raise DeduceError(f"rotary: expected 2 dims in {what}, got {t!r}")
         if x.ndim is not None and axis_index(self.name, self.axis, x.ndim) == x.ndim - 1:
-            raise DeduceError(f"rotary: wanted positions along another axis than the last, found {self.axis} of {x!r}")
+            raise DeduceError(f"rotary: expected positions along another axis than the last, got {self.axis} of {x!r}")
         if x.shape is not None:
             for what, t in (("cos", cos), ("sin", sin)):
                 if t.shape is not None:
@@ -184,21 +176,18 @@ class Rotary(OperatorSpec):
     def _require_rows(ctx: Deduction, needed: Expr, rows: Expr, what: str) -> None:
         proof = ctx.proves(le(needed, rows))
         if proof is Proof.NO:
-            raise DeduceError(f"rotary: wanted a row of {what} for each of {needed!r} positions, found {rows!r}")
+            raise DeduceError(f"rotary: expected a row of {what} for each of {needed!r} positions, got {rows!r}")
         if proof is Proof.UNKNOWN:
-            message = f"rotary: wanted a row of {what} for each of {{0}} positions, found {{1}}"
+            message = f"rotary: expected a row of {what} for each of {{0}} positions, got {{1}}"
             ctx.require(le(needed, rows), message, needed, rows)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+    def build(self, b: OperatorBuilder) -> None:
+        shape, dtype = b.shape(0), b.dtype(0)
         axis = axis_index(self.name, self.axis, len(shape))
-        x = b.input("x", shape, dtype, is_const(consts, 0))
-        cos, sin = (b.input(n, shape_of(infos[p]), dtype, is_const(consts, p)) for p, n in ((1, "cos"), (2, "sin")))
+        x = b.argument(0, "x")
+        cos, sin = b.argument(1, "cos"), b.argument(2, "sin")
         y = b.output("y", shape, dtype)
-        half = shape_of(infos[1])[1]
+        half = b.shape(1)[1]
 
         def value(*i: Expr) -> Expr:
             k, row = i[-1], add(self.offset, i[axis])
@@ -208,7 +197,6 @@ class Rotary(OperatorSpec):
             return add(mul(x[i], cos[row, pair]), mul(turned, sin[row, pair]))
 
         b.compute(y, value, "rotary")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, cos, sin = map(wide, arrays)
@@ -221,7 +209,7 @@ class Rotary(OperatorSpec):
 
 
 def _number(e: Expr, what: str) -> int:
-    found = as_int(e)
-    if found is None:
-        raise DeduceError(f"{what}: wanted a number to evaluate with, found {e!r}; bind its symbols first")
-    return found
+    number = as_int(e)
+    if number is None:
+        raise DeduceError(f"{what}: expected a number to evaluate with, got {e!r}; bind its symbols first")
+    return number

@@ -1,4 +1,7 @@
-"""Sums of overlapping windows (ONNX Col2Im, torch fold), which transposed convolutions end with."""
+"""Sums of overlapping windows (ONNX Col2Im, torch fold), which transposed convolutions end with.
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,8 @@ from relax_tune.ir.core.expr import (  # fmt: skip
     select,
     sub,
 )
-from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.core.tensor_builder import TensorBuilder
-from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, dtype_of, float_result, is_const, shape_of, wide
+from relax_tune.ir.op.base import Array, Deduction, OperatorBuilder, OperatorSpec, float_result, wide
 from relax_tune.ir.op.indexing.indices import inside, require_elements
 
 
@@ -40,7 +41,8 @@ class Fold(OperatorSpec):
 
     x: (n, c, kernel dims..., windows...); the result is (n, c, sizes...)
 
-    before: number of elements of the windows in front of the result
+    Attributes:
+        before: number of elements of the windows in front of the result.
     """
 
     sizes: tuple[Expr, ...]
@@ -55,12 +57,12 @@ class Fold(OperatorSpec):
         n = len(self.sizes)
         if {len(self.strides), len(self.dilations), len(self.before)} != {n} or x.ndim not in (None, 2 + 2 * n):
             raise DeduceError(
-                f"fold: wanted (n, c, {n} kernel dims, {n} windows), and {n} strides, dilations and sizes before, found {x!r}, "
+                f"fold: expected (n, c, {n} kernel dims, {n} windows), and {n} strides, dilations and sizes before, got {x!r}, "
                 f"{self.strides}, {self.dilations} and {self.before}"
             )
         if min((*self.strides, *self.dilations), default=1) < 1:
             raise DeduceError(
-                f"fold: wanted strides and dilations of at least 1, found {self.strides} and {self.dilations}"
+                f"fold: expected strides and dilations of at least 1, got {self.strides} and {self.dilations}"
             )
         for size in self.sizes:
             ctx.require_at_least(size, 0, "fold: size")
@@ -73,6 +75,8 @@ class Fold(OperatorSpec):
 
     def _source(self, axis: int, place: Expr, t: Expr, kernel: Expr, n: Expr) -> tuple[Expr, Expr, list[Expr]]:
         """Return (place in the window, window, conditions) of term `t` at a place counted from the first window."""
+        # A term is visited for each kernel place in general. With dilation 1 only every stride-th kernel place can hit this place, so
+        # the loop has ceil(kernel / stride) terms, which begin at the remainder of the place.
         stride, dilation = self.strides[axis], self.dilations[axis]
         if stride == 1:
             window = sub(place, mul(t, dilation))
@@ -84,14 +88,11 @@ class Fold(OperatorSpec):
         window = floordiv(away, const(stride))
         return t, window, [eq(floormod(away, const(stride)), 0), le(0, window), lt(window, n)]
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+    def build(self, b: OperatorBuilder) -> None:
+        shape, dtype = b.shape(0), b.dtype(0)
         n = len(self.sizes)
         kernel, windows = shape[2 : 2 + n], shape[2 + n :]
-        x, y = b.input("x", shape, dtype, is_const(consts, 0)), b.output("y", (*shape[:2], *self.sizes), dtype)
+        x, y = b.argument(0, "x"), b.output("y", (*shape[:2], *self.sizes), dtype)
         terms = [
             ceildiv(k, s) if s > 1 and d == 1 else k
             for k, s, d in zip(kernel, self.strides, self.dilations, strict=True)
@@ -110,25 +111,24 @@ class Fold(OperatorSpec):
             return add(old, select(and_(*inner), value, const(0, dtype)))
 
         b.reduce(y, terms, const(0, dtype), step, "fold")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         (x,) = arrays
         n, source = len(self.sizes), wide(arrays[0])
-        sizes, before = ([as_int(e) for e in given] for given in (self.sizes, self.before))
+        sizes, before = ([as_int(e) for e in exprs] for exprs in (self.sizes, self.before))
         if None in sizes or None in before:
-            raise DeduceError(f"fold: wanted numbers to evaluate with, found {self.sizes} and {self.before}")
+            raise DeduceError(f"fold: expected numbers to evaluate with, got {self.sizes} and {self.before}")
         y = np.zeros((*x.shape[:2], *(s or 0 for s in sizes)), source.dtype)
         for at in tuples(*(range(k) for k in x.shape[2 : 2 + n])):
             to: list[Array] = []
-            kept: list[Array] = []
+            inner: list[Array] = []
             for a in range(n):
                 places = np.arange(x.shape[2 + n + a]) * self.strides[a] + at[a] * self.dilations[a] - (before[a] or 0)
                 good = np.flatnonzero((places >= 0) & (places < (sizes[a] or 0)))
                 to.append(places[good])
-                kept.append(good)
+                inner.append(good)
             every: tuple[Any, ...] = (slice(None), slice(None))
-            part = source[(*every, *at)][(*every, *np.ix_(*kept))]
+            part = source[(*every, *at)][(*every, *np.ix_(*inner))]
             with np.errstate(all="ignore"):
                 y[(*every, *np.ix_(*to))] += part
         return float_result(y, arrays, x.dtype)

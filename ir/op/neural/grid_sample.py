@@ -1,4 +1,7 @@
-"""Sampling of images at positions from data (torch grid_sample, ONNX GridSample)."""
+"""Sampling of images at positions from data (torch grid_sample, ONNX GridSample).
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,9 @@ from relax_tune.ir.core.expr import (  # fmt: skip
     select,
     sub,
 )
-from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
-from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, dtype_of, float_result, is_const, shape_of
+from relax_tune.ir.core.tensor_builder import Tensor
+from relax_tune.ir.op.base import Array, Deduction, OperatorBuilder, OperatorSpec, float_result, shape_of
 from relax_tune.ir.op.indexing.indices import inside, readable, require_elements
 from relax_tune.ir.op.neural.interpolation import cubic_weights, linear_weights
 
@@ -45,11 +47,12 @@ SHARPNESS = -0.75
 class GridSample(OperatorSpec):
     """Elements of x (n, c, dims...) at the positions grid (n, places..., d), as (n, c, places...).
 
-    A position is -1 at the begin and 1 at the end of a dim, the last dim first.
+    A position is -1 at the start and 1 at the end of a dim, the last dim first.
 
-    kernel: `nearest` (ties to even), `linear` or `cubic` (Keys 1981)
-    padding: elements beyond the ends: `zeros`, `border` (the nearest element), or `reflection`
-    align: -1 and 1 are the centres of the first and last element, not their outer edges
+    Attributes:
+        kernel: `nearest` (ties to even), `linear` or `cubic` (Keys 1981).
+        padding: elements beyond the ends: `zeros`, `border` (the nearest element), or `reflection`.
+        align: -1 and 1 are the centres of the first and last element, not their outer edges.
     """
 
     kernel: str = "linear"
@@ -60,21 +63,21 @@ class GridSample(OperatorSpec):
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         x, grid = self.tensors(infos)
-        for what, found, wanted in (
+        for what, value, allowed in (
             ("kernel", self.kernel, get_args(Kernel)),
             ("padding", self.padding, get_args(Padding)),
         ):
-            if found not in wanted:
-                raise DeduceError(f"grid_sample: wanted a {what} among {', '.join(wanted)}, found {found!r}")
+            if value not in allowed:
+                raise DeduceError(f"grid_sample: expected a {what} among {', '.join(allowed)}, got {value!r}")
         for t in (grid,) if self.kernel == "nearest" else (x, grid):
             if t.dtype is not None and not t.dtype.is_float:
-                raise DeduceError(f"grid_sample: wanted floats, found {t!r}; cast them first")
+                raise DeduceError(f"grid_sample: expected floats, got {t!r}; cast them first")
         if x.shape is None or grid.shape is None:
             return TensorInfo(None, x.dtype, grid.ndim)
         depth = len(x.shape) - 2
         if depth < 1 or len(grid.shape) < 2 or as_int(grid.shape[-1]) != depth:
             raise DeduceError(
-                f"grid_sample: wanted (n, c, dims...) and (n, ..., number of dims), found {x!r} and {grid!r}"
+                f"grid_sample: expected (n, c, dims...) and (n, ..., number of dims), got {x!r} and {grid!r}"
             )
         ctx.require_equal(x.shape[0], grid.shape[0], "grid_sample: dim 0")
         dims = (*x.shape[:2], *grid.shape[1:-1])
@@ -82,23 +85,20 @@ class GridSample(OperatorSpec):
             require_elements(self.name, ctx, d, dims)
         return TensorInfo(dims, x.dtype)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        dims, places, dtype, given = *map(shape_of, infos), dtype_of(infos[0]), dtype_of(infos[1])
-        x, grid = b.input("x", dims, dtype, is_const(consts, 0)), b.input("grid", places, given, is_const(consts, 1))
+    def build(self, b: OperatorBuilder) -> None:
+        dims, places, dtype, grid_dtype = *map(shape_of, b.infos), b.dtype(0), b.dtype(1)
+        x, grid = b.argument(0, "x"), b.argument(1, "grid")
         y = b.output("y", (*dims[:2], *places[1:-1]), dtype)
-        work, depth = f64 if given is f64 else f32, len(dims) - 2
+        work, depth = f64 if grid_dtype is f64 else f32, len(dims) - 2
         sizes = dims[2:]
         at = b.alloc("at", (*places[:-1], const(depth)), work)
 
         def position(*i: Expr) -> Expr:
-            found: Expr = const(0.0, work)
+            coordinate: Expr = const(0.0, work)
             for a in range(depth):
-                own = self._position(cast(grid[(*i[:-1], depth - 1 - a)], work), sizes[a], work)
-                found = own if a == 0 else select(eq(i[-1], a), own, found)
-            return found
+                along_axis = self._position(cast(grid[(*i[:-1], depth - 1 - a)], work), sizes[a], work)
+                coordinate = along_axis if a == 0 else select(eq(i[-1], a), along_axis, coordinate)
+            return coordinate
 
         b.compute(at, position, "positions")
         total = f64 if dtype is f64 else work
@@ -106,18 +106,17 @@ class GridSample(OperatorSpec):
             b.compute(y, lambda *i: cast(self._value(x, at, i, total), dtype), "grid_sample")
         else:
             b.compute(y, lambda *i: self._value(x, at, i, dtype), "grid_sample")
-        return b.finish()
 
     def _position(self, g: Expr, n: Expr, work: DType) -> Expr:
-        """Return where a number of the grid lies, in elements."""
+        """Return the position of a grid value, in elements."""
         one, two, size = const(1.0, work), const(2.0, work), cast(n, work)
         if self.align:
-            found = mul(div(add(g, one), two), sub(size, one))
+            place = mul(div(add(g, one), two), sub(size, one))
         else:
-            found = div(sub(mul(add(g, one), size), one), two)
+            place = div(sub(mul(add(g, one), size), one), two)
         if self.kernel == "cubic" or self.padding == "zeros":
-            return found
-        return self._bounded(found, n, work)
+            return place
+        return self._bounded(place, n, work)
 
     def _bounded(self, at: Expr, n: Expr, work: DType) -> Expr:
         """Return a position moved between the first and last element."""
@@ -142,34 +141,34 @@ class GridSample(OperatorSpec):
         if self.kernel == "linear":
             both = (first, add(first, 1))
             return [(inside(p, n), w, self._within(p, n)) for p, w in zip(both, linear_weights(rest))]
-        found: list[tuple[Expr, Expr | None, Expr | None]] = []
+        taps: list[tuple[Expr, Expr | None, Expr | None]] = []
         for k, weight in zip((-1, 0, 1, 2), cubic_weights(rest, SHARPNESS)):
             place = add(first, k)
             if self.padding == "reflection":
                 exact = self._bounded(add(whole, const(float(k), c.dtype)), n, c.dtype)
                 place = cast(exact, i64)
-            found.append((inside(place, n), weight, self._within(place, n)))
-        return found
+            taps.append((inside(place, n), weight, self._within(place, n)))
+        return taps
 
     def _within(self, place: Expr, n: Expr) -> Expr | None:
         return and_(le(0, place), lt(place, n)) if self.padding == "zeros" else None
 
-    def _value(self, x: Tensor, at: Tensor, i: Sequence[Expr], total: DType) -> Expr:
+    def _value(self, x: Tensor, at: Tensor, i: Sequence[Expr], dtype: DType) -> Expr:
         sizes = x.buffer.shape[2:]
         places = (i[0], *i[2:])
-        taps = [self._taps(at[(*places, a)], n, total) for a, n in enumerate(sizes)]
-        found: Expr | None = None
+        taps = [self._taps(at[(*places, a)], n, dtype) for a, n in enumerate(sizes)]
+        total: Expr | None = None
         for chosen in tuples(*taps):
             term: Expr = x[(*i[:2], *(t[0] for t in chosen))]
-            term = cast(term, total) if total.is_float else term
+            term = cast(term, dtype) if dtype.is_float else term
             for _, weight, _ in chosen:
                 term = term if weight is None else mul(term, weight)
             tests = [t[2] for t in chosen if t[2] is not None]
             if tests:
-                term = select(and_(*tests), term, const(0.0 if total.is_float else 0, total))
-            found = term if found is None else add(found, term)
-        assert found is not None
-        return found
+                term = select(and_(*tests), term, const(0.0 if dtype.is_float else 0, dtype))
+            total = term if total is None else add(total, term)
+        assert total is not None
+        return total
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, grid = arrays
@@ -179,19 +178,19 @@ class GridSample(OperatorSpec):
             taps = [self._weights(grid[..., depth - 1 - a].astype(work), n) for a, n in enumerate(sizes)]
             source = np.moveaxis(readable(x, range(2, x.ndim)), 1, -1)
             batch = np.arange(x.shape[0]).reshape(-1, *(1,) * (grid.ndim - 2))
-            found: Any = 0
+            total: Any = 0
             for chosen in tuples(*taps):
                 term = source[(batch, *(t[0] for t in chosen))]
-                kept = np.ones(grid.shape[:-1], bool)
+                inside = np.ones(grid.shape[:-1], bool)
                 for _, weight, test in chosen:
                     term = term if weight is None else term * weight[..., None]
-                    kept = kept if test is None else kept & test
-                found = found + np.where(kept[..., None], term, np.zeros((), term.dtype))
-        found = np.moveaxis(found, -1, 1)
-        return found if self.kernel == "nearest" else float_result(found, arrays, x.dtype)
+                    inside = inside if test is None else inside & test
+                total = total + np.where(inside[..., None], term, np.zeros((), term.dtype))
+        total = np.moveaxis(total, -1, 1)
+        return total if self.kernel == "nearest" else float_result(total, arrays, x.dtype)
 
     def _weights(self, g: Array, n: int) -> list[tuple[Array, Array | None, Array | None]]:
-        """Return what `_taps` does, for arrays."""
+        """Apply `_taps` to arrays."""
         kind = g.dtype.type
         if self.align:
             c = (g + kind(1)) / kind(2) * kind(n - 1)
@@ -208,13 +207,13 @@ class GridSample(OperatorSpec):
             a, far = SHARPNESS, [rest + 1, rest, 1 - rest, 2 - rest]
             near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in far]
             rows = [(k - 1, near[k] if k in (1, 2) else (((d - 5) * d + 8) * d - 4) * a) for k, d in enumerate(far)]
-        found: list[tuple[Array, Array | None, Array | None]] = []
+        taps: list[tuple[Array, Array | None, Array | None]] = []
         for k, weight in rows:
             at = self._moved(whole + kind(k), n) if self.kernel == "cubic" else whole + kind(k)
             test = (at >= 0) & (at <= n - 1) if self.padding == "zeros" else None
             safe = np.clip(np.where(np.isnan(at), kind(0), at), 0, max(n - 1, 0)).astype(np.int64)
-            found.append((safe, weight, test))
-        return found
+            taps.append((safe, weight, test))
+        return taps
 
     def _moved(self, c: Array, n: int) -> Array:
         if self.padding == "zeros":

@@ -1,4 +1,7 @@
-"""Interpolation kernels as scalar expressions: linear, and cubic convolution (Keys 1981)."""
+"""Interpolation kernels as scalar expressions: linear, and cubic convolution (Keys 1981).
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from relax_tune.ir.core.expr import Expr, add, call, const, le, lt, maximum, mul
 
 
 def linear_weights(rest: Expr) -> list[Expr]:
-    """Return the weights of the elements before and behind a position `rest` behind the first."""
+    """Return the weights of the elements before and after a position at distance `rest` from the former."""
     return [sub(const(1.0, rest.dtype), rest), rest]
 
 
@@ -35,7 +38,7 @@ def cubic_at(away: Expr, sharpness: float) -> Expr:
 
 
 def cubic_weights(rest: Expr, sharpness: float) -> list[Expr]:
-    """Return the weights of the elements at -1, 0, 1 and 2 for a position `rest` behind element 0."""
+    """Return the weights of the elements at -1, 0, 1 and 2 for a position at distance `rest` after element 0."""
     one = const(1.0, rest.dtype)
     back = sub(one, rest)
     return [

@@ -1,4 +1,7 @@
-"""Resampling of images: separable kernels at rational positions (ONNX Resize, torch interpolate)."""
+"""Resampling of images: separable kernels at rational positions (ONNX Resize, torch interpolate).
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,9 @@ from relax_tune.ir.core.expr import (  # fmt: skip
     select,
     sub,
 )
-from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
-from relax_tune.ir.op.base import Array, Deduction, Halves, OperatorSpec, dtype_of, float_result, is_const, shape_of
+from relax_tune.ir.op.base import Array, Deduction, HalfPolicy, OperatorBuilder, OperatorSpec, float_result
 from relax_tune.ir.op.indexing.indices import inside, require_elements
 from relax_tune.ir.op.neural.interpolation import cubic_at, cubic_weights, linear_at, linear_weights
 
@@ -49,14 +51,15 @@ class Resize(OperatorSpec):
     Element `i` of a result lies at `(i * step + start) / part` of x, an exact quotient. It is the sum of the elements around,
     weighted by the kernel of their distance; beyond the ends the nearest element counts.
 
-    axes: axes that are resampled
-    sizes, steps, starts, parts: size of the result, step, start and part of each
-    kernel: `nearest` (the element at the rounded position), `linear`, or `cubic` (Keys 1981)
-    rounding: rounding of `nearest`
-    sharpness: coefficient of the cubic kernel
-    within: leave out elements beyond the ends, and divide by the sum of the other weights
-    wide, narrow: with antialiasing, the kernel of each axis is `max(wide / narrow, 1)` times as wide; else none
-    fill: result at a position beyond the first and last element; None: no such limit
+    Attributes:
+        axes: axes that are resampled.
+        sizes, steps, starts, parts: size of the result, step, start and part of each.
+        kernel: `nearest` (the element at the rounded position), `linear`, or `cubic` (Keys 1981).
+        rounding: rounding of `nearest`.
+        sharpness: coefficient of the cubic kernel.
+        within: leave out elements beyond the ends, and divide by the sum of the other weights.
+        wide, narrow: with antialiasing, the kernel of each axis is `max(wide / narrow, 1)` times as wide; else none.
+        fill: result at a position beyond the first and last element; None: no such limit.
     """
 
     axes: tuple[int, ...]
@@ -72,23 +75,23 @@ class Resize(OperatorSpec):
     narrow: tuple[Expr, ...] = ()
     fill: float | None = None
     name: ClassVar[str] = "resize"
-    halves: ClassVar[Halves] = "moved"
+    half_policy: ClassVar[HalfPolicy] = "pass_through"
     arity: ClassVar[int] = 1
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
-        for what, found, wanted in (
+        for what, value, allowed in (
             ("kernel", self.kernel, get_args(Kernel)),
             ("rounding", self.rounding, get_args(Rounding)),
         ):
-            if found not in wanted:
-                raise DeduceError(f"resize: wanted a {what} among {', '.join(wanted)}, found {found!r}")
+            if value not in allowed:
+                raise DeduceError(f"resize: expected a {what} among {', '.join(allowed)}, got {value!r}")
         lengths = {len(v) for v in (self.axes, self.sizes, self.steps, self.starts, self.parts)}
         lengths |= {len(self.axes) if self.wide else 0, len(self.wide), len(self.narrow)} if self.wide else set()
         if len(lengths) != 1 or len(set(self.axes)) != len(self.axes):
-            raise DeduceError(f"resize: wanted a size, step, start and part for each of the axes {self.axes}")
+            raise DeduceError(f"resize: expected a size, step, start and part for each of the axes {self.axes}")
         if self.kernel != "nearest" and x.dtype is not None and not x.dtype.is_float:
-            raise DeduceError(f"resize: wanted floats for kernel {self.kernel!r}, found {x!r}; cast them first")
+            raise DeduceError(f"resize: expected floats for kernel {self.kernel!r}, got {x!r}; cast them first")
         for size in self.sizes:
             ctx.require_at_least(size, 0, "resize: size")
         for e in (*self.parts, *self.wide, *self.narrow):
@@ -96,7 +99,7 @@ class Resize(OperatorSpec):
         if x.shape is None:
             return x
         if not all(0 <= a < len(x.shape) for a in self.axes):
-            raise DeduceError(f"resize: wanted axes in 0..{len(x.shape) - 1}, found {self.axes}")
+            raise DeduceError(f"resize: expected axes in 0..{len(x.shape) - 1}, got {self.axes}")
         dims = self._dims(x.shape, self.axes)
         for a in self.axes:
             require_elements(self.name, ctx, x.shape[a], dims)
@@ -107,18 +110,15 @@ class Resize(OperatorSpec):
         sizes = dict(zip(axes, self.sizes))
         return tuple(sizes.get(p, d) for p, d in enumerate(shape))
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+    def build(self, b: OperatorBuilder) -> None:
+        shape, dtype = b.shape(0), b.dtype(0)
         work = dtype if dtype.bytes > 2 or not dtype.is_float else f32
-        x = b.input("x", shape, dtype, is_const(consts, 0))
+        x = b.argument(0, "x")
         y = b.output("y", self._dims(shape, self.axes), dtype)
         if self.kernel == "nearest" or (self.kernel == "linear" and not self.wide):
             every = range(len(self.axes))
             b.compute(y, lambda *i: self._filled(self._value(x, i, every, work), i, shape, dtype), "resize")
-            return b.finish()
+            return
         value = x
         for k in range(len(self.axes)):
             last = k + 1 == len(self.axes)
@@ -128,12 +128,11 @@ class Resize(OperatorSpec):
             else:
                 b.compute(step, self._pass(value, k, shape, work, dtype if last else None), f"resize{k}")
             value = step
-        return b.finish()
 
     def _pass(self, x: Tensor, k: int, shape: Sequence[Expr], work: DType, last: DType | None) -> Callable[..., Expr]:
         def value(*i: Expr) -> Expr:
-            found = self._value(x, i, (k,), work)
-            return found if last is None else self._filled(found, i, shape, last)
+            element = self._value(x, i, (k,), work)
+            return element if last is None else self._filled(element, i, shape, last)
 
         return value
 
@@ -167,9 +166,9 @@ class Resize(OperatorSpec):
         )
 
         def step(old: Expr, *i: Expr) -> Expr:
-            own, t = i[:-1], i[-1]
-            at = inside(element(own[axis], t), n)
-            return add(old, mul(weights[own[axis], t], cast(x[(*own[:axis], at, *own[axis + 1 :])], work)))
+            place, t = i[:-1], i[-1]
+            at = inside(element(place[axis], t), n)
+            return add(old, mul(weights[place[axis], t], cast(x[(*place[:axis], at, *place[axis + 1 :])], work)))
 
         b.reduce(total, (taps,), const(0.0, work), step, f"resize{k}")
         if total is not y:
@@ -180,13 +179,14 @@ class Resize(OperatorSpec):
         return add(mul(i, self.steps[k]), self.starts[k])
 
     def _rest(self, k: int, i: Expr, work: DType) -> Expr:
-        """Return how far a position is behind the element before it, in [0, 1)."""
+        """Return the distance of a position from the element before it, in [0, 1)."""
         return div(cast(floormod(self._top(k, i), self.parts[k]), work), cast(self.parts[k], work))
 
     def _taps(self, k: int, i: Expr, n: Expr, work: DType) -> list[tuple[Expr, Expr | None]]:
         """Return (index, weight) of the elements around the position of `i`; without a weight it is 1."""
         top, part = self._top(k, i), self.parts[k]
         if self.kernel == "nearest":
+            # ceil(a / b) is -(-a // b); rounding to nearest is floor or ceil of (2 a +- b) / (2 b), exact in integers
             up = self.rounding in ("ceil", "round_prefer_floor")
             if self.rounding.startswith("round"):
                 top, part = add(mul(top, 2), -part if up else part), mul(part, 2)
@@ -207,8 +207,8 @@ class Resize(OperatorSpec):
     def _value(self, x: Tensor, i: Sequence[Expr], which: Sequence[int], work: DType) -> Expr:
         """Return the element of the result of the passes `which` at `i`."""
         if not which:
-            found: Expr = x[tuple(i)]
-            return found if self.kernel == "nearest" else cast(found, work)
+            element: Expr = x[tuple(i)]
+            return element if self.kernel == "nearest" else cast(element, work)
         k, axis = which[0], self.axes[which[0]]
         total: Expr | None = None
         for place, weight in self._taps(k, i[axis], x.buffer.shape[axis], work):
@@ -231,34 +231,35 @@ class Resize(OperatorSpec):
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         (x,) = arrays
-        found = x if self.kernel == "nearest" else x.astype(np.float64)
+        result = x if self.kernel == "nearest" else x.astype(np.float64)
         beyond = np.zeros((1,) * x.ndim, bool)
         for k, axis in enumerate(self.axes):
             n, size, step, start, part = x.shape[axis], *self._numbers(k)
             top = np.arange(size) * step + start
             places, weights = self._row(k, top, part, n)
-            rows = np.take(found, places, axis=axis, mode="clip")
+            rows = np.take(result, places, axis=axis, mode="clip")
             column = (1,) * axis + places.shape + (1,) * (x.ndim - axis - 1)
             if weights is None:
-                found = rows.squeeze(axis + 1)
+                result = rows.squeeze(axis + 1)
             else:
                 with np.errstate(invalid="ignore"):
-                    found = (rows * weights.reshape(column)).sum(axis=axis + 1)
+                    result = (rows * weights.reshape(column)).sum(axis=axis + 1)
             outside = (top < 0) | (top > (n - 1) * part)
             beyond = beyond | outside.reshape((size,) + (1,) * (x.ndim - axis - 1))
         if self.fill is not None:
-            found = np.where(beyond, np.asarray(self.fill).astype(found.dtype), found)
-        return found if self.kernel == "nearest" else float_result(found, arrays, x.dtype)
+            result = np.where(beyond, np.asarray(self.fill).astype(result.dtype), result)
+        return result if self.kernel == "nearest" else float_result(result, arrays, x.dtype)
 
     def _numbers(self, k: int) -> tuple[int, ...]:
-        found = [as_int(e[k]) for e in (self.sizes, self.steps, self.starts, self.parts)]
-        if any(n is None for n in found):
-            raise DeduceError("resize: wanted numbers to evaluate with, found symbols; bind them first")
-        return tuple(n for n in found if n is not None)
+        numbers = [as_int(e[k]) for e in (self.sizes, self.steps, self.starts, self.parts)]
+        if any(n is None for n in numbers):
+            raise DeduceError("resize: expected numbers to evaluate with, got symbols; bind them first")
+        return tuple(n for n in numbers if n is not None)
 
     def _row(self, k: int, top: Array, part: int, n: int) -> tuple[Array, Array | None]:
         """Return the elements (size, taps) that are summed along axis `k`, and their weights; without weights one each."""
         if self.kernel == "nearest":
+            # ceil(a / b) is -(-a // b); rounding to nearest is floor or ceil of (2 a +- b) / (2 b), exact in integers
             up = self.rounding in ("ceil", "round_prefer_floor")
             if self.rounding.startswith("round"):
                 top, part = 2 * top + (-part if up else part), 2 * part

@@ -1,4 +1,7 @@
-"""Operators on sliding windows over the last dims: convolution and pooling of padded inputs."""
+"""Operators on sliding windows over the last dims: convolution and pooling of padded inputs.
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +32,8 @@ from relax_tune.ir.core.expr import (  # fmt: skip
     select,
     sub,
 )
-from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.core.tensor_builder import TensorBuilder
-from relax_tune.ir.op.base import (
-    Array,
-    Deduction,
-    Halves,
-    OperatorSpec,
-    dtype_of,
-    float_result,
-    is_const,
-    shape_of,
-    wide,
-)
+from relax_tune.ir.op.base import Array, Deduction, HalfPolicy, OperatorBuilder, OperatorSpec, float_result, wide
 from relax_tune.ir.op.indexing.indices import inside, nearest, readable, require_elements
 from relax_tune.ir.op.reduction.reduce import lowest
 
@@ -63,22 +54,22 @@ def _counts(
 ) -> tuple[Expr, ...]:
     if not len(sizes) == len(kernels) == len(strides) == len(dilations):
         raise DeduceError(
-            f"{name}: wanted a kernel size, stride and dilation for each of {len(sizes)} dims, found {len(kernels)}, "
+            f"{name}: expected a kernel size, stride and dilation for each of {len(sizes)} dims, got {len(kernels)}, "
             f"{len(strides)} and {len(dilations)}"
         )
     if any(n < 1 for n in (*strides, *dilations)):
-        raise DeduceError(f"{name}: wanted strides and dilations of at least 1, found {strides} and {dilations}")
-    found = []
+        raise DeduceError(f"{name}: expected strides and dilations of at least 1, got {strides} and {dilations}")
+    counts = []
     for size, kernel, stride, dilation in zip(sizes, kernels, strides, dilations, strict=True):
         reach = ctx.simplify(add(mul(sub(kernel, 1), dilation), 1))
         fits = ctx.proves(ge(size, reach))
         if fits is Proof.NO:
-            raise DeduceError(f"{name}: wanted a dim of at least the window's {reach!r}, found {size!r}")
+            raise DeduceError(f"{name}: expected a dim of at least the window's {reach!r}, got {size!r}")
         if fits is Proof.UNKNOWN:
-            message = f"{name}: wanted a dim {size!r} of at least the window's {reach!r}, found {{0}} and {{1}}"
+            message = f"{name}: expected a dim {size!r} of at least the window's {reach!r}, got {{0}} and {{1}}"
             ctx.require(ge(size, reach), message, size, reach)
-        found.append(ctx.simplify(window_count(size, kernel, stride, dilation)))
-    return tuple(found)
+        counts.append(ctx.simplify(window_count(size, kernel, stride, dilation)))
+    return tuple(counts)
 
 
 def _windows(x: Array, kernels: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Any:
@@ -99,7 +90,7 @@ class Conv(OperatorSpec):
     dilations: tuple[int, ...]
     groups: int = 1
     name: ClassVar[str] = "conv"
-    halves: ClassVar[Halves] = "wanted"
+    half_policy: ClassVar[HalfPolicy] = "prefer"
     arity: ClassVar[int] = 2
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
@@ -108,7 +99,7 @@ class Conv(OperatorSpec):
         if x.shape is None or w.shape is None:
             return TensorInfo(None, dtype, x.ndim)
         if len(x.shape) < 3 or len(x.shape) != len(w.shape):
-            raise DeduceError(f"conv: wanted an equal number of at least 3 dims, found {x!r} and {w!r}")
+            raise DeduceError(f"conv: expected an equal number of at least 3 dims, got {x!r} and {w!r}")
         ctx.require_equal(x.shape[1], mul(w.shape[1], self.groups), "conv: channels")
         if self.groups > 1:
             what = f"conv: out channels in {self.groups} equal groups, what is left over of {w.shape[0]!r}"
@@ -116,13 +107,10 @@ class Conv(OperatorSpec):
         counts = _counts(self.name, x.shape[2:], w.shape[2:], self.strides, self.dilations, ctx)
         return TensorInfo((x.shape[0], w.shape[0], *counts), dtype)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        dims, kernel, dtype = shape_of(infos[0]), shape_of(infos[1]), dtype_of(infos[0])
-        x, w = b.input("x", dims, dtype, is_const(consts, 0)), b.input("w", kernel, dtype, is_const(consts, 1))
-        counts = _counts(self.name, dims[2:], kernel[2:], self.strides, self.dilations, ctx or Deduction())
+    def build(self, b: OperatorBuilder) -> None:
+        dims, kernel, dtype = b.shape(0), b.shape(1), b.dtype(0)
+        x, w = b.argument(0, "x"), b.argument(1, "w")
+        counts = _counts(self.name, dims[2:], kernel[2:], self.strides, self.dilations, b.ctx)
         y = b.output("y", (dims[0], kernel[0], *counts), dtype)
         spatial = len(counts)
 
@@ -136,7 +124,6 @@ class Conv(OperatorSpec):
             return add(old, mul(x[(n, channel, *where)], w[(o, c, *taps)]))
 
         b.reduce(y, kernel[1:], const(0, dtype), step, "conv")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, w = map(wide, arrays)
@@ -165,20 +152,17 @@ class Pool(OperatorSpec):
         if x.shape is None:
             return x
         if len(x.shape) < 3:
-            raise DeduceError(f"pool: wanted at least 3 dims, found {x!r}")
+            raise DeduceError(f"pool: expected at least 3 dims, got {x!r}")
         kernel = [const(k) for k in self.kernel]
         return TensorInfo(
             (*x.shape[:2], *_counts(self.name, x.shape[2:], kernel, self.strides, self.dilations, ctx)), x.dtype
         )
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        dims, dtype = shape_of(infos[0]), dtype_of(infos[0])
-        x = b.input("x", dims, dtype, is_const(consts, 0))
+    def build(self, b: OperatorBuilder) -> None:
+        dims, dtype = b.shape(0), b.dtype(0)
+        x = b.argument(0, "x")
         kernel = [const(k) for k in self.kernel]
-        counts = _counts(self.name, dims[2:], kernel, self.strides, self.dilations, ctx or Deduction())
+        counts = _counts(self.name, dims[2:], kernel, self.strides, self.dilations, b.ctx)
         y = b.output("y", (*dims[:2], *counts), dtype)
         spatial = len(counts)
 
@@ -189,7 +173,6 @@ class Pool(OperatorSpec):
             return maximum(old, value) if self.largest else add(old, value)
 
         b.reduce(y, kernel, lowest(dtype) if self.largest else const(0, dtype), step, "pool")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         (x,) = arrays
@@ -200,12 +183,13 @@ class Pool(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class PoolPositions(OperatorSpec):
-    """Positions of the largest elements of the windows of x (n, c, dims...), of several equal ones the first.
+    """Positions of the largest elements of the windows of x (n, c, dims...), the first among equal ones.
 
-    A NaN is the largest, of several the last, as in torch.
+    NaN is the largest, the last NaN wins, as in torch.
     The second argument is the pooled maximum. A position counts the elements of the dims row by row. Windows may reach beyond x.
 
-    before: number of elements of the first window in front of x
+    Attributes:
+        before: number of elements of the first window in front of x.
     """
 
     kernel: tuple[int, ...]
@@ -220,9 +204,9 @@ class PoolPositions(OperatorSpec):
         self.same_dtype((x, top))
         spatial = len(self.kernel)
         if {len(self.strides), len(self.dilations), len(self.before)} != {spatial}:
-            raise DeduceError(f"pool_positions: wanted a stride, dilation and size before for each of {self.kernel}")
+            raise DeduceError(f"pool_positions: expected a stride, dilation and size before for each of {self.kernel}")
         if any(i.ndim not in (None, 2 + spatial) for i in (x, top)):
-            raise DeduceError(f"pool_positions: wanted {2 + spatial} dims, found {x!r} and {top!r}")
+            raise DeduceError(f"pool_positions: expected {2 + spatial} dims, got {x!r} and {top!r}")
         if x.shape is not None and top.shape is not None:
             for p in range(2):
                 ctx.require_equal(x.shape[p], top.shape[p], f"pool_positions: dim {p}")
@@ -230,46 +214,42 @@ class PoolPositions(OperatorSpec):
                 require_elements(self.name, ctx, d, top.shape)
         return TensorInfo(top.shape, i64, top.ndim)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        dims, dtype = shape_of(infos[0]), dtype_of(infos[0])
-        x = b.input("x", dims, dtype, is_const(consts, 0))
-        top = b.input("top", shape_of(infos[1]), dtype, is_const(consts, 1))
-        y = b.output("y", shape_of(infos[1]), i64)
+    def build(self, b: OperatorBuilder) -> None:
+        dims, dtype = b.shape(0), b.dtype(0)
+        x = b.argument(0, "x")
+        top = b.argument(1, "top")
+        y = b.output("y", b.shape(1), i64)
         spatial = len(self.kernel)
 
         def step(old: Expr, *i: Expr) -> Expr:
-            own, taps = i[: 2 + spatial], i[2 + spatial :]
+            place, taps = i[: 2 + spatial], i[2 + spatial :]
             flat: Expr = const(0)
             where, inner = [], []
             for a in range(spatial):
                 n, at = (
                     dims[2 + a],
-                    sub(add(mul(own[2 + a], self.strides[a]), mul(taps[a], self.dilations[a])), self.before[a]),
+                    sub(add(mul(place[2 + a], self.strides[a]), mul(taps[a], self.dilations[a])), self.before[a]),
                 )
                 where.append(inside(at, n))
                 inner += [le(0, at), lt(at, n)]
                 flat = add(mul(flat, n), where[-1])
-            value, best = x[(*own[:2], *where)], top[own]
-            if dtype.is_float:  # beside a NaN, best is NaN and equal to nothing; the least key is that of the last NaN
+            value, best = x[(*place[:2], *where)], top[place]
+            if dtype.is_float:  # with a NaN in the window, best is NaN, which equals nothing; the least key then belongs to the last NaN
                 flat = select(ne(value, value), sub(-1, flat), select(eq(value, best), flat, const(2**62)))
             else:
                 flat = select(eq(value, best), flat, const(2**62))
             return minimum(old, select(and_(*inner), flat, const(2**62)))
 
-        key = b.alloc("key", shape_of(infos[1]), i64) if dtype.is_float else y
+        key = b.alloc("key", b.shape(1), i64) if dtype.is_float else y
         b.reduce(key, [const(k) for k in self.kernel], const(2**62), step, "pool_positions")
         if dtype.is_float:
             b.compute(y, lambda *i: select(lt(key[i], 0), sub(-1, key[i]), key[i]), "decode")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, top = arrays
         before = [as_int(e) for e in self.before]
         if None in before:
-            raise DeduceError(f"pool_positions: wanted numbers to evaluate with, found {self.before}")
+            raise DeduceError(f"pool_positions: expected numbers to evaluate with, got {self.before}")
         y = np.full(top.shape, 2**62, np.int64)
         for taps in np.ndindex(*self.kernel):
             flat, good = np.zeros((1,) * len(taps), np.int64), np.ones((1,) * len(taps), bool)

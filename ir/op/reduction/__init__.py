@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""Reductions, scans, products and contractions. From outside import the operator classes."""

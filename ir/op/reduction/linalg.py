@@ -1,4 +1,7 @@
-"""Matrix products."""
+"""Matrix products.
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,8 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.core.expr import Expr, add, const, mul
-from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.core.tensor_builder import TensorBuilder
-from relax_tune.ir.op.base import (
-    Array,
-    Deduction,
-    Halves,
-    OperatorSpec,
-    dtype_of,
-    float_result,
-    is_const,
-    shape_of,
-    wide,
-)
+from relax_tune.ir.op.base import Array, Deduction, HalfPolicy, OperatorBuilder, OperatorSpec, float_result, wide
 from relax_tune.ir.op.math.elementwise import broadcast_dims, broadcast_position
 
 
@@ -31,11 +22,13 @@ from relax_tune.ir.op.math.elementwise import broadcast_dims, broadcast_position
 class Matmul(OperatorSpec):
     """Matrix product `(..., i, k) @ (..., k, j) -> (..., i, j)`; leading dims broadcast.
 
-    transpose_b: second operand is `(..., j, k)`"""
+    Attributes:
+        transpose_b: second operand is `(..., j, k)`.
+    """
 
     transpose_b: bool = False
     name: ClassVar[str] = "matmul"
-    halves: ClassVar[Halves] = "wanted"
+    half_policy: ClassVar[HalfPolicy] = "prefer"
     arity: ClassVar[int] = 2
 
     def _dims(self, b: Sequence[Expr]) -> tuple[Expr, Expr]:
@@ -47,7 +40,7 @@ class Matmul(OperatorSpec):
         dtype = self.same_dtype((a, b))
         for position, t in enumerate((a, b)):
             if t.ndim is not None and t.ndim < 2:
-                raise DeduceError(f"matmul: wanted at least 2 dims in argument {position}, found {t!r}")
+                raise DeduceError(f"matmul: expected at least 2 dims in argument {position}, got {t!r}")
         if a.shape is None or b.shape is None:
             return TensorInfo(None, dtype, None if a.ndim is None or b.ndim is None else max(a.ndim, b.ndim))
         k, j = self._dims(b.shape)
@@ -55,18 +48,15 @@ class Matmul(OperatorSpec):
         lead, ndim = broadcast_dims(self.name, a.shape[:-2], b.shape[:-2], ctx)
         return TensorInfo(None if lead is None else (*lead, a.shape[-2], j), dtype, ndim + 2)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        builder = TensorBuilder(name)
-        shape_a, shape_b, dtype = shape_of(infos[0]), shape_of(infos[1]), dtype_of(infos[0])
-        lead, _ = broadcast_dims(self.name, shape_a[:-2], shape_b[:-2], ctx or Deduction())
+    def build(self, builder: OperatorBuilder) -> None:
+        shape_a, shape_b, dtype = builder.shape(0), builder.shape(1), builder.dtype(0)
+        lead, _ = broadcast_dims(self.name, shape_a[:-2], shape_b[:-2], builder.ctx)
         if lead is None:
             raise DeduceError(
-                f"matmul: wanted leading dims that broadcast for certain, found {infos[0]!r}, {infos[1]!r}"
+                f"matmul: expected leading dims that broadcast for certain, got {builder.infos[0]!r}, {builder.infos[1]!r}"
             )
-        a = builder.input("a", shape_a, dtype, is_const(consts, 0))
-        b = builder.input("b", shape_b, dtype, is_const(consts, 1))
+        a = builder.argument(0, "a")
+        b = builder.argument(1, "b")
         _, width = self._dims(shape_b)
         dims = (*lead, shape_a[-2], width)
         c = builder.output("c", dims, dtype)
@@ -79,7 +69,6 @@ class Matmul(OperatorSpec):
             return add(old, mul(left, b[(*_lead(batch, shape_b[:-2], lead), *inner)]))
 
         builder.reduce(c, (shape_a[-1],), const(0, dtype), combine, "matmul")
-        return builder.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         a, b = arrays

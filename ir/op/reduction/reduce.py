@@ -1,4 +1,7 @@
-"""Reductions: sums, means, maxima, and the row operators built on them."""
+"""Reductions: sums, means, maxima, and the row operators built on them.
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,23 @@ import numpy as np
 from relax_tune.errors import DeduceError
 from relax_tune.ir.core.dtype import DType, bool_
 from relax_tune.ir.core.expr import Expr, add, as_int, call, cast, const, div, maximum, minimum, mul, sub
-from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
     Deduction,
+    OperatorBuilder,
     OperatorSpec,
     axis_index,
-    dtype_of,
     float_result,
-    is_const,
     product,
-    shape_of,
     wide,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce(OperatorSpec):
-    """Reduction over `axes` (all when None); reduced dims are dropped, or kept as 1 if `keepdims`."""
+    """Reduction over `axes` (all when None); reduced dims are dropped, or become 1 if `keepdims`."""
 
     axes: tuple[int, ...] | None = None
     keepdims: bool = False
@@ -52,12 +52,12 @@ class Reduce(OperatorSpec):
 
     def positions(self, ndim: int) -> tuple[int, ...]:
         axes = tuple(range(ndim)) if self.axes is None else self.axes
-        found = tuple(sorted(axis_index(self.name, a, ndim) for a in axes))
-        if len(set(found)) != len(found):
-            raise DeduceError(f"{self.name}: wanted distinct axes, found {self.axes}")
-        return found
+        positions = tuple(sorted(axis_index(self.name, a, ndim) for a in axes))
+        if len(set(positions)) != len(positions):
+            raise DeduceError(f"{self.name}: expected distinct axes, got {self.axes}")
+        return positions
 
-    def kept(self, shape: Sequence[Expr]) -> tuple[Expr, ...]:
+    def reduced_dims(self, shape: Sequence[Expr]) -> tuple[Expr, ...]:
         axes = self.positions(len(shape))
         if self.keepdims:
             return tuple(const(1) if p in axes else d for p, d in enumerate(shape))
@@ -66,21 +66,17 @@ class Reduce(OperatorSpec):
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
         if x.shape is not None:
-            return TensorInfo(self.kept(x.shape), x.dtype)
+            return TensorInfo(self.reduced_dims(x.shape), x.dtype)
         if x.ndim is None:
             return TensorInfo(None, x.dtype, 0 if self.axes is None and not self.keepdims else None)
         axes = self.positions(x.ndim)
         return TensorInfo(None, x.dtype, x.ndim if self.keepdims else x.ndim - len(axes))
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
-        x = b.input("x", shape, dtype, is_const(consts, 0))
-        y = b.output("y", self.kept(shape), dtype)
+    def build(self, b: OperatorBuilder) -> None:
+        shape, dtype = b.shape(0), b.dtype(0)
+        x = b.argument(0, "x")
+        y = b.output("y", self.reduced_dims(shape), dtype)
         self.emit(b, x, y)
-        return b.finish()
 
     def emit(self, b: TensorBuilder, x: Tensor, y: Tensor) -> None:
         """Emit the blocks that reduce `x` into `y`."""
@@ -117,14 +113,14 @@ class Sum(Reduce):
 
 
 def require_numbers(name: str, x: TensorInfo) -> None:
-    """Refuse truth values, which have no order. Raises DeduceError."""
+    """Refuse bools, which have no order. Raises DeduceError."""
     if x.dtype is bool_:
-        raise DeduceError(f"{name}: wanted a tensor of numbers, found {x!r}; cast it first")
+        raise DeduceError(f"{name}: expected a tensor of numbers, got {x!r}; cast it first")
 
 
 @dataclass(frozen=True, slots=True)
 class Extreme(Reduce):
-    """Maximum or minimum, NaN where an element is. An axis without elements is an error, unless `of_none`."""
+    """Maximum or minimum, NaN where an element is. An empty axis is an error unless `of_none`."""
 
     of_none: ClassVar[bool] = False
 
@@ -200,14 +196,14 @@ class Mean(Reduce):
         return add(old, x)
 
     def array(self, x: Array, axes: tuple[int, ...]) -> Array:
-        count = int(np.prod([x.shape[a] for a in axes], dtype=np.int64))
+        count = math.prod(x.shape[a] for a in axes)
         with np.errstate(invalid="ignore"):
             return np.asarray(x.sum(axis=axes, keepdims=self.keepdims) / np.float64(count))
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
         if x.dtype is not None and not x.dtype.is_float:
-            raise DeduceError(f"mean: wanted a floating-point tensor, found {x!r}; cast it first")
+            raise DeduceError(f"mean: expected a floating-point tensor, got {x!r}; cast it first")
         return Reduce.infer(self, infos, ctx)
 
     def emit(self, b: TensorBuilder, x: Tensor, y: Tensor) -> None:
@@ -231,18 +227,18 @@ class RowOperator(OperatorSpec):
         tensors = self.tensors(infos)
         x = tensors[0]
         if x.dtype is not None and not x.dtype.is_float:
-            raise DeduceError(f"{self.name}: wanted a floating-point tensor, found {x!r}; cast it first")
+            raise DeduceError(f"{self.name}: expected a floating-point tensor, got {x!r}; cast it first")
         if x.ndim == 0:
-            raise DeduceError(f"{self.name}: wanted at least 1 dim, found {x!r}")
+            raise DeduceError(f"{self.name}: expected at least 1 dim, got {x!r}")
         dtype = self.same_dtype(tensors)
         for position, t in enumerate(tensors[1:], 1):
             self.fit(x, position, t, ctx)
         return TensorInfo(x.shape, dtype, x.ndim)
 
     def fit(self, x: TensorInfo, position: int, t: TensorInfo, ctx: Deduction) -> None:
-        """Require that argument `position` is a row like those of `x`. Raises DeduceError."""
+        """Require that argument `position` has one row of `x` as its shape. Raises DeduceError."""
         if t.ndim is not None and t.ndim != 1:
-            raise DeduceError(f"{self.name}: wanted 1 dim in argument {position}, found {t!r}")
+            raise DeduceError(f"{self.name}: expected 1 dim in argument {position}, got {t!r}")
         if t.shape is not None and x.shape is not None:
             ctx.require_equal(t.shape[0], x.shape[-1], f"{self.name}: argument {position} and the last dim of {x!r}")
 
@@ -261,12 +257,9 @@ class Softmax(RowOperator):
     name: ClassVar[str] = "softmax"
     arity: ClassVar[int] = 1
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
-        x = b.input("x", shape, dtype, is_const(consts, 0))
+    def build(self, b: OperatorBuilder) -> None:
+        shape, dtype = b.shape(0), b.dtype(0)
+        x = b.argument(0, "x")
         y = b.output("y", shape, dtype)
         top, total = b.alloc("top", shape[:-1], dtype), b.alloc("total", shape[:-1], dtype)
         power = b.alloc("power", shape, dtype)
@@ -274,7 +267,6 @@ class Softmax(RowOperator):
         b.compute(power, lambda *i: call("exp", sub(x[i], top[i[:-1]])), "softmax_exp")
         _row_sum(b, total, shape[-1], lambda row, k: power[(*row, k)], "softmax_sum")
         b.compute(y, lambda *i: div(power[i], total[i[:-1]]), "softmax")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x = wide(arrays[0])
@@ -291,8 +283,10 @@ class LayerNorm(RowOperator):
     x: (..., c); gamma, beta: (c,). The variance is the mean of squared differences (two passes); the difference of mean squares
     would cancel.
 
-    axes: number of axes that are normalised together. Beyond one, gamma and beta broadcast with x: with x viewed as
-    (n, groups, channels, places) and weights (groups, channels, 1), this is group normalisation (Wu and He 2018)."""
+    Attributes:
+        axes: number of axes that are normalised together. Beyond one, gamma and beta broadcast with x: with x viewed as (n, groups,
+            channels, places) and weights (groups, channels, 1), this is group normalisation (Wu and He 2018).
+    """
 
     eps: float = 1e-5
     axes: int = 1
@@ -301,26 +295,21 @@ class LayerNorm(RowOperator):
 
     def fit(self, x: TensorInfo, position: int, t: TensorInfo, ctx: Deduction) -> None:
         if x.ndim is not None and not 1 <= self.axes <= x.ndim:
-            raise DeduceError(f"layer_norm: wanted from 1 to {x.ndim} axes, found {self.axes}")
+            raise DeduceError(f"layer_norm: expected from 1 to {x.ndim} axes, got {self.axes}")
         if self.axes == 1:
             RowOperator.fit(self, x, position, t, ctx)
         elif t.shape is not None and x.shape is not None:
             if len(t.shape) > len(x.shape):
-                raise DeduceError(f"layer_norm: wanted at most {len(x.shape)} dims in argument {position}, found {t!r}")
-            for own, dim in zip(reversed(t.shape), reversed(x.shape), strict=False):
-                if as_int(own) != 1:
-                    ctx.require_equal(own, dim, f"layer_norm: a dim of argument {position} and {x!r}")
+                raise DeduceError(f"layer_norm: expected at most {len(x.shape)} dims in argument {position}, got {t!r}")
+            for size, dim in zip(reversed(t.shape), reversed(x.shape), strict=False):
+                if as_int(size) != 1:
+                    ctx.require_equal(size, dim, f"layer_norm: a dim of argument {position} and {x!r}")
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+    def build(self, b: OperatorBuilder) -> None:
+        shape, dtype = b.shape(0), b.dtype(0)
         lead = len(shape) - self.axes
-        x = b.input("x", shape, dtype, is_const(consts, 0))
-        gamma, beta = (
-            b.input(n, shape_of(infos[p]), dtype, is_const(consts, p)) for p, n in ((1, "gamma"), (2, "beta"))
-        )
+        x = b.argument(0, "x")
+        gamma, beta = b.argument(1, "gamma"), b.argument(2, "beta")
         y = b.output("y", shape, dtype)
         mean, var = b.alloc("mean", shape[:lead], dtype), b.alloc("var", shape[:lead], dtype)
         count = cast(product(shape[lead:]), dtype)
@@ -329,9 +318,9 @@ class LayerNorm(RowOperator):
             return sub(x[i], div(mean[i[:lead]], count))
 
         def weight(t: Tensor, i: Sequence[Expr]) -> Expr:
-            own = t.buffer.shape
-            along = i[len(i) - len(own) :]
-            return t[tuple(const(0) if as_int(d) == 1 else v for d, v in zip(own, along, strict=True))]
+            dims = t.buffer.shape
+            along = i[len(i) - len(dims) :]
+            return t[tuple(const(0) if as_int(d) == 1 else v for d, v in zip(dims, along, strict=True))]
 
         def scaled(*i: Expr) -> Expr:
             root = call("rsqrt", add(div(var[i[:lead]], count), const(self.eps, dtype)))
@@ -341,7 +330,6 @@ class LayerNorm(RowOperator):
         b.reduce(mean, shape[lead:], zero, lambda old, *i: add(old, x[i]), "norm_mean")
         b.reduce(var, shape[lead:], zero, lambda old, *i: add(old, mul(centred(*i), centred(*i))), "norm_var")
         b.compute(y, scaled, "norm_scale")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, gamma, beta = map(wide, arrays)
@@ -361,17 +349,13 @@ class L2Normalize(RowOperator):
     name: ClassVar[str] = "l2_normalize"
     arity: ClassVar[int] = 1
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
-        x = b.input("x", shape, dtype, is_const(consts, 0))
+    def build(self, b: OperatorBuilder) -> None:
+        shape, dtype = b.shape(0), b.dtype(0)
+        x = b.argument(0, "x")
         y = b.output("y", shape, dtype)
         square = b.alloc("square", shape[:-1], dtype)
         _row_sum(b, square, shape[-1], lambda row, k: mul(x[(*row, k)], x[(*row, k)]), "l2_sum")
         b.compute(y, lambda *i: div(x[i], maximum(call("sqrt", square[i[:-1]]), const(self.eps, dtype))), "l2_scale")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x = wide(arrays[0])
@@ -393,31 +377,27 @@ class MeanPool(OperatorSpec):
         x, mask = self.tensors(infos)
         dtype = self.same_dtype((x, mask))
         if dtype is not None and not dtype.is_float:
-            raise DeduceError(f"mean_pool: wanted floats, found {x!r} and {mask!r}; cast them first")
-        for wanted, what, t in ((3, "x", x), (2, "mask", mask)):
-            if t.ndim is not None and t.ndim != wanted:
-                raise DeduceError(f"mean_pool: wanted {wanted} dims in {what}, found {t!r}")
+            raise DeduceError(f"mean_pool: expected floats, got {x!r} and {mask!r}; cast them first")
+        for ndim, what, t in ((3, "x", x), (2, "mask", mask)):
+            if t.ndim is not None and t.ndim != ndim:
+                raise DeduceError(f"mean_pool: expected {ndim} dims in {what}, got {t!r}")
         if x.shape is None or mask.shape is None:
             return TensorInfo(None, dtype, 2)
         for position in (0, 1):
             ctx.require_equal(x.shape[position], mask.shape[position], f"mean_pool: dim {position} of x and mask")
         return TensorInfo((x.shape[0], x.shape[2]), dtype)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        rows, length, width = shape_of(infos[0])
-        dtype = dtype_of(infos[0])
-        x = b.input("x", (rows, length, width), dtype, is_const(consts, 0))
-        mask = b.input("mask", (rows, length), dtype, is_const(consts, 1))
+    def build(self, b: OperatorBuilder) -> None:
+        rows, length, width = b.shape(0)
+        dtype = b.dtype(0)
+        x = b.argument(0, "x")
+        mask = b.argument(1, "mask", (rows, length))
         y = b.output("y", (rows, width), dtype)
         count, total = b.alloc("count", (rows,), dtype), b.alloc("total", (rows, width), dtype)
         zero = const(0, dtype)
         b.reduce(count, (length,), zero, lambda old, i, k: add(old, mask[i, k]), "pool_count")
         b.reduce(total, (length,), zero, lambda old, i, j, k: add(old, mul(x[i, k, j], mask[i, k])), "pool_sum")
         b.compute(y, lambda i, j: div(total[i, j], maximum(count[i], const(self.eps, dtype))), "pool_divide")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, mask = map(wide, arrays)

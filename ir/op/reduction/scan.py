@@ -1,4 +1,7 @@
-"""Products, prefix scans, and positions of extreme elements."""
+"""Products, prefix scans, and positions of extreme elements.
+
+Tests: `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +32,8 @@ from relax_tune.ir.core.expr import (
     or_,
     select,
 )
-from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.core.tensor_builder import TensorBuilder
-from relax_tune.ir.op.base import (
-    Array,
-    Deduction,
-    OperatorSpec,
-    axis_index,
-    dtype_of,
-    float_result,
-    is_const,
-    shape_of,
-    wide,
-)
+from relax_tune.ir.op.base import Array, Deduction, OperatorBuilder, OperatorSpec, axis_index, float_result, wide
 from relax_tune.ir.op.reduction.reduce import Max, Min, Reduce, require_numbers
 
 MOST = 2**31 - 1  # the largest int32
@@ -66,12 +57,13 @@ class Prod(Reduce):
 
 @dataclass(frozen=True, slots=True)
 class Scan(OperatorSpec):
-    """Prefix scan along `axis`: each result reduces the elements up to its own.
+    """Prefix scan along `axis`: each result reduces the elements up to its position.
 
     Each result is a separate reduction; schedules compute them in order, each from the one before (`serial_scan`).
 
-    exclusive: without its own element
-    reverse: from the end
+    Attributes:
+        exclusive: leave out the element at the position.
+        reverse: scan from the end.
     """
 
     axis: int = 0
@@ -93,34 +85,30 @@ class Scan(OperatorSpec):
             axis_index(self.name, self.axis, x.ndim)
         return x
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+    def build(self, b: OperatorBuilder) -> None:
+        shape, dtype = b.shape(0), b.dtype(0)
         axis = axis_index(self.name, self.axis, len(shape))
-        x, y = b.input("x", shape, dtype, is_const(consts, 0)), b.output("y", shape, dtype)
+        x, y = b.argument(0, "x"), b.output("y", shape, dtype)
         before = lt if self.exclusive else le
 
         def step(old: Expr, *indices: Expr) -> Expr:
-            own, k = indices[:-1], indices[-1]
-            taken = before(own[axis], k) if self.reverse else before(k, own[axis])
-            return self.combine(old, select(taken, x[(*own[:axis], k, *own[axis + 1 :])], self.neutral(dtype)))
+            place, k = indices[:-1], indices[-1]
+            included = before(place[axis], k) if self.reverse else before(k, place[axis])
+            return self.combine(old, select(included, x[(*place[:axis], k, *place[axis + 1 :])], self.neutral(dtype)))
 
         b.reduce(y, (shape[axis],), self.neutral(dtype), step, self.name)
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         (x,) = arrays
         axis = self.axis % x.ndim
         values = np.moveaxis(wide(x), axis, 0)
         values = values[::-1] if self.reverse else values
-        found = self.accumulate(values, axis=0)
+        sums = self.accumulate(values, axis=0)
         if self.exclusive:
-            first = np.full_like(found[:1], self.start)
-            found = np.concatenate([first, found[:-1]])[: len(found)]
-        found = found[::-1] if self.reverse else found
-        return float_result(np.moveaxis(found, 0, axis), arrays, x.dtype)
+            first = np.full_like(sums[:1], self.start)
+            sums = np.concatenate([first, sums[:-1]])[: len(sums)]
+        sums = sums[::-1] if self.reverse else sums
+        return float_result(np.moveaxis(sums, 0, axis), arrays, x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +141,7 @@ class CumProd(Scan):
 class ArgMax(OperatorSpec):
     """Index of the largest element along `axis` (the smallest, if `least`), as int64; of equal ones the first, or the `last`.
 
-    NaN wins over every number, both ways."""
+    NaN wins over every number for both."""
 
     axis: int = 0
     least: bool = False
@@ -170,36 +158,33 @@ class ArgMax(OperatorSpec):
         ctx.require_at_least(x.shape[axis], 1, f"arg_max: elements along axis {axis}")
         return TensorInfo((*x.shape[:axis], *x.shape[axis + 1 :]), i64)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+    def build(self, b: OperatorBuilder) -> None:
+        shape, dtype = b.shape(0), b.dtype(0)
         axis = axis_index(self.name, self.axis, len(shape))
         rest = (*shape[:axis], *shape[axis + 1 :])
-        x, y = b.input("x", shape, dtype, is_const(consts, 0)), b.output("y", rest, i64)
+        x, y = b.argument(0, "x"), b.output("y", rest, i64)
         top = b.alloc("top", rest, dtype)
         extreme: Reduce = Min((axis,)) if self.least else Max((axis,))
         extreme.emit(b, x, top)
-        # numbers as wide as most elements share their vectors
+        # int32 positions share vectors with 32-bit elements
         short = (as_int(shape[axis]) or MOST) < MOST
         kind = i32 if short else i64
         place = b.alloc("place", rest, kind) if short else y
 
         def step(old: Expr, *indices: Expr) -> Expr:
-            own, k = indices[:-1], cast(indices[-1], kind)
-            value, best = x[(*own[:axis], indices[-1], *own[axis:])], top[own]
-            # beside a NaN, best is NaN and equal to nothing
+            row, k = indices[:-1], cast(indices[-1], kind)
+            value, best = x[(*row[:axis], indices[-1], *row[axis:])], top[row]
+            # with a NaN along the axis, best is NaN, which equals nothing
             loses = and_(ne(value, best), eq(value, value)) if dtype.is_float else ne(value, best)
             if self.last:
                 return maximum(old, select(loses, const(0, kind), k))
             return minimum(old, select(loses, cast(shape[axis], kind), k))
 
+        # neutral element: beyond every position for the minimum, 0 for the maximum
         start = 0 if self.last else MOST if short else 2**62
         b.reduce(place, (shape[axis],), const(start, kind), step, "position")
         if short:
-            b.compute(y, lambda *own: cast(place[own], i64), "widen")
-        return b.finish()
+            b.compute(y, lambda *row: cast(place[row], i64), "widen")
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x = wide(arrays[0])  # NumPy does not order NaN of bfloat16
@@ -209,14 +194,14 @@ class ArgMax(OperatorSpec):
         return np.asarray(x.shape[self.axis] - 1 - pick(np.flip(x, self.axis), axis=self.axis), np.int64)
 
 
-def counts_ahead(mine: Expr, other: Expr, i: Expr, k: Expr, largest: bool) -> Expr:
-    """Return whether an element at `k` comes before `mine` at `i`: the order of `top_k`.
+def counts_ahead(element: Expr, other: Expr, i: Expr, k: Expr, largest: bool) -> Expr:
+    """Return whether an element at `k` comes before `element` at `i`: the order of `top_k`.
 
     Equal elements keep their order, and NaN is the largest."""
-    first, second = (mine, other) if largest else (other, mine)
-    ahead, tied = lt(first, second), eq(mine, other)
-    if mine.dtype.is_float:
-        tied = or_(tied, and_(ne(mine, mine), ne(other, other)))
+    first, second = (element, other) if largest else (other, element)
+    ahead, tied = lt(first, second), eq(element, other)
+    if element.dtype.is_float:
+        tied = or_(tied, and_(ne(element, element), ne(other, other)))
         ahead = or_(ahead, and_(eq(first, first), ne(second, second)))
     return or_(ahead, and_(tied, lt(k, i)))
 
@@ -243,44 +228,40 @@ class TopK(OperatorSpec):
         enough = ctx.proves(le(self.k, x.shape[axis]))
         if enough is Proof.NO:
             raise DeduceError(
-                f"top_k: wanted at most the {x.shape[axis]!r} elements of axis {axis}, found k = {self.k!r}"
+                f"top_k: expected at most the {x.shape[axis]!r} elements of axis {axis}, got k = {self.k!r}"
             )
         if enough is Proof.UNKNOWN:
-            message = f"top_k: wanted k = {self.k!r} to be at most {x.shape[axis]!r}, found {{0}} and {{1}}"
+            message = f"top_k: expected k = {self.k!r} to be at most {x.shape[axis]!r}, got {{0}} and {{1}}"
             ctx.require(le(self.k, x.shape[axis]), message, self.k, x.shape[axis])
         return TensorInfo((*x.shape[:axis], self.k, *x.shape[axis + 1 :]), i64)
 
-    def legalize(
-        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
-    ) -> PrimFunc:
-        b = TensorBuilder(name)
-        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+    def build(self, b: OperatorBuilder) -> None:
+        shape = b.shape(0)
         axis = axis_index(self.name, self.axis, len(shape))
-        x = b.input("x", shape, dtype, is_const(consts, 0))
+        x = b.argument(0, "x")
         y = b.output("y", (*shape[:axis], self.k, *shape[axis + 1 :]), i64)
         rank = b.alloc("rank", shape, i64)
 
-        def at(own: Sequence[Expr], k: Expr) -> tuple[Expr, ...]:
-            return (*own[:axis], k, *own[axis + 1 :])
+        def at(place: Sequence[Expr], k: Expr) -> tuple[Expr, ...]:
+            return (*place[:axis], k, *place[axis + 1 :])
 
         def count(old: Expr, *indices: Expr) -> Expr:
-            own, k = indices[:-1], indices[-1]
-            ahead = counts_ahead(x[tuple(own)], x[at(own, k)], own[axis], k, self.largest)
+            place, k = indices[:-1], indices[-1]
+            ahead = counts_ahead(x[tuple(place)], x[at(place, k)], place[axis], k, self.largest)
             return add(old, select(ahead, expr(1), expr(0)))
 
         def find(old: Expr, *indices: Expr) -> Expr:
-            own, k = indices[:-1], indices[-1]
-            return add(old, select(eq(rank[at(own, k)], own[axis]), k, expr(0)))
+            place, k = indices[:-1], indices[-1]
+            return add(old, select(eq(rank[at(place, k)], place[axis]), k, expr(0)))
 
         b.reduce(rank, (shape[axis],), const(0), count, "rank")
         b.reduce(y, (shape[axis],), const(0), find, "find")
-        return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x = wide(arrays[0])
         k = self.k.value
         if not isinstance(k, int):
-            raise DeduceError(f"top_k: wanted a number to evaluate with, found {self.k!r}; bind its symbols first")
+            raise DeduceError(f"top_k: expected a number to evaluate with, got {self.k!r}; bind its symbols first")
         # from the end, so that equal elements keep their order when the best come first
         order = np.argsort(x, axis=self.axis, kind="stable")  # NaN last
         if self.largest:

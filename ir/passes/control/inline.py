@@ -1,6 +1,8 @@
-"""Inlining: calls become bodies, decided branches their sides, known shapes and tuples their parts.
+"""Inlining of calls, decided branches, known shapes and known tuples.
 
-The same walk notes the checks that deduction leaves to run time, in the symbols of the function it starts from.
+The same traversal collects the checks that deduction leaves to run time, over the symbols of the function it starts from.
+
+Tests: `tests/ir/passes/test_graph_passes.py`, `tests/ir/interp/test_random_graphs.py`.
 """
 
 from __future__ import annotations
@@ -21,10 +23,13 @@ from relax_tune.ir.passes.control.inline_walk import DivergentBranch, Walk
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """Inline calls of graph functions and take decided branches.
+    """Inline calls of graph functions, and replace branches whose condition is known at compile time by the executed side.
 
-    Recursive calls stay. A match_cast of a parameter sharpens the parameter. Shapes, tuples and casts without new facts
-    disappear, and so do functions that were only called. Raises DeduceError.
+    Recursive calls stay. A match_cast of a parameter makes the parameter's annotation more precise. Shapes, tuples and casts without new
+    facts are removed, and so are functions that are no longer called.
+
+    Raises:
+        DeduceError: The shapes or dtypes contradict each other.
     """
 
     def __call__(self, module: IRModule) -> IRModule:
@@ -38,35 +43,37 @@ class Inline:
         bounds = list(module.bounds)
         for name, f in module.functions.items():
             if isinstance(f, Function):
-                params = _sharpened(f)
+                params = _with_cast_infos(f)
                 while True:
                     walk = Walk(module)
                     try:
                         functions[name] = new = walk.root(f, params)
                     except DivergentBranch:
                         break
-                    again = _sharpened(new)  # by casts in inlined callees
+                    again = _with_cast_infos(new)  # inlined callees may cast parameters, too
                     if same_objects(again, new.params) or not same_objects(new.params, params):
                         break
                     params = again
                 checks[name] = tuple(walk.checks)
                 bounds += walk.dims
-        kept = {name for f in functions.values() if isinstance(f, Function) for name in callees(f)} | {"main"}
-        entries = {n for n, f in functions.items() if isinstance(f, Function) and n not in called} | kept
+        still_called = {name for f in functions.values() if isinstance(f, Function) for name in callees(f)} | {"main"}
+        entries = {n for n, f in functions.items() if isinstance(f, Function) and n not in called} | still_called
         functions = {n: f for n, f in functions.items() if not isinstance(f, Function) or n in entries}
-        same = len(functions) == len(module.functions) and all(f is module.functions[n] for n, f in functions.items())
-        return (module if same else replace(module, functions=functions, bounds=tuple(bounds))), {
+        unchanged = len(functions) == len(module.functions) and all(
+            f is module.functions[n] for n, f in functions.items()
+        )
+        return (module if unchanged else replace(module, functions=functions, bounds=tuple(bounds))), {
             n: c for n, c in checks.items() if n in functions
         }
 
 
-def _sharpened(f: Function) -> tuple[GVar, ...]:
-    """Return the parameters, with unknown dims and dtypes as a match_cast in the function asserts them.
+def _with_cast_infos(f: Function) -> tuple[GVar, ...]:
+    """Return the parameters, with unknown dims and dtypes replaced by what match_casts in the function assert.
 
-    A symbol of such a cast gets a name that no other symbol of the parameters has, since it may be another function's.
+    Symbols of such casts are renamed if they have the name of a symbol of the parameters, since they may be another function's.
     """
-    own = {v: v for p in f.params for v in info_symbols(p.info)}
-    taken = {v.name for v in own}
+    renamed = {v: v for p in f.params for v in info_symbols(p.info)}
+    names = {v.name for v in renamed}
     casts = {b.value: b.info for b in reversed(f.bindings) if isinstance(b, MatchCast) and isinstance(b.value, GVar)}
     params = []
     for p in f.params:
@@ -76,11 +83,11 @@ def _sharpened(f: Function) -> tuple[GVar, ...]:
             shape = cast.shape if info.shape is None else info.shape
             if shape is not None:
                 for v in free_vars(*shape):
-                    if v not in own:
-                        name = fresh(v.name, taken)
-                        own[v] = v if name == v.name else Var(name, v.dtype)
-                        taken.add(name)
-                shape = tuple(substitute(d, own) for d in shape)
+                    if v not in renamed:
+                        name = fresh(v.name, names)
+                        renamed[v] = v if name == v.name else Var(name, v.dtype)
+                        names.add(name)
+                shape = tuple(substitute(d, renamed) for d in shape)
             info = TensorInfo(shape, info.dtype or cast.dtype, ndim)
         params.append(p if info == p.info else GVar(p.name, info))
     infos = tuple(p.info for p in params)

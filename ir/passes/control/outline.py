@@ -1,7 +1,9 @@
-"""Outlining: functions with control flow become host functions that call straight-line subgraphs (paper section 3.1).
+"""Outlining: functions with control flow become host functions that call straight-line subgraphs (Relax, section 3.1).
 
-A subgraph is a graph function of tensor operations only; its parameters determine every symbol in its dims. The host function
-keeps branches, calls, side effects, shapes, tuples, casts and sizes that depend on data.
+A subgraph is a graph function of tensor operations only, whose parameters determine every symbol in its dims. Branches, calls, side
+effects, shapes, tuples, casts and sizes that depend on data remain in the host function.
+
+Tests: `tests/ir/passes/control/test_outline.py`.
 """
 
 from __future__ import annotations
@@ -39,8 +41,10 @@ from relax_tune.ir.text.printer import excerpt
 class OutlinedModule:
     """A module after outlining.
 
-    host_functions: names of the functions with control flow.
-    subgraphs: names of the straight-line functions that they call."""
+    Attributes:
+        host_functions: Names of the functions with control flow.
+        subgraphs: Names of the straight-line functions that they call.
+    """
 
     module: IRModule
     host_functions: tuple[str, ...]
@@ -51,8 +55,9 @@ class OutlinedModule:
 class OutlineSubgraphs:
     """Turn `roots`, and the functions they call without inlining, into host functions with outlined subgraphs.
 
-    Raises BuildError, showing the place, for an operator on a tensor whose rank or element type is known only at run
-    time; DeduceError for shapes that can never fit.
+    Raises:
+        BuildError: The rank or element type of an operator's argument is known only at run time.
+        DeduceError: Shapes contradict each other.
     """
 
     roots: tuple[str, ...] = ("main",)
@@ -62,44 +67,44 @@ class OutlineSubgraphs:
 
     def run(self, module: IRModule) -> OutlinedModule:
         functions: dict[str, AnyFunction] = {n: f for n, f in module.functions.items() if not isinstance(f, g.Function)}
-        whole: dict[str, g.Function] = {}
+        hosts: dict[str, g.Function] = {}
         bounds: list[Bound] = list(module.bounds)
         recursive = _recursive(module)
         todo = list(reversed(self.roots))
         while todo:
             name = todo.pop()
             f = module.functions[name]
-            if name in whole or not isinstance(f, g.Function):
+            if name in hosts or not isinstance(f, g.Function):
                 continue
             walk = RuntimeShapeInliner(module, recursive)
-            whole[name] = walk.root(f, f.params)
+            hosts[name] = walk.root(f, f.params)
             bounds += walk.bounds
-            todo += reversed(graph_walk.callees(whole[name]))
-        functions.update(whole)
+            todo += reversed(graph_walk.callees(hosts[name]))
+        functions.update(hosts)
         subgraphs: list[str] = []
-        for name, f in whole.items():
+        for name, f in hosts.items():
             outliner = Outliner(f, functions)
             functions[name] = outliner.function()
             subgraphs += outliner.subgraphs
         return OutlinedModule(
-            replace(module, functions=functions, bounds=tuple(bounds)), tuple(whole), tuple(subgraphs)
+            replace(module, functions=functions, bounds=tuple(bounds)), tuple(hosts), tuple(subgraphs)
         )
 
 
 def _recursive(module: IRModule) -> frozenset[str]:
-    """Return the functions that call themselves, directly or not."""
+    """Return the functions that call themselves, directly or indirectly."""
     calls = {n: graph_walk.callees(f) for n, f in module.graphs.items()}
-    found = set[str]()
+    recursive = set[str]()
     for name in calls:
-        seen, stack = set[str](), list(calls[name])
+        reachable, stack = set[str](), list(calls[name])
         while stack:
             callee = stack.pop()
-            if callee not in seen:
-                seen.add(callee)
+            if callee not in reachable:
+                reachable.add(callee)
                 stack += calls.get(callee, ())
-        if name in seen:
-            found.add(name)
-    return frozenset(found)
+        if name in reachable:
+            recursive.add(name)
+    return frozenset(recursive)
 
 
 def is_straight_line(f: g.Function) -> bool:
@@ -120,7 +125,7 @@ def _asserts(b: g.AnyBinding) -> bool:
 
 
 def _tensors(info: StructInfo) -> bool:
-    """Return whether an annotation is of tensors only, also inside tuples."""
+    """Return whether an annotation describes a tensor, or a tuple that contains only tensors."""
     return all(map(_tensors, info.fields)) if isinstance(info, TupleInfo) else isinstance(info, TensorInfo)
 
 
@@ -128,20 +133,25 @@ def _tensors(info: StructInfo) -> bool:
 class _Line:
     """A sequence of bindings that is being outlined.
 
-    out: finished bindings.
-    region: tensor operations of the next subgraph.
-    after: bindings that wait for the next subgraph."""
+    Attributes:
+        readers: Bindings that read each variable; None stands for the result.
+        out: Finished bindings.
+        region: Tensor operations of the next subgraph.
+        after: Bindings that depend on the next subgraph.
+        in_region: Variables that the region binds.
+        waiting: Variables and symbols that `after` binds.
+    """
 
     readers: dict[g.GVar, list[g.AnyBinding | None]]
     out: list[g.AnyBinding] = field(default_factory=list)
     region: list[g.AnyBinding] = field(default_factory=list)
     after: list[g.AnyBinding] = field(default_factory=list)
-    made: dict[g.GVar, g.AnyBinding] = field(default_factory=dict)
+    in_region: set[g.GVar] = field(default_factory=set)
     waiting: set[g.GVar | Var] = field(default_factory=set)
 
 
 class Outliner:
-    """Outlines one function; its subgraphs go into `functions`."""
+    """Outlines one function. Its subgraphs are added to `functions`."""
 
     def __init__(self, f: g.Function, functions: dict[str, AnyFunction]) -> None:
         self.f, self.functions = f, functions
@@ -169,14 +179,15 @@ class Outliner:
 
     def binding(self, b: g.AnyBinding, line: _Line) -> None:
         uses = used_vars(b.value)
-        inside = any(v in line.made for v in uses)
+        inside = any(v in line.in_region for v in uses)
         late = not line.waiting.isdisjoint((*uses, *b.symbols()))
         new = [v for v in info_symbols(b.info) if v not in self.symbols] if isinstance(b, g.MatchCast) else []
         if self.is_step(b, inside, bool(new)):
+            # a step that reads a postponed binding cannot join the pending subgraph, which runs before it
             if late:
                 self.flush(line)
             line.region.append(b)
-            line.made[b.var] = b
+            line.in_region.add(b.var)
             return
         if isinstance(b.value, g.If):
             known = set(self.symbols)
@@ -186,7 +197,7 @@ class Outliner:
                 self.symbols = set(known)
             b = replace(b, value=g.If(b.value.cond, sides[0], sides[1]))
         self.symbols.update(new)
-        if graph_walk.is_impure(b.value):
+        if graph_walk.is_impure(b.value):  # side effects must not move across tensor operations
             self.flush(line)
             line.out.append(b)
         elif inside or late:
@@ -196,8 +207,14 @@ class Outliner:
             line.out.append(b)
 
     def is_step(self, b: g.AnyBinding, inside: bool, binds: bool) -> bool:
-        """Return whether a binding belongs to a subgraph. Raises BuildError for a tensor operation that cannot be
-        lowered.
+        """Return whether a binding belongs into a subgraph.
+
+        Args:
+            inside: Whether it reads a value of the pending subgraph.
+            binds: Whether it binds symbols.
+
+        Raises:
+            BuildError: It is a tensor operation that cannot be lowered.
         """
         value = b.value
         if isinstance(b, g.MatchCast):
@@ -216,19 +233,19 @@ class Outliner:
         operator = operator_of(value, OperatorSpec)
         what = "the call" if operator is None else operator.name
         raise BuildError(
-            f"{self.f.name}: {b.var.name}: wanted known dims and dtypes to lower {what}, found arguments "
+            f"{self.f.name}: {b.var.name}: expected known dims and dtypes to lower {what}, got arguments "
             f"{[a.info for a in value.operands]!r} and result {b.var.info!r}; add a match_cast\n{excerpt(self.f, b)}"
         )
 
     def flush(self, line: _Line) -> None:
-        """Outline the pending tensor operations, then emit the bindings that waited for them."""
+        """Outline the pending tensor operations, then emit the bindings that depend on them."""
         if line.region:
             self.outline(line)
         line.out += line.after
-        line.region, line.after, line.made, line.waiting = [], [], {}, set()
+        line.region, line.after, line.in_region, line.waiting = [], [], set(), set()
 
     def outline(self, line: _Line) -> None:
-        """Make a subgraph of the pending operations; emit its call and the tuples of its results that are read."""
+        """Outline the pending operations; emit the call of the subgraph, and the tuples of its results that are read."""
         inside = set(map(id, line.region))
         results: list[g.GVar] = []
         tuples: list[g.AnyBinding] = []
@@ -248,29 +265,30 @@ class Outliner:
 
     def call(self, steps: Sequence[g.AnyBinding], results: tuple[g.GVar, ...]) -> list[g.AnyBinding]:
         """Add the subgraph of `steps` to the module and return the bindings that call it."""
-        own = {b.var for b in steps}
-        outer = tuple(dict.fromkeys(v for b in steps for v in used_vars(b.value) if v not in own))
+        bound = {b.var for b in steps}
+        outer = tuple(dict.fromkeys(v for b in steps for v in used_vars(b.value) if v not in bound))
         symbols = dict.fromkeys(v for b in steps for v in b.symbols())
-        alone = {d for p in outer for d in tensor_dims(p.info) if isinstance(d, Var)}
-        sizes = tuple(v for v in (*symbols, *_symbols(outer)) if v not in alone)
+        dims = {d for p in outer for d in tensor_dims(p.info) if isinstance(d, Var)}
+        # symbols that no dim of a parameter determines are passed as a shape value
+        sizes = tuple(v for v in (*symbols, *_symbols(outer)) if v not in dims)
         sizes = tuple(dict.fromkeys(sizes))
         mapping: dict[g.Value, g.Value] = {v: g.GVar(v.name, v.info) for v in (*outer, *(b.var for b in steps))}
         params = [p for v in outer if isinstance(p := mapping[v], g.GVar)]
         if sizes:
             params.append(g.GVar(self.fresh("sizes"), ShapeInfo(sizes)))
         body = [_renamed(b, mapping) for b in steps]
-        made = tuple(mapping[v] for v in results)
-        ret: g.Value = made[0] if len(made) == 1 else g.TupleValue(made)
+        returned = tuple(mapping[v] for v in results)
+        ret: g.Value = returned[0] if len(returned) == 1 else g.TupleValue(returned)
         name = self.subgraph_name()
         subgraph = g.Function(name, tuple(params), graph_walk.into_blocks(body), ret, ret.info)
         self.functions[name] = subgraph
         self.subgraphs.append(name)
-        given: tuple[g.Value, ...] = (*outer, g.ShapeValue(sizes)) if sizes else outer
-        call = g.CallFunction(g.FunctionRef(name, signature(subgraph)), given)
+        args: tuple[g.Value, ...] = (*outer, g.ShapeValue(sizes)) if sizes else outer
+        call = g.CallFunction(g.FunctionRef(name, signature(subgraph)), args)
         if len(results) == 1:
             return [g.Binding(results[0], call)]
-        together = g.GVar(self.fresh(name), TupleInfo(tuple(v.info for v in results)))
-        return [g.Binding(together, call), *(g.Binding(v, g.TupleItem(together, i)) for i, v in enumerate(results))]
+        packed = g.GVar(self.fresh(name), TupleInfo(tuple(v.info for v in results)))
+        return [g.Binding(packed, call), *(g.Binding(v, g.TupleItem(packed, i)) for i, v in enumerate(results))]
 
     def fresh(self, hint: str) -> str:
         self.names.add(name := fresh(hint, self.names))

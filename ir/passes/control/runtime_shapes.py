@@ -1,7 +1,9 @@
-"""Inlining for programs with control flow: every decision of a run stays at its place.
+"""Inlining for functions with control flow, which check shapes where they are computed.
 
-A program that branches cannot check everything when it is called. A side of a branch, or a callee, is checked when it
-runs, and data-dependent dims become symbols there.
+A function that branches cannot check everything when it is called. A side of a branch, or a callee, is checked when it is executed, and
+data-dependent dims become symbols there.
+
+Tests: `tests/ir/passes/control/test_outline.py`.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from relax_tune.ir.passes.control.inline_walk import Frame, Walk
 
 
 class RuntimeShapeInliner(Walk):
-    """Rebuilds one function with calls inlined, checks kept as match_casts, and a symbol for every unknown dim.
+    """Rebuilds one function with calls inlined, checks as match_casts, and a symbol for every unknown dim.
 
-    bounds: bounds of the new symbols."""
+    Attributes:
+        bounds: Bounds of the new symbols.
+    """
 
     def __init__(self, module: IRModule, recursive: Collection[str]) -> None:
         super().__init__(module)
@@ -33,7 +37,7 @@ class RuntimeShapeInliner(Walk):
         self.symbols: set[str] = set()
 
     def parameters(self, f: Function, sharper: tuple[GVar, ...], frame: Frame) -> tuple[GVar, ...]:
-        """Return the parameters with every dim named. No symbol is solved for, since a run does that."""
+        """Return the parameters with a symbol for every unknown dim. Symbols are solved for at run time."""
         infos = [p.info for p in sharper]
         frame.meaning.update({v: v for i in infos for v in info_symbols(i)})
         self.symbols.update(v.name for v in frame.meaning)
@@ -46,13 +50,15 @@ class RuntimeShapeInliner(Walk):
         return v if info is v.info else GVar(v.name, info)
 
     def with_dims(self, info: StructInfo, hint: str) -> StructInfo:
-        """Give a tensor of known rank a new symbol for each dim; return other annotations as they are."""
+        """Give a tensor of known rank but unknown shape a new symbol for each dim; return other annotations unchanged."""
         if not isinstance(info, TensorInfo) or info.shape is not None or info.ndim is None:
             return info
-        return TensorInfo(tuple(self.own(Var(f"{hint}_{axis}"), True) for axis in range(info.ndim)), info.dtype)
+        return TensorInfo(
+            tuple(self.bound_symbol(Var(f"{hint}_{axis}"), True) for axis in range(info.ndim)), info.dtype
+        )
 
-    def own(self, v: Var, again: bool) -> Var:
-        """Return a symbol under a name that no other symbol of the function has, with the bounds of `v`."""
+    def bound_symbol(self, v: Var, again: bool) -> Var:
+        """Return a symbol with a unique name in the function and the bounds of `v`."""
         self.symbols.add(name := fresh(v.name, self.symbols))
         if name == v.name and not again:
             return v
@@ -63,30 +69,30 @@ class RuntimeShapeInliner(Walk):
 
     def emit(self, b: Binding, value: Value, info: StructInfo, frame: Frame) -> None:
         super().emit(b, value, info, frame)
-        made = frame.values.get(b.var, b.var)
-        assert isinstance(made, GVar)
-        dims = self.with_dims(made.info, made.name)
-        if dims is not made.info:
-            cast = GVar(self.fresh(made.name), dims)
-            self.out.append(MatchCast(cast, made, dims))
+        var = frame.values.get(b.var, b.var)
+        assert isinstance(var, GVar)
+        dims = self.with_dims(var.info, var.name)
+        if dims is not var.info:
+            cast = GVar(self.fresh(var.name), dims)
+            self.out.append(MatchCast(cast, var, dims))
             frame.values[b.var] = cast
 
     def match_cast(self, b: MatchCast, frame: Frame) -> None:
         value = self.value(b.value, frame)
-        found = value.info
+        actual = value.info
         new = [v for v in info_symbols(b.info) if v not in frame.meaning]
-        solved = solve(CallableInfo((b.info,), ObjectInfo()), (found,), self.env)
+        solved = solve(CallableInfo((b.info,), ObjectInfo()), (actual,), self.env)
         if not any(self.unsure(v, solved[v], frame, b) for v in new):
             info = self.with_dims(b.info, b.var.name)
             super().match_cast(b if info is b.info else replace(b, info=info), frame)
             return
         known = free_vars(*(frame.meaning[v] for v in info_symbols(b.info) if v not in new))
         for v in new:
-            frame.meaning[v] = self.own(v, len(self.stack) > 1)
+            frame.meaning[v] = self.bound_symbol(v, len(self.stack) > 1)
         info = self.with_dims(self.info(b.info, frame), b.var.name)
         name = b.subject
         ctx = Deduction(self.env, choices=True)
-        self.guarded(lambda: check_annotation(f"match_cast of {name}", found, info, ctx, known), ctx, frame, b)
+        self.guarded(lambda: check_annotation(f"match_cast of {name}", actual, info, ctx, known), ctx, frame, b)
         var = GVar(self.name(b), info)
         self.out.append(MatchCast(var, value, info))
         frame.values[b.var] = var
@@ -98,9 +104,9 @@ class RuntimeShapeInliner(Walk):
         return any(v in self.declared and self.unsure(v, size, frame, b) for v, size in solved.items())
 
     def unsure(self, v: Var, size: Expr | None, frame: Frame, b: AnyBinding) -> bool:
-        """Return whether the value of `v`, or that it lies within its bounds, is known only at run time."""
+        """Return whether the value of `v`, or whether it is within its bounds, is known only at run time."""
         if size is None:
             return True
-        asked = Deduction(self.env, choices=True)
-        self.guarded(lambda: require_bounds(b.var.name, {v: size}, asked), asked, frame, b)
-        return bool(asked.checks)
+        ctx = Deduction(self.env, choices=True)
+        self.guarded(lambda: require_bounds(b.var.name, {v: size}, ctx), ctx, frame, b)
+        return bool(ctx.checks)

@@ -1,1 +1,4 @@
-"""Operator fusion on the graph and on the loops, and its reverse."""
+"""Operator fusion: grouping calls in the graph, merging their tensor functions, and splitting fused functions again.
+
+From outside, import `fuse.FuseOps`, and the functions of `unfuse` and `symbol_interface`.
+"""

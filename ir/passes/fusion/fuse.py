@@ -1,11 +1,12 @@
-"""Group `call_tir`s to fuse: the graph side of fusion (Relax, section 4.2: `FuseOps`), along post-dominators.
+"""Group calls of tensor functions for fusion along post-dominators (`FuseOps`, Relax, section 4.2).
 
-Pattern kinds and the post-dominator rule are those of TVM (Chen et al., OSDI 2018)."""
+The pattern kinds and the post-dominator rule are TVM's (Chen et al., OSDI 2018).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from relax_tune.ir.arith.bounds import Env
@@ -29,20 +30,22 @@ from relax_tune.ir.deduce.pattern_kinds import (
 )
 from relax_tune.ir.op.base import env_of, product
 from relax_tune.ir.passes.fusion.fuse_tensor import FusionStage, fuse_stages
+from relax_tune.ir.passes.fusion.tree_size import tree_size
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function
 
 NOWHERE = -1
-"""Post-dominator of a value that the function returns, or whose uses never join."""
+"""Stands for the post-dominator of a value that the function returns, or whose uses never join."""
 
 
 @dataclass(frozen=True, slots=True)
 class FusionNode:
     """One binding of a dataflow block.
 
-    var: bound variable
-    call: `call_tir`, or None for another value
-    kind: pattern kind of the callee
-    reads: positions of the bindings it reads
+    Attributes:
+        var: The bound variable.
+        call: The `call_tir`, or None for another value.
+        kind: Pattern kind of the callee.
+        reads: Positions of the bindings that it reads.
     """
 
     var: GVar
@@ -53,23 +56,27 @@ class FusionNode:
 
 @dataclass(frozen=True, slots=True)
 class FuseOps:
-    """Replace groups of `call_tir` by one `call_tir` of a merged function each.
+    """Replace each group of calls by one call of a merged function.
 
-    * Matmul-like and reducing functions fuse with elementwise epilogues, whose index order is the same or permuted.
+    * Matmul-like functions and reductions fuse with elementwise epilogues whose index order is the same or permuted.
     * Elementwise, broadcasting and injective functions fuse with each other and with reductions that read them.
-    * A producer fuses into a matmul-like function when it only moves values, or reads fewer bytes than it writes (unpacking).
-      Nothing is then computed twice. What a convolution reads through windows may only be moved.
-    * Spatial functions fuse into a concatenation of values made here, except resampling: one kernel was slower.
+    * A producer fuses into a matmul-like function if it only moves values, or reads fewer bytes than it writes (unpacking), so that no
+      arithmetic is repeated. If the reader is a convolution, which reads elements several times, producers may not unpack.
+    * Spatial functions fuse into a concatenation of values computed in the same block, except resampling, for which one kernel was slower
+      than two.
     * A function of several contractions (attention) fuses with such producers, and with a cast or permutation of its result.
 
-    Groups end at views, at values with readers outside, at opaque functions, and where copies of a rounded value are compared.
+    Groups end at views, values with readers outside of the group, opaque functions, and comparisons of copies of a rounded value.
 
-    max_stages: largest number of calls in a group
-    through_columns: a producer of a matmul-like function may also select elements, at indices known without reading
+    Attributes:
+        max_stages: Largest number of calls in a group.
+        through_columns: Whether a producer of a matmul-like function may also select elements, at indices that do not depend on data.
+        max_nodes: Largest expression of a group, in nodes of its text.
     """
 
     max_stages: int = 16
     through_columns: bool = False
+    max_nodes: int = 8192
 
     def __call__(self, module: IRModule) -> IRModule:
         env = env_of(module.bounds)
@@ -80,33 +87,23 @@ class FuseOps:
         """Return the groups of two or more calls in the graph function `name`."""
         func = module.functions[name]
         assert isinstance(func, Function)
-        table = FunctionTable.of(module.functions)
-        found: list[tuple[GVar, ...]] = []
-        uses, fixed = Counter(v for value in all_uses(func) for v in used_vars(value)), ordering_constrained(func)
-        for block in all_blocks(func):
-            nodes = _nodes(block, table, {}, fixed)
-            found += [tuple(nodes[i].var for i in g) for g in self._groups(nodes, uses, table) if len(g) > 1]
-        return tuple(found)
+        fusible = self._fusible(func, FunctionTable.of(module.functions), {})
+        return tuple(tuple(node.var for node in group) for group in fusible)
 
     def _function(self, func: Function, table: FunctionTable, env: Env, kinds: dict[str, PatternKind]) -> Function:
-        first: dict[GVar, tuple[FusionStage, ...]] = {}
+        stages_of: dict[GVar, tuple[FusionStage, ...]] = {}  # by the variable that the last call of a group binds
         inner: set[GVar] = set()
-        readers, fixed = Counter(v for value in all_uses(func) for v in used_vars(value)), ordering_constrained(func)
-        for block in all_blocks(func):
-            nodes = _nodes(block, table, kinds, fixed)
-            for group in self._groups(nodes, readers, table):
-                if len(group) < 2:
-                    continue
-                stages = tuple(_stage(nodes[i], table) for i in group)
-                first[stages[-1].out] = stages
-                inner.update(s.out for s in stages[:-1])
-        if not first:
+        for group in self._fusible(func, table, kinds):
+            stages = tuple(_stage(node, table) for node in group)
+            stages_of[stages[-1].out] = stages
+            inner.update(s.out for s in stages[:-1])
+        if not stages_of:
             return func
 
         def visit(out: Emitter, binding: AnyBinding) -> None:
             if binding.var in inner:
                 return
-            stages = first.get(binding.var)
+            stages = stages_of.get(binding.var)
             if stages is None:
                 out.keep(binding)
                 return
@@ -118,16 +115,29 @@ class FuseOps:
 
         return rewrite_function(func, visit, env)
 
+    def _fusible(
+        self, func: Function, table: FunctionTable, kinds: dict[str, PatternKind]
+    ) -> Iterator[list[FusionNode]]:
+        """Yield the groups of two or more calls in all blocks of a function."""
+        uses, fixed = Counter(v for value in all_uses(func) for v in used_vars(value)), ordering_constrained(func)
+        for block in all_blocks(func):
+            nodes = _nodes(block, table, kinds, fixed)
+            yield from ([nodes[i] for i in g] for g in self._groups(nodes, uses, table) if len(g) > 1)
+
     def _groups(self, nodes: Sequence[FusionNode], uses: Mapping[GVar, int], table: FunctionTable) -> list[list[int]]:
-        """Return the positions of each group, in order. uses: number of reads of each variable in the whole function."""
+        """Return the positions of each group, in order.
+
+        Args:
+            uses: Number of reads of each variable in the whole function.
+        """
         readers: list[list[int]] = [[] for _ in nodes]
         for i, node in enumerate(nodes):
             for r in node.reads:
                 readers[r].append(i)
-        escaping = {n.var for n, own in zip(nodes, readers, strict=True) if uses.get(n.var, 0) > len(own)}
+        escaping = {n.var for n, block_readers in zip(nodes, readers) if uses.get(n.var, 0) > len(block_readers)}
         dominators = _post_dominators(nodes, readers, escaping)
         groups = _Groups(nodes)
-        unpacked = {p for p, rs in enumerate(readers) if _unpacked_inside(nodes, p, rs, table)}
+        unpacked = {p for p, rs in enumerate(readers) if _unpacks_for_contractions(nodes, p, rs, table)}
         for rule in (self._epilogue, self._producer):
             for i in range(len(nodes)):
                 sink = groups.sink(i)
@@ -135,21 +145,26 @@ class FuseOps:
                     continue
                 if dominators[i] in unpacked and not self._all_cheap(groups, nodes, i, table):
                     continue
+                # all nodes on paths to the post-dominator join, else the group would depend on a node that depends on the group
                 path = _between(i, dominators[i], readers)
                 if rule(groups, nodes, i, dominators[i], path, table):
                     members = groups.union((i, *path))
-                    if len(members) <= self.max_stages:
+                    if len(members) <= self.max_stages and self._is_short(nodes, members, table):
                         groups.merge(members)
         return groups.lists()
 
-    def _all_cheap(self, groups: _Groups, nodes: Sequence[FusionNode], i: int, table: FunctionTable) -> bool:
-        """Return True if a contraction may read through the group of `i` at the cost of reading its result.
+    def _is_short(self, nodes: Sequence[FusionNode], members: Sequence[int], table: FunctionTable) -> bool:
+        return tree_size([_stage(nodes[m], table) for m in members]) <= self.max_nodes
 
-        Each function of the group then permutes or unpacks, or, with `through_columns`, moves single elements."""
+    def _all_cheap(self, groups: _Groups, nodes: Sequence[FusionNode], i: int, table: FunctionTable) -> bool:
+        """Return whether a contraction may compute the group of `i` whenever it reads its result.
+
+        Each function of the group must permute or unpack, or, with `through_columns`, select single elements.
+        """
 
         def is_cheap(node: FusionNode) -> bool:
-            through = self.through_columns and _reads_one(node, table)
-            return through or _moves(node, table) or _unpacks(node, table)
+            selects = self.through_columns and _selects(node, table)
+            return selects or _permutes(node, table) or _unpacks(node, table)
 
         return groups.kind(i) <= PatternKind.INJECTIVE and all(is_cheap(nodes[m]) for m in groups.members(i))
 
@@ -157,10 +172,10 @@ class FuseOps:
     def _epilogue(
         groups: _Groups, nodes: Sequence[FusionNode], i: int, end: int, path: Sequence[int], table: FunctionTable
     ) -> bool:
-        """Return True if a contraction or reduction may fuse with the elementwise work on its result."""
+        """Return whether a contraction or reduction may fuse with the elementwise functions that read its result."""
         if groups.kind(i) is PatternKind.CHAIN:
-            moves = nodes[end].kind is PatternKind.INJECTIVE and _moves(nodes[end], table)
-            return len(path) == 1 and (moves or _casts(nodes[end], table))
+            permutes = nodes[end].kind is PatternKind.INJECTIVE and _permutes(nodes[end], table)
+            return len(path) == 1 and (permutes or _casts(nodes[end], table))
         if groups.kind(i) not in (PatternKind.OUT_FUSIBLE, PatternKind.REDUCTION):
             return False
         tile = {Access.IDENTITY, Access.PERMUTATION}
@@ -170,18 +185,18 @@ class FuseOps:
             call, inside = nodes[p].call, {i, *path}
             if call is None or groups.kind(p) > PatternKind.INJECTIVE:
                 return False
-            if nodes[p].kind is PatternKind.INJECTIVE and not _moves(nodes[p], table):
+            if nodes[p].kind is PatternKind.INJECTIVE and not _permutes(nodes[p], table):
                 return False
             for position, arg in enumerate(call.args):
-                made_here = any(nodes[q].var is arg for q in inside if q < p)
-                if made_here and output_access(_prim(nodes[p], table), position) not in tile:
+                from_group = any(nodes[q].var is arg for q in inside if q < p)
+                if from_group and output_access(_prim(nodes[p], table), position) not in tile:
                     return False
-        return len(path) == 1 or not any(_moves(nodes[p], table) for p in path)
+        return len(path) == 1 or not any(_permutes(nodes[p], table) for p in path)
 
     def _producer(
         self, groups: _Groups, nodes: Sequence[FusionNode], i: int, end: int, path: Sequence[int], table: FunctionTable
     ) -> bool:
-        """Return True if spatial work may fuse into its readers."""
+        """Return whether spatial functions may fuse into their readers."""
         if groups.kind(i) > PatternKind.INJECTIVE:
             return False
         if any(nodes[p].kind > PatternKind.INJECTIVE for p in path[:-1]):
@@ -189,7 +204,7 @@ class FuseOps:
         if any(groups.kind(p) > PatternKind.INJECTIVE for p in path[:-1]):
             return False
         kind = nodes[end].kind
-        if len(path) == 1 and _joins(nodes[end], table):
+        if len(path) == 1 and _concatenates(nodes[end], table):
             return not any(_divides(nodes[m], table) for m in groups.members(i))
         if kind in (PatternKind.OUT_FUSIBLE, PatternKind.CHAIN):
             if len(path) != 1 or not self._all_cheap(groups, nodes, i, table):
@@ -201,12 +216,12 @@ class FuseOps:
             return False
         if kind is PatternKind.REDUCTION:
             return True
-        # the reader may already be an epilogue: then only a value that it reads once per element joins
+        # The reader may be the epilogue of a contraction already. Then only producers that it reads once per element may join.
         return groups.kind(end) <= PatternKind.INJECTIVE or groups.kind(i) <= PatternKind.BROADCAST
 
 
 class _Groups:
-    """A partition of the nodes; the sink of a group is its last node."""
+    """A partition of the nodes. The sink of a group is its last node."""
 
     def __init__(self, nodes: Sequence[FusionNode]) -> None:
         self._nodes = nodes
@@ -240,7 +255,7 @@ def _nodes(
     block: AnyBlock, table: FunctionTable, kinds: dict[str, PatternKind], fixed: frozenset[GVar]
 ) -> list[FusionNode]:
     at: dict[GVar, int] = {}
-    found: list[FusionNode] = []
+    nodes: list[FusionNode] = []
     for i, b in enumerate(block.bindings):
         call = b.value if isinstance(b, Binding) and isinstance(b.value, CallTIR) else None
         kind = PatternKind.OPAQUE
@@ -251,9 +266,9 @@ def _nodes(
                 if call.callee not in kinds:
                     kinds[call.callee] = pattern_kind(callee)
                 kind = kinds[call.callee]
-        found.append(FusionNode(b.var, call, kind, tuple(at[v] for v in used_vars(b.value) if v in at)))
+        nodes.append(FusionNode(b.var, call, kind, tuple(at[v] for v in used_vars(b.value) if v in at)))
         at[b.var] = i
-    return found
+    return nodes
 
 
 def _prim(node: FusionNode, table: FunctionTable) -> PrimFunc:
@@ -268,8 +283,8 @@ def _stage(node: FusionNode, table: FunctionTable) -> FusionStage:
     return FusionStage(node.var, node.call, _prim(node, table))
 
 
-def _moves(node: FusionNode, table: FunctionTable) -> bool:
-    """Return True if the function only permutes one tensor."""
+def _permutes(node: FusionNode, table: FunctionTable) -> bool:
+    """Return whether the function only permutes one tensor."""
     func = _prim(node, table)
     blocks = plain_blocks(func)
     return (
@@ -282,15 +297,16 @@ def _moves(node: FusionNode, table: FunctionTable) -> bool:
 
 
 def _casts(node: FusionNode, table: FunctionTable) -> bool:
-    """Return True if the function only casts every element."""
+    """Return whether the function only casts every element."""
     blocks = plain_blocks(_prim(node, table)) if node.kind is PatternKind.ELEMENTWISE else None
     return blocks is not None and len(blocks) == 1 and is_trivial(blocks[0])
 
 
-def _joins(node: FusionNode, table: FunctionTable) -> bool:
-    """Return True if the function copies several values made here side by side, each by a block of its own.
+def _concatenates(node: FusionNode, table: FunctionTable) -> bool:
+    """Return whether the function only concatenates values computed in this block, each copied by a separate loop nest.
 
-    Where one is a parameter, the copy may be left out: results that extend it take its memory."""
+    A concatenation with a parameter does not count: it may be computed in the memory of the parameter, without the copy.
+    """
     if node.call is None or len(node.reads) < 2 or len(node.reads) != len(node.call.args):
         return False
     func = _prim(node, table)
@@ -299,13 +315,13 @@ def _joins(node: FusionNode, table: FunctionTable) -> bool:
 
 
 def _divides(node: FusionNode, table: FunctionTable) -> bool:
-    """Return True if an index is a quotient, as in resampling."""
+    """Return whether an index is a quotient or remainder, as in resampling."""
     loads = [r for b in plain_blocks(_prim(node, table)) or () for r in block_loads(b)]
     return any(e.op in ("floordiv", "floormod") for e in postorder(i for r in loads for i in r.indices))
 
 
-def _reads_one(node: FusionNode, table: FunctionTable) -> bool:
-    """Return True if every element of the result is one element of one input."""
+def _selects(node: FusionNode, table: FunctionTable) -> bool:
+    """Return whether every element of the result is one element of one input."""
     func = _prim(node, table)
     blocks = plain_blocks(func)
     if blocks is None or len(blocks) != 1 or not is_movement(blocks[0]) or len(func.input_buffers) != 1:
@@ -313,14 +329,16 @@ def _reads_one(node: FusionNode, table: FunctionTable) -> bool:
     return len(block_loads(blocks[0])) == 1
 
 
-def _unpacked_inside(nodes: Sequence[FusionNode], p: int, readers: Sequence[int], table: FunctionTable) -> bool:
-    """Return True if `p` unpacks for contractions only: they unpack while reading, so that `p` joins them."""
-    products = readers and all(nodes[r].kind is PatternKind.OUT_FUSIBLE for r in readers)
-    return bool(products) and nodes[p].kind is PatternKind.ELEMENTWISE and _unpacks(nodes[p], table)
+def _unpacks_for_contractions(
+    nodes: Sequence[FusionNode], p: int, readers: Sequence[int], table: FunctionTable
+) -> bool:
+    """Return whether `p` unpacks and only contractions read it; it fuses into them, so that they unpack while reading."""
+    only_contractions = readers and all(nodes[r].kind is PatternKind.OUT_FUSIBLE for r in readers)
+    return bool(only_contractions) and nodes[p].kind is PatternKind.ELEMENTWISE and _unpacks(nodes[p], table)
 
 
 def _unpacks(node: FusionNode, table: FunctionTable) -> bool:
-    """Return True if the function reads fewer bytes than it writes, without transcendental functions."""
+    """Return whether the function reads fewer bytes than it writes, and computes no transcendental functions."""
     func = _prim(node, table)
     blocks = plain_blocks(func)
     if blocks is None or len(blocks) != 1 or uses_math(func):
@@ -329,71 +347,73 @@ def _unpacks(node: FusionNode, table: FunctionTable) -> bool:
     read = dict.fromkeys(r.buffer for r in block_loads(blocks[0]) if len(r.buffer.shape) >= len(output.shape))
     if not read:
         return False
-    # bytes of all inputs: those of smaller buffers, such as scales of groups, spread over several elements
+    # all inputs count: an element of a smaller buffer, such as the scale of a group, serves several elements of the result
     total: Expr = const(0)
     for b in read:
         total = total + product(b.shape) * b.dtype.bytes
     written = product(output.shape) * output.dtype.bytes
+    # Element sizes decide without a proof; otherwise the bytes must be at most three quarters at every shape.
     fewer = sum(b.dtype.bytes for b in read) < output.dtype.bytes
     return fewer or prove(le(total * 4, written * 3), Env({v: (0, None) for v in func.symbols})) is Proof.YES
 
 
 def _in_windows(node: FusionNode, reader: FusionNode, table: FunctionTable) -> bool:
-    """Return True if a sum of products reads the value of `node` through windows, where unpacking would be repeated."""
+    """Return whether a sum of products reads the value of `node` through sliding windows, where unpacking would be repeated."""
     call, func = reader.call, _prim(reader, table)
     assert call is not None
-    through = {b for block in plain_blocks(func) or () for b in windowed(block)}
-    return any(arg is node.var and own in through for arg, own in zip(call.args, func.input_buffers))
+    in_windows = {b for block in plain_blocks(func) or () for b in windowed(block)}
+    return any(arg is node.var and b in in_windows for arg, b in zip(call.args, func.input_buffers))
 
 
 def _compared_copies(nodes: Sequence[FusionNode], members: Sequence[int], table: FunctionTable) -> bool:
-    """Return True if a member would compare copies of what others compute with rounding; see `ir/deduce/copies`."""
+    """Return whether a member would compare differently rounded copies of one value (`ir/deduce/copies`)."""
     computed: set[GVar] = set()
     for m in members:
         call, func = nodes[m].call, _prim(nodes[m], table)
         assert call is not None
-        made = [b for a, b in zip(call.args, func.input_buffers, strict=True) if a in computed]
-        if any(compares_copies_of(func, b) for b in made):
+        inputs = [b for a, b in zip(call.args, func.input_buffers, strict=True) if a in computed]
+        if any(compares_copies_of(func, b) for b in inputs):
             return True
-        if made or any(map(rounds, plain_blocks(func) or ())):
+        if inputs or any(map(rounds, plain_blocks(func) or ())):
             computed.add(nodes[m].var)
     return False
 
 
 def _between(start: int, end: int, readers: Sequence[Sequence[int]]) -> list[int]:
-    """Return the nodes on paths from `start` to its post-dominator `end`: without `start`, `end` last."""
-    seen: set[int] = set()
+    """Return the nodes on paths from `start` to its post-dominator `end`, which is last; `start` is excluded."""
+    visited: set[int] = set()
     stack = list(readers[start])
     while stack:
         n = stack.pop()
-        if n in seen:
+        if n in visited:
             continue
-        seen.add(n)
+        visited.add(n)
         if n != end:
             stack.extend(readers[n])
-    return sorted(seen)
+    return sorted(visited)
 
 
 def _post_dominators(
     nodes: Sequence[FusionNode], readers: Sequence[Sequence[int]], escaping: Iterable[GVar]
 ) -> list[int]:
     """Return the immediate post-dominator of each node, or NOWHERE."""
-    out = set(escaping)
-    found = [NOWHERE] * len(nodes)
+    escaped = set(escaping)
+    immediate = [NOWHERE] * len(nodes)
     depth = [0] * len(nodes)
+    # bindings are in topological order, so in reverse order the post-dominators of all readers are known
     for i in range(len(nodes) - 1, -1, -1):
-        if nodes[i].var in out or not readers[i]:
+        if nodes[i].var in escaped or not readers[i]:
             continue
         meet = readers[i][0]
         for other in readers[i][1:]:
             while meet != other and NOWHERE not in (meet, other):
                 if depth[meet] > depth[other]:
-                    meet = found[meet]
+                    meet = immediate[meet]
                 else:
-                    other = found[other]
+                    other = immediate[other]
             if NOWHERE in (meet, other):
                 meet = NOWHERE
                 break
-        found[i] = meet
+        immediate[i] = meet
         depth[i] = 0 if meet == NOWHERE else depth[meet] + 1
-    return found
+    return immediate

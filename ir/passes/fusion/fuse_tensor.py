@@ -1,4 +1,7 @@
-"""Merge several tensor functions into one: the loop side of fusion (Relax, section 4.2: `FuseTensorIR`)."""
+"""Merge the tensor functions of a group into one (`FuseTensorIR`, Relax, section 4.2).
+
+Tests: `tests/ir/passes/fusion/test_fuse.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,12 @@ from relax_tune.ir.rewrite.emitter import tensor_info
 
 @dataclass(frozen=True, slots=True)
 class FusionStage:
-    """One `call_tir` of a group.
+    """One call of a group.
 
-    out: variable that the call binds
-    call: call
-    func: callee
+    Attributes:
+        out: Variable that the call binds.
+        call: The `call_tir`.
+        func: Its callee.
     """
 
     out: GVar
@@ -38,8 +42,9 @@ class FusionStage:
 class FusedStages:
     """The merged function of a group.
 
-    lifted: function over its own symbols
-    args: values of its inputs
+    Attributes:
+        lifted: The function over new symbols, and their values.
+        args: Arguments for its inputs.
     """
 
     lifted: LiftedFunction
@@ -47,11 +52,12 @@ class FusedStages:
 
 
 def fuse_stages(name: str, stages: Sequence[FusionStage], env: Env) -> FusedStages:
-    """Merge the functions of `stages`, in order, into one called `name`.
+    """Merge the functions of `stages`, in order, into one function.
 
-    The output of the last stage is the output of the group. Values between stages become intermediate buffers. A spatial block
-    with one reader is inlined into it. A final permutation is merged into the store of its producer."""
-    held: dict[object, Buffer] = {}
+    The output of the last stage is the output of the group. Values between stages become intermediate buffers. A spatial block with one
+    reader is inlined into it. A final permutation is merged into the stores of its producers.
+    """
+    buffer_of: dict[object, Buffer] = {}  # by argument, by (constant, name), or by the variable of a stage
     inputs: list[Buffer] = []
     args: list[Value] = []
     consts: list[Buffer] = []
@@ -64,29 +70,29 @@ def fuse_stages(name: str, stages: Sequence[FusionStage], env: Env) -> FusedStag
         return name
 
     for stage in stages:
-        found = plain_blocks(stage.func)
-        assert found is not None, stage.func.name
+        stage_blocks = plain_blocks(stage.func)
+        assert stage_blocks is not None, stage.func.name
         infos = [tensor_info(a) for a in stage.call.args]
         symbols = bind_symbols(stage.func, infos, stage.call.out, stage.call.scalars)
         buffers: dict[Buffer, Buffer] = {}
-        for own, arg in zip(stage.func.input_buffers, stage.call.args, strict=True):
+        for buffer, arg in zip(stage.func.input_buffers, stage.call.args, strict=True):
             key: object = ("constant", arg.name) if isinstance(arg, Constant) else arg
-            if key not in held:
-                held[key] = replace(own, name=unique(own.name), shape=_dims(own, symbols, env))
-                inputs.append(held[key])
+            if key not in buffer_of:
+                buffer_of[key] = replace(buffer, name=unique(buffer.name), shape=_dims(buffer, symbols, env))
+                inputs.append(buffer_of[key])
                 args.append(arg)
                 if isinstance(arg, Constant):
-                    consts.append(held[key])
-            buffers[own] = held[key]
+                    consts.append(buffer_of[key])
+            buffers[buffer] = buffer_of[key]
         (result,) = stage.func.output_buffers
-        for own in (result, *stage.func.allocs):
-            buffers[own] = replace(own, name=unique(own.name), shape=_dims(own, symbols, env))
-        held[stage.out] = buffers[result]
-        allocs.extend(buffers[own] for own in (*stage.func.allocs, result))
+        for buffer in (result, *stage.func.allocs):
+            buffers[buffer] = replace(buffer, name=unique(buffer.name), shape=_dims(buffer, symbols, env))
+        buffer_of[stage.out] = buffers[result]
+        allocs.extend(buffers[buffer] for buffer in (*stage.func.allocs, result))
         outer = {v: symbols[v] for v in outer_symbols(stage.func) if v in symbols}
-        for block in found:
+        for block in stage_blocks:
             blocks.append(replace_buffers(block, buffers).map_own_exprs(lambda e, o=outer: substitute(e, o)))  # type: ignore[misc]
-    output = held[stages[-1].out]
+    output = buffer_of[stages[-1].out]
     allocs.remove(output)
     blocks = inline(blocks, output)
     func = PrimFunc(name, (*inputs, output), 1, blocks[0].body, tuple(allocs), tuple(consts))
@@ -98,8 +104,9 @@ def _dims(buffer: Buffer, symbols: Mapping[Var, Expr], env: Env) -> tuple[Expr, 
 
 
 def inline(blocks: Sequence[Block], output: Buffer) -> list[Block]:
-    """Inline spatial blocks into their readers where nothing is computed twice; keep the block of `output`."""
+    """Inline spatial blocks, except the block of `output`, into their readers if no arithmetic is repeated."""
     left = list(blocks)
+    # last blocks first, so that a chain of producers is inlined into its final reader
     for block in reversed(blocks):
         if block not in left:
             continue
@@ -110,7 +117,7 @@ def inline(blocks: Sequence[Block], output: Buffer) -> list[Block]:
         axes = store_axes(block)
         if target is output or block.is_reduction or axes is None or len(writers) != 1 or not readers:
             continue
-        if len(readers) > 1 and not is_trivial(block):
+        if len(readers) > 1 and not is_trivial(block):  # each reader would repeat the arithmetic
             continue
         swap = _substitution(target, axes, block.body.value)
         if compares_copies(target, [left[i] for i in readers], swap):
@@ -122,7 +129,7 @@ def inline(blocks: Sequence[Block], output: Buffer) -> list[Block]:
 
 
 def _substitution(target: Buffer, axes: Sequence[Var], value: Expr) -> Callable[[Expr], Expr]:
-    """Return the substitution of what computes an element for a read of it."""
+    """Return a substitution of the value of an element for each read of it."""
 
     def swap(e: Expr) -> Expr:
         return transform(
@@ -138,18 +145,18 @@ def _substitution(target: Buffer, axes: Sequence[Var], value: Expr) -> Callable[
 
 
 def _write_through(blocks: list[Block], output: Buffer) -> list[Block]:
-    """Drop a last block that only permutes all of an intermediate buffer, and let the producers write permuted."""
+    """Drop a last block that only permutes an intermediate buffer, and permute the stores of the producers instead."""
     last = blocks[-1]
     axes, value = store_axes(last), last.body.value
     if len(blocks) < 2 or last.is_reduction or axes is None or not isinstance(value, Load):
         return blocks
     source = value.buffer
-    made = any(b.body.buffer is source for b in blocks[:-1])
-    if not made or access_of(last, value) not in (Access.IDENTITY, Access.PERMUTATION):
-        return blocks  # of a part, the producers would write the rest behind the end
-    where = [value.indices.index(v) for v in axes]
+    is_intermediate = any(b.body.buffer is source for b in blocks[:-1])
+    if not is_intermediate or access_of(last, value) not in (Access.IDENTITY, Access.PERMUTATION):
+        return blocks  # if the block reads a part of the buffer only, producers would write the other elements out of bounds
+    positions = [value.indices.index(v) for v in axes]
 
     def order(indices: Sequence[Expr]) -> tuple[Expr, ...]:
-        return tuple(indices[p] for p in where)
+        return tuple(indices[p] for p in positions)
 
-    return [redirect(b, lambda made, at: (output, order(at)) if made is source else None) for b in blocks[:-1]]
+    return [redirect(b, lambda buffer, at: (output, order(at)) if buffer is source else None) for b in blocks[:-1]]

@@ -1,4 +1,7 @@
-"""Symbols at the interface of tensor functions: a graph's symbols outside, a function's own symbols inside."""
+"""Symbols at the interface of tensor functions, which have separate symbols from the graph that calls them.
+
+Tests: `tests/ir/passes/fusion/test_fuse.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,11 @@ from relax_tune.ir.core.struct_info import TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class LiftedFunction:
-    """A tensor function over its own symbols.
+    """A tensor function over new symbols.
 
-    func: function
-    meaning: value of each own symbol, over the symbols outside
+    Attributes:
+        func: The function.
+        meaning: Value of each of its symbols, over the original symbols.
     """
 
     func: PrimFunc
@@ -30,39 +34,46 @@ class LiftedFunction:
 
     @property
     def scalars(self) -> tuple[Expr, ...]:
-        """Explicit scalar arguments of a call."""
+        """Scalar arguments of a call of the function."""
         return tuple(self.meaning[v] for v in self.func.scalar_params)
 
 
 def bind_symbols(
     func: PrimFunc, args: Sequence[TensorInfo], out: Sequence[TensorInfo], scalars: Sequence[Expr]
 ) -> dict[Var, Expr]:
-    """Return the value of each symbol of `func` in one call, from its dims and scalar arguments.
+    """Return the value of each symbol of `func` in one call, from the dims of the tensors and the scalar arguments.
 
-    Raises VerifyError when the call does not fit the signature."""
+    Args:
+        args: Annotations of the arguments.
+        out: Annotations of the outputs.
+
+    Raises:
+        VerifyError: The call does not fit the signature.
+    """
     buffers, infos = func.buffers, (*args, *out)
     if len(buffers) != len(infos) or len(scalars) != len(func.scalar_params):
         raise VerifyError(
-            f"call of {func.name}: wanted {len(buffers)} tensors and {len(func.scalar_params)} scalars, "
-            f"found {len(infos)} and {len(scalars)}"
+            f"call of {func.name}: expected {len(buffers)} tensors and {len(func.scalar_params)} scalars, "
+            f"got {len(infos)} and {len(scalars)}"
         )
-    found: dict[Var, Expr] = dict(zip(func.scalar_params, scalars, strict=True))
+    values: dict[Var, Expr] = dict(zip(func.scalar_params, scalars, strict=True))
     for buffer, info in zip(buffers, infos, strict=True):
         if info.shape is None or len(info.shape) != len(buffer.shape) or info.dtype is not buffer.dtype:
-            raise VerifyError(f"call of {func.name}: wanted {buffer!r}, found {info!r}")
-        for own, outside in zip(buffer.shape, info.shape, strict=True):
-            if isinstance(own, Var):
-                found.setdefault(own, outside)
-    return found
+            raise VerifyError(f"call of {func.name}: expected {buffer!r}, got {info!r}")
+        for dim, value in zip(buffer.shape, info.shape, strict=True):
+            if isinstance(dim, Var):
+                values.setdefault(dim, value)
+    return values
 
 
 @dataclass(frozen=True, slots=True)
-class _Unbuilt:
-    """The parts of an unscheduled function between two rewritings.
+class _FunctionParts:
+    """The parts of an unscheduled function, so that several rewrites need not rebuild its buffers each time.
 
-    shapes: dims of each parameter, constant and allocation
-    params: its parameters
-    blocks: its blocks, which still name the buffers of the old shapes
+    Attributes:
+        shapes: Dims of each parameter, constant and allocation.
+        params: The parameters.
+        blocks: The blocks, which refer to the buffers with the old shapes.
     """
 
     shapes: Mapping[Buffer, tuple[Expr, ...]]
@@ -78,11 +89,11 @@ class _Unbuilt:
     def symbols(self) -> tuple[Var, ...]:
         return _free([d for shape in self.shapes.values() for d in shape], self.blocks)
 
-    def map_exprs(self, fn: Callable[[Expr], Expr]) -> _Unbuilt:
+    def map_exprs(self, fn: Callable[[Expr], Expr]) -> _FunctionParts:
         shapes = {b: tuple(map(fn, shape)) for b, shape in self.shapes.items()}
-        return _Unbuilt(shapes, self.params, tuple(b.map_own_exprs(fn) for b in self.blocks))
+        return _FunctionParts(shapes, self.params, tuple(b.map_own_exprs(fn) for b in self.blocks))
 
-    def replaced(self, mapping: Mapping[Expr, Expr]) -> _Unbuilt:
+    def replaced(self, mapping: Mapping[Expr, Expr]) -> _FunctionParts:
         return self.map_exprs(lambda e: transform(e, mapping.get)) if mapping else self
 
 
@@ -92,29 +103,29 @@ def outer_symbols(func: PrimFunc) -> tuple[Var, ...]:
     return _free([*dims, *func.scalar_params], blocks(func.body))
 
 
-def _free(first: Sequence[Expr], found: Iterable[Block]) -> tuple[Var, ...]:
-    """Return the variables of `first`, then the free variables of the blocks."""
+def _free(first: Sequence[Expr], blocks: Iterable[Block]) -> tuple[Var, ...]:
+    """Return the variables of `first`, followed by the free variables of the blocks."""
     symbols = dict.fromkeys(free_vars(*first))
-    for block in found:
-        own = {i.var for i in block.iters}
+    for block in blocks:
+        iterators = {i.var for i in block.iters}
         stores = [block.body] if block.init is None else [block.body, block.init]
         roots = [i.extent for i in block.iters] + [e for s in stores for e in (*s.indices, s.value)]
-        symbols.update(dict.fromkeys(v for v in free_vars(*roots) if v not in own))
+        symbols.update(dict.fromkeys(v for v in free_vars(*roots) if v not in iterators))
     return tuple(symbols)
 
 
 def substitute_symbols(func: PrimFunc, mapping: Mapping[Var, Expr]) -> PrimFunc:
     """Replace symbols in every dim, extent, index and value of an unscheduled function, without its scalar parameters."""
-    return _build(func, _unbuilt(func), mapping, ())
+    return _build(func, _parts_of(func), mapping, ())
 
 
-def _unbuilt(func: PrimFunc) -> _Unbuilt:
-    found = plain_blocks(func)
-    assert found is not None, func.name
-    return _Unbuilt({b: b.shape for b in (*func.buffers, *func.allocs)}, func.buffers, found)
+def _parts_of(func: PrimFunc) -> _FunctionParts:
+    blocks = plain_blocks(func)
+    assert blocks is not None, func.name
+    return _FunctionParts({b: b.shape for b in (*func.buffers, *func.allocs)}, func.buffers, blocks)
 
 
-def _build(func: PrimFunc, parts: _Unbuilt, mapping: Mapping[Var, Expr], scalars: tuple[Var, ...]) -> PrimFunc:
+def _build(func: PrimFunc, parts: _FunctionParts, mapping: Mapping[Var, Expr], scalars: tuple[Var, ...]) -> PrimFunc:
     """Return `func` with other parts and scalar parameters, its symbols replaced."""
     renamed = {b: replace(b, shape=tuple(substitute(d, mapping) for d in s)) for b, s in parts.shapes.items()}
 
@@ -142,53 +153,57 @@ def _build(func: PrimFunc, parts: _Unbuilt, mapping: Mapping[Var, Expr], scalars
 
 
 def lift_symbols(func: PrimFunc, env: Env | None = None, derived: bool = False) -> LiftedFunction:
-    """Replace the free symbols of an unscheduled function by symbols of its own (lambda lifting).
+    """Replace the free symbols of an unscheduled function by new symbols (lambda lifting).
 
-    A dim that is a product of symbols becomes one symbol, unless each factor is a dim by itself (rows of collapsed dims).
-    A symbol that is no bare dim of a parameter becomes a scalar parameter.
-    derived: a dim whose symbols occur nowhere else becomes one symbol too
+    A dim that is a product of symbols becomes one symbol, unless each factor is also a dim (rows of collapsed dims). A symbol that is not
+    a dim of a parameter becomes a scalar parameter.
+
+    Args:
+        derived: Whether other dims become one symbol too, if their symbols occur nowhere else.
     """
     known = env or Env()
     meaning: dict[Var, Expr] = {}
-    # normal form of shapes, extents and indices, so that equal dims are the same node
-    parts = _unbuilt(func).map_exprs(lambda e: simplify(e, known) if e.dtype.is_int and not _reads(e) else e)
+    # simplified, so that equal dims of shapes, extents and indices are the same node
+    parts = _parts_of(func).map_exprs(lambda e: simplify(e, known) if e.dtype.is_int and not _reads(e) else e)
     parts = parts.replaced(_representatives([d for d in parts.dims if not isinstance(d, (Var, Const))], known))
     dims = parts.dims
-    bare = {d for d in dims if isinstance(d, Var)}
+    dim_vars = {d for d in dims if isinstance(d, Var)}
     products: dict[Expr, Expr] = {}
     for d in dims:
-        if not set(free_vars(d)) <= bare and (_factors(d) is not None or (derived and _alone(parts, d))):
+        if not set(free_vars(d)) <= dim_vars and (
+            _factors(d) is not None or (derived and _has_private_symbols(parts, d))
+        ):
             var = Var("m" if not products else f"m{len(products)}")
             products[d] = var
             meaning[var] = d
     parts = parts.replaced(products)
-    taken = {v.name for v in products.values() if isinstance(v, Var)}
-    own: dict[Var, Expr] = {}
+    names = {v.name for v in products.values() if isinstance(v, Var)}
+    renamed: dict[Var, Expr] = {}
     scalars: list[Var] = []
     readable = {d for d in parts.dims if isinstance(d, Var)}
     for v in parts.symbols:
         fresh = v
         if v not in meaning:
-            name = v.name if v.name not in taken else f"{v.name}_{len(own)}"
-            taken.add(name)
+            name = v.name if v.name not in names else f"{v.name}_{len(renamed)}"
+            names.add(name)
             fresh = Var(name, v.dtype)
-            own[v], meaning[fresh] = fresh, v
+            renamed[v], meaning[fresh] = fresh, v
         if v not in readable:
             scalars.append(fresh)
-    return LiftedFunction(_build(func, parts, own, tuple(scalars)), meaning)
+    return LiftedFunction(_build(func, parts, renamed, tuple(scalars)), meaning)
 
 
 def _representatives(dims: Sequence[Expr], env: Env) -> dict[Expr, Expr]:
     """Map each dim that provably equals an earlier one to that earlier dim."""
-    found: dict[Expr, Expr] = {}
+    earlier: dict[Expr, Expr] = {}
     first: list[Expr] = []
     for d in dims:
         same = next((e for e in first if prove_equal(d, e, env) is Proof.YES), None)
         if same is None:
             first.append(d)
         else:
-            found[d] = same
-    return found
+            earlier[d] = same
+    return earlier
 
 
 def _reads(e: Expr) -> bool:
@@ -196,20 +211,20 @@ def _reads(e: Expr) -> bool:
 
 
 def _factors(d: Expr) -> tuple[Var, ...] | None:
-    """Return the symbols of a product of at least two symbols and any numbers, or None for another expression."""
-    found: list[Var] = []
+    """Return the symbols of a product of at least two symbols and any constants; None for another expression."""
+    symbols: list[Var] = []
     stack = [d]
     while stack:
         e = stack.pop()
         if e.op == "mul":
             stack.extend(e.args)
         elif isinstance(e, Var):
-            found.append(e)
+            symbols.append(e)
         elif not isinstance(e, Const):
             return None
-    return tuple(found) if len(found) > 1 else None
+    return tuple(symbols) if len(symbols) > 1 else None
 
 
-def _alone(parts: _Unbuilt, d: Expr) -> bool:
-    """Return True if the symbols of `d` occur only as part of `d`."""
+def _has_private_symbols(parts: _FunctionParts, d: Expr) -> bool:
+    """Return whether the symbols of `d` occur only as part of `d`."""
     return not set(free_vars(d)) & set(parts.replaced({d: Var("m")}).symbols)

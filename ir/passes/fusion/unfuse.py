@@ -1,6 +1,6 @@
 """Split a fused tensor function into several at its intermediate buffers.
 
-A split is an alternative to the fused loops; measuring chooses between them.
+The split form is an alternative to the fused loops, and measurement chooses between them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from relax_tune.ir.text.printer import print_text
 class FunctionStep:
     """A call of a part of a tensor function.
 
-    func: part, over its own symbols
-    args: buffers of the whole function, inputs then outputs
-    scalars: scalar arguments, over the symbols of the whole function
+    Attributes:
+        func: The part, over new symbols.
+        args: Buffers of the whole function: inputs, then outputs.
+        scalars: Scalar arguments, over the symbols of the whole function.
     """
 
     func: PrimFunc
@@ -38,7 +39,7 @@ class FunctionStep:
 def step_of(
     func: PrimFunc, name: str, blocks: Sequence[Block], inputs: Sequence[Buffer], outputs: Sequence[Buffer]
 ) -> FunctionStep:
-    """Make a function of some blocks of `func`, or of new blocks over its buffers."""
+    """Return a function of some blocks of `func`, or of new blocks over its buffers, with its arguments."""
     outside = {*inputs, *outputs}
     inner = tuple(a for a in func.allocs if a not in outside)
     consts = tuple(c for c in func.consts if c in inputs)
@@ -48,30 +49,33 @@ def step_of(
 
 
 def cut_points(func: PrimFunc) -> tuple[str, ...]:
-    """Return the names of the blocks to split `func` at.
+    """Return the names of the blocks to split `func` at; () if there would be only one part.
 
-    A contraction begins a part, which takes the elementwise blocks up to the next contraction. A reduction after a contraction
-    begins a part with all blocks between. Empty: there is no contraction, or only one part."""
+    A contraction begins a part that includes the elementwise blocks up to the next contraction. If a reduction is among these blocks, they
+    form a separate part.
+    """
     blocks = plain_blocks(func) or ()
     products = [k for k, b in enumerate(blocks) if block_kind(b) is PatternKind.OUT_FUSIBLE]
-    found = []
+    starts = []
     for k, end in zip(products, (*products[1:], len(blocks)), strict=False):
-        found.append(k)
+        starts.append(k)
         if any(b.is_reduction for b in blocks[k + 1 : end]):
-            found.append(k + 1)
-    return tuple(blocks[k].name for k in found if k > 0)
+            starts.append(k + 1)
+    return tuple(blocks[k].name for k in starts if k > 0)
 
 
 def split_at(func: PrimFunc, begins: Sequence[str]) -> tuple[FunctionStep, ...]:
     """Split `func` before each of the named blocks. Buffers between parts become arguments of both.
 
-    Raises ScheduleError unless `begins` names blocks of an unscheduled function, in its order and after its first."""
+    Raises:
+        ScheduleError: `begins` does not name blocks of an unscheduled function, in its order and after its first.
+    """
     blocks = plain_blocks(func) or ()
     names = [b.name for b in blocks]
     at = [names.index(b) for b in begins if b in names[1:]]
     if len(at) != len(begins) or at != sorted(set(at)) or not at:
         raise ScheduleError(
-            f"{func.name}: wanted blocks to cut at, in order and after the first, found {list(begins)}; it has {names}"
+            f"{func.name}: expected names of blocks after the first, in order, got {list(begins)}; the blocks are {names}"
         )
     parts = [blocks[a:b] for a, b in zip([0, *at], [*at, len(blocks)], strict=True)]
     return tuple(_part(func, number, parts) for number in range(len(parts)))
@@ -83,10 +87,10 @@ def _part(func: PrimFunc, number: int, parts: Sequence[Sequence[Block]]) -> Func
     written = dict.fromkeys(b.body.buffer for b in mine)
     before = {b.body.buffer for p in parts[:number] for b in p}
     if before & set(written):
-        raise ScheduleError(f"{func.name}: wanted each buffer written by one part, found {before & set(written)}")
+        raise ScheduleError(f"{func.name}: expected each buffer written by one part, got {before & set(written)}")
     outputs = tuple(b for b in written if b in later or b in func.output_buffers)
     inputs = tuple(dict.fromkeys(x.buffer for b in mine for x in block_loads(b) if x.buffer not in written))
     step = step_of(func, f"{func.name}_part{number}", mine, inputs, outputs)
-    # normalised names, as in tasks: a trace then finds the same names whatever the whole function uses
+    # names are normalised, as in tasks, so that a trace does not depend on names of the whole function
     normal = parse_prim_func(print_text(step.func, normalise=True))
     return replace(step, func=replace(normal, name=step.func.name))

@@ -1,7 +1,10 @@
-"""The normal form: one name for each value, no tuple of known fields, no identity operator.
+"""Canonical form: one name for each value, no items of known tuples, no identity operators.
 
-Names, match_casts and branches have no rules: a pattern sees through a name, and neither a cast nor a branch is a value that it
-can match. `_existing_value` handles these three."""
+Aliases, match_casts and branches are not rewrite rules: patterns look through aliases, and cannot match casts or branches.
+`_existing_value` handles these three.
+
+Tests: `tests/ir/passes/test_graph_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,7 @@ from dataclasses import dataclass
 
 from relax_tune.ir.check.inplace import ordering_constrained
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    Binding,
-    Function,
-    GVar,
-    If,
-    MatchCast,
-    TupleItem,
-    TupleValue,
-    Value,
-)
+from relax_tune.ir.core.graph import AnyBinding, Binding, Function, GVar, If, MatchCast, TupleItem, TupleValue, Value
 from relax_tune.ir.core.struct_info import TupleInfo
 from relax_tune.ir.deduce.relations import is_certain
 from relax_tune.ir.op.base import Deduction, env_of
@@ -37,14 +30,14 @@ from relax_tune.ir.rewrite.rules import Rule, Site
 
 
 def _field(site: Site) -> Value:
-    item, owner = site.made("item"), site.made("owner")
+    item, owner = site.definition("item"), site.definition("owner")
     assert isinstance(item, TupleItem) and isinstance(owner, TupleValue)
     return owner.fields[item.index]
 
 
 def _whole(site: Site) -> Value | None:
-    fields, made = site.made("fields").operands, site.match.scope.made
-    items = [made(f) for f in fields]
+    fields, definition = site.definition("fields").operands, site.match.scope.definition
+    items = [definition(f) for f in fields]
     owner = items[0].value if items and isinstance(items[0], TupleItem) else None
     if not isinstance(owner, GVar) or not isinstance(owner.info, TupleInfo):
         return None
@@ -59,14 +52,12 @@ TUPLE_OF_ITEMS = Rule(packed().named("fields"), _whole, "tuple of all items", eq
 RULES = (
     PERMUTE_OF_PERMUTE, IDENTITY_PERMUTE, SAME_DTYPE, CONCAT_OF_ONE, UNCHANGED_DIMS, ITEM_OF_TUPLE, TUPLE_OF_ITEMS,
 )  # fmt: skip
-"""The equations of the normal form."""
+"""The rewrite rules of the canonical form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Canonicalise:
-    """Give each value one name and drop computations that give an existing value.
-
-    Old and new side:
+    """Give each value one name, and replace computations by existing values that they equal:
 
     * `y = x` and a match_cast without new facts: `x`;
     * item `i` of `(a_0, a_1, ...)`: `a_i`; the tuple of all items of `t`, in order: `t`;
@@ -75,34 +66,34 @@ class Canonicalise:
     * an `if` with the same result on both sides and no side effects: the result;
     * permute of permute: one permute.
 
-    Results keep their names and stay computed into memory of their own. So does a copy of a value that a `call_tir_inplace`
-    overwrites. Equations over operators and tuples are `RULES`.
+    Results keep their names and are computed into separate memory. So is a copy of a value that a `call_tir_inplace` overwrites. The
+    equations over operators and tuples are `RULES`.
     """
 
     def __call__(self, module: IRModule) -> IRModule:
         env, table = env_of(module.bounds), RuleTable(RULES)
 
         def function(f: Function, _: FunctionTable) -> Function:
-            made: dict[GVar, Value] = {}
+            values: dict[GVar, Value] = {}
             fixed = ordering_constrained(f)
-            kept = returned(f) | fixed
+            required = returned(f) | fixed
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
                 def stays(same: Value) -> bool:
-                    return binding.var in kept or not is_certain(binding.var.info, same.info, out.env)
+                    return binding.var in required or not is_certain(binding.var.info, same.info, out.env)
 
                 old = out.value(binding.value)
                 same: Value | None
                 if table.at(old) and isinstance(binding, Binding):
-                    value = same = table.rewritten(old, binding.var, made, module, out, stays)
+                    value = same = table.rewritten(old, binding.var, values, module, out, stays)
                 else:
                     value, same = old, _existing_value(binding, old, Deduction(out.env))
                 if same is not None and same.is_atom and not stays(same):
                     out.mapping[binding.var] = same
                     return
-                # a copy of what is overwritten is no longer the same as what was copied
+                # a copy of an overwritten value no longer equals it
                 if binding.var not in fixed or isinstance(value, (TupleItem, TupleValue)):
-                    made[binding.var] = value
+                    values[binding.var] = value
                 if value is old:
                     out.keep(binding)
                 else:
@@ -114,7 +105,7 @@ class Canonicalise:
 
 
 def _existing_value(binding: AnyBinding, value: Value, ctx: Deduction) -> Value | None:
-    """Return the existing value that `binding` equals, None for a new value."""
+    """Return the existing value that `binding` equals; None for a new value."""
     if isinstance(binding, MatchCast):
         return value if value.is_atom and is_certain(binding.info, value.info, ctx.env) else None
     if value.is_atom:

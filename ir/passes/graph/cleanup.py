@@ -1,6 +1,8 @@
-"""Small passes: annotations deduced again, views that cancel, dead code, tidy names.
+"""Small passes: deducing annotations again, merging views, dead code elimination, tidy names.
 
-Equal views are found by a table and not by a rule: a rule relates a value to its operands, never two values to each other.
+Equal views are shared through a table, since a rewrite rule relates a value to its operands and not two values to each other.
+
+Tests: `tests/ir/passes/test_graph_passes.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ from relax_tune.ir.text.printer import excerpt
 
 @dataclass(frozen=True, slots=True)
 class Deduce:
-    """Deduce all annotations again, from the parameters on. Raises DeduceError."""
+    """Deduce all annotations again, starting from the parameters.
+
+    Raises:
+        DeduceError: The shapes or dtypes of an operator contradict each other.
+    """
 
     def __call__(self, module: IRModule) -> IRModule:
         env = env_of(module.bounds)
@@ -55,27 +61,25 @@ VIEW_RULES = (VIEW_OF_VIEW, UNCHANGED_DIMS)
 
 @dataclass(frozen=True, slots=True)
 class CancelViews:
-    """Merge views of views, take equal views once, and drop views that keep the dims.
-
-    The equations are `VIEW_RULES`."""
+    """Merge views of views, share equal views, and drop views that do not change the dims. The equations are `VIEW_RULES`."""
 
     def __call__(self, module: IRModule) -> IRModule:
         env, table = env_of(module.bounds), RuleTable(VIEW_RULES)
 
         def function(f: Function, _: FunctionTable) -> Function:
-            made: dict[GVar, Value] = {}
+            values: dict[GVar, Value] = {}
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
                 old = out.value(binding.value)
                 if operator_of(old, Reshape) is None:
                     out.keep(binding)
                     return
-                value = table.rewritten(old, binding.var, made, module, out)
+                value = table.rewritten(old, binding.var, values, module, out)
                 reshape = operator_of(value, Reshape)
                 if reshape is None:
                     out.mapping[binding.var] = value
                     return
-                made[binding.var] = value
+                values[binding.var] = value
                 dims = tuple(Deduction(out.env).simplify(d) for d in reshape.shape)
                 known = out.known.setdefault((value.operands[0], dims), binding.var)
                 if known is not binding.var:
@@ -122,15 +126,15 @@ class DeadCode:
 
 @dataclass(frozen=True, slots=True)
 class TidyNames:
-    """Name tensor functions after their operators, with a number only where two would share a name."""
+    """Name tensor functions after their operators, with a number only if two would have the same name."""
 
     def __call__(self, module: IRModule) -> IRModule:
         names: dict[str, str] = {}
-        taken = {n for n, f in module.functions.items() if not isinstance(f, PrimFunc)}
+        used = {n for n, f in module.functions.items() if not isinstance(f, PrimFunc)}
         for old, f in module.functions.items():
             if isinstance(f, PrimFunc):
-                names[old] = name = fresh(re.sub(r"(_\d+)+(?=_|$)", "", old), taken)
-                taken.add(name)
+                names[old] = name = fresh(re.sub(r"(_\d+)+(?=_|$)", "", old), used)
+                used.add(name)
         if all(a == b for a, b in names.items()):
             return module
         functions: dict[str, AnyFunction] = {}

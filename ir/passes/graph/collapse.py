@@ -1,4 +1,7 @@
-"""Collapse contiguous dims that every index walks in order into one dim."""
+"""Collapse neighbouring dims that every index traverses in order into one dim.
+
+Tests: `tests/ir/passes/test_graph_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,16 @@ from relax_tune.ir.passes.fusion.symbol_interface import LiftedFunction, bind_sy
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info
 
 Groups = tuple[tuple[int, ...], ...]
-"""Dims of a buffer, in order, each group becoming one dim."""
+"""The dims of a buffer, in order; each group becomes one dim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collapsed:
     """A function over merged dims.
 
-    lifted: function, with the meaning of its symbols in the old ones
-    groups: merged dims of each parameter
+    Attributes:
+        lifted: The function, with the values of its symbols over the original ones.
+        groups: Merged dims of each parameter.
     """
 
     lifted: LiftedFunction
@@ -36,10 +40,11 @@ class Collapsed:
 
 @dataclass(frozen=True, slots=True)
 class CollapseDims:
-    """Functions over (b, n, k) that treat b and n alike become functions over (b*n, k), called through views.
+    """Replace functions over (b, n, k) that traverse b and n together by functions over (b*n, k), called through views.
 
-    Two neighbouring dims merge when every block walks them with two neighbouring iterators, of one kind, that it uses for
-    nothing else. A constant last dim (other than 1) stays by itself, so that its size stays known."""
+    Two neighbouring dims merge if every block traverses them by two neighbouring iterators of one kind that it uses for nothing else. A
+    constant last dim (other than 1) is not merged, so that its size remains a constant.
+    """
 
     def __call__(self, module: IRModule) -> IRModule:
         env = env_of(module.bounds)
@@ -54,31 +59,31 @@ class CollapseDims:
                     return
                 if call.callee not in done:
                     done[call.callee] = collapse(func)
-                found = done[call.callee]
-                if found is None or len(call.out) != 1:
+                collapsed = done[call.callee]
+                if collapsed is None or len(call.out) != 1:
                     out.keep(binding)
                     return
                 symbols = bind_symbols(func, [tensor_info(a) for a in call.args], call.out, call.scalars)
                 args = []
-                for arg, groups in zip(call.args, found.groups, strict=False):
+                for arg, groups in zip(call.args, collapsed.groups, strict=False):
                     value = out.value(arg)
                     info = tensor_info(value)
                     merged = tuple(simplify(d, env) for d in merge_dims(info.shape or (), groups))
                     args.append(out.view(value, TensorInfo(merged, info.dtype), "rows"))
                 old = call.out[0]
-                shape = tuple(simplify(d, env) for d in merge_dims(old.shape or (), found.groups[-1]))
+                shape = tuple(simplify(d, env) for d in merge_dims(old.shape or (), collapsed.groups[-1]))
                 new = TensorInfo(shape, old.dtype)
                 scalars = tuple(
                     simplify(transform(e, lambda x: symbols.get(x) if isinstance(x, Var) else None), env)
-                    for e in found.lifted.scalars
+                    for e in collapsed.lifted.scalars
                 )
-                callee = table.add(found.lifted.func)
+                callee = table.add(collapsed.lifted.func)
                 result = CallTIR(callee, tuple(args), (new,), scalars, call.inplace)
                 if shape == old.shape:
                     out.bindings.append(Binding(binding.var, result))
                     return
                 var = out.bind(result, new, f"{binding.var.name}_rows")
-                # the same variable: results keep the names that the model gives them
+                # bound to the original variable, since results are identified by name
                 out.bindings.append(Binding(binding.var, Call(Reshape(old.shape or ()), (var,))))
 
             return rewrite_function(f, visit)
@@ -103,7 +108,7 @@ Pair = tuple[Block, Var, Var]
 
 
 def collapse(func: PrimFunc) -> Collapsed | None:
-    """Return `func` over merged dims, None if no dims merge."""
+    """Return `func` over merged dims; None if no dims merge."""
     blocks = plain_blocks(func)
     if blocks is None:
         return None
@@ -123,36 +128,37 @@ def collapse(func: PrimFunc) -> Collapsed | None:
 
 
 def _groups(buffer: Buffer, seams: set[Seam]) -> Groups:
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for p in range(len(buffer.shape)):
         if p and (buffer, p - 1) in seams:
-            found[-1].append(p)
+            groups[-1].append(p)
         else:
-            found.append([p])
-    return tuple(map(tuple, found))
+            groups.append([p])
+    return tuple(map(tuple, groups))
 
 
 def _accesses(block: Block) -> list[tuple[Buffer, tuple[Expr, ...]]]:
     stores = [block.body] if block.init is None else [block.body, block.init]
-    found = [(s.buffer, s.indices) for s in stores]
-    return found + [(r.buffer, r.indices) for r in all_loads(e for s in stores for e in (s.value, *s.indices))]
+    writes = [(s.buffer, s.indices) for s in stores]
+    return writes + [(r.buffer, r.indices) for r in all_loads(e for s in stores for e in (s.value, *s.indices))]
 
 
 def _pairs(block: Block, seams: set[Seam]) -> dict[Var, Var]:
     """Return the iterators that merge with the next one."""
-    found: dict[Var, Var] = {}
+    following: dict[Var, Var] = {}
     for buffer, indices in _accesses(block):
         for p in range(len(indices) - 1):
             left, right = indices[p], indices[p + 1]
             if (buffer, p) in seams and isinstance(left, Var) and isinstance(right, Var):
-                found[left] = right
-    return found
+                following[left] = right
+    return following
 
 
 def _open_seams(func: PrimFunc, blocks: Sequence[Block]) -> set[Seam]:
-    """Return the seams along which every access can merge.
+    """Return the seams at which dims can merge.
 
-    It is the largest set in which only mergeable pairs cross each seam, and each pair merges wherever it occurs.
+    It is the largest set such that only mergeable pairs of iterators index across each seam, and each pair merges at all seams where it
+    occurs.
     """
     crossings: dict[Seam, list[Pair | None]] = {
         (b, p): [None] if _keeps_last(b, p) else []
@@ -186,16 +192,31 @@ def _open_seams(func: PrimFunc, blocks: Sequence[Block]) -> set[Seam]:
         for block_pair in [q for q in places if q[0] is block]:
             _, left, right = block_pair
             for buffer, indices in accesses:
-                whole = [
+                adjacent = [
                     p
                     for p in range(len(indices) - 1)
                     if (buffer, p) in places[block_pair] and indices[p : p + 2] == (left, right)
                 ]
                 mentions = sum(v in (left, right) for i in indices for v in _mentions(i))
-                if mentions != 2 * len(whole):
+                if mentions != 2 * len(adjacent):
                     broken.add(block_pair)
             if left in single or right in single:
                 broken.add(block_pair)
+    return _stable_seams(crossings, places, broken)
+
+
+def _stable_seams(
+    crossings: Mapping[Seam, Sequence[Pair | None]], places: Mapping[Pair, Sequence[Seam]], broken: set[Pair]
+) -> set[Seam]:
+    """Return the seams that stay open.
+
+    Closing a seam breaks the pairs of iterators across it, which closes the other seams where these occur.
+
+    Args:
+        crossings: What indexes across each seam; None if it is no mergeable pair.
+        places: The seams where each pair occurs.
+        broken: Pairs that cannot merge; pairs across closed seams are added.
+    """
     open_seams = set(crossings)
     changed = True
     while changed:
@@ -216,29 +237,29 @@ def _keeps_last(buffer: Buffer, p: int) -> bool:
 
 
 def _mentions(index: Expr) -> tuple[Var, ...]:
-    """Return the variables of one index. Reads inside it are left out, since they are accesses of their own."""
+    """Return the variables of one index, without reads inside it, which are separate accesses."""
     return tuple(_outside_reads((index,)))
 
 
 def _used_outside_indices(block: Block) -> set[Var]:
-    """Return the iterators whose value itself is used: in the stored value, or in the extent of another iterator."""
+    """Return the iterators that are used other than in indices: in the stored value, or in the extent of another iterator."""
     stores = [block.body] if block.init is None else [block.body, block.init]
     return _outside_reads([s.value for s in stores]) | set(free_vars(*(i.extent for i in block.iters)))
 
 
 def _outside_reads(exprs: Sequence[Expr]) -> set[Var]:
     """Return the variables of expressions outside of reads."""
-    found: set[Var] = set()
-    stack, seen = list(exprs), set[Expr]()
+    variables: set[Var] = set()
+    stack, visited = list(exprs), set[Expr]()
     while stack:
         e = stack.pop()
-        if e in seen or isinstance(e, Load):
+        if e in visited or isinstance(e, Load):
             continue
-        seen.add(e)
+        visited.add(e)
         if isinstance(e, Var):
-            found.add(e)
+            variables.add(e)
         stack.extend(e.children)
-    return found
+    return variables
 
 
 def _merge_block(

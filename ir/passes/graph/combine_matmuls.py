@@ -1,4 +1,7 @@
-"""Merge matmuls of one value with several weights into one wide matmul; readers of a part read its columns."""
+"""Merge matmuls of one value by several weights into one wide matmul, whose columns the readers use.
+
+Tests: `tests/ir/passes/graph/test_combine_matmuls.py`.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,13 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear function `unary(... (x @ w + bias))`, by its bindings.
+    """A linear function `unary(... (x @ w + bias))` as a chain of bindings.
 
-    steps: variables of the matmul, of the bias if there is one, and of the elementwise functions.
-    lead: dims of the result before `width`, its last dim."""
+    Attributes:
+        steps: Variables bound to the matmul, the sum with the bias if there is one, and the elementwise functions.
+        lead: Dims of the result before the last one.
+        width: Last dim of the result.
+    """
 
     x: GVar
     matmul: Matmul
@@ -52,7 +58,7 @@ class Linear:
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """A key that is equal for linear functions which one wide matmul can compute."""
+        """A key that is equal for linear functions that one wide matmul can compute."""
         rows = None if self.weight.info.shape is None else self.weight.info.shape[self.matmul.transpose_b]
         return (self.x, self.matmul, self.dtype, rows, repr(self.unary))
 
@@ -61,7 +67,11 @@ class Linear:
 class Wide:
     """Linear functions that become one wide matmul.
 
-    starts: first column of each."""
+    Attributes:
+        parts: The linear functions.
+        starts: First column of each part.
+        width: Columns of the wide matmul.
+    """
 
     parts: tuple[Linear, ...]
     starts: tuple[int, ...]
@@ -72,14 +82,16 @@ class Wide:
 class CombineParallelMatmuls:
     """Merge parallel matmuls, such as query, key and value (merged QKV).
 
-    `x @ w1 + b1`, `x @ w2 + b2` ... become `x @ [w1 w2 ...] + [b1 b2 ...]`. The weights are concatenated when building. Readers
-    take columns of the wide result, and `FuseOps(through_columns=True)` makes these columns part of how they read. There are fewer
-    calls, `x` is read once, and no value is copied.
+    `x @ w1 + b1`, `x @ w2 + b2` ... become `x @ [w1 w2 ...] + [b1 b2 ...]`. The weights are concatenated when building. Readers use columns
+    of the wide result, and `FuseOps(through_columns=True)` fuses the selection of columns into the readers. There are fewer calls, `x` is
+    read once, and no value is copied.
 
-    Matmuls with an elementwise epilogue (gate and up) stay separate: merged, they would write and read one value more. So do
+    Matmuls with an elementwise epilogue (gate and up) are not merged, since they would then write and read one more value. Neither are
     matmuls whose results the function returns.
 
-    epilogues: merge matmuls with elementwise epilogues as well."""
+    Attributes:
+        epilogues: Whether matmuls with elementwise epilogues are merged as well.
+    """
 
     epilogues: bool = False
 
@@ -89,14 +101,14 @@ class CombineParallelMatmuls:
         merged: dict[tuple[object, ...], Constant] = {}
 
         def function(f: Function, table: FunctionTable) -> Function:
-            found = self._find(f, Deduction(env))
-            if not found:
+            wides = self._find(f, Deduction(env))
+            if not wides:
                 return f
-            first = {w.parts[0].steps[0]: w for w in found}
-            home = {p.end: (w, i) for w in found for i, p in enumerate(w.parts)}
-            inner = {v for w in found for p in w.parts for v in p.steps}
-            whole: dict[Wide, GVar] = {}
-            wanted = {v for value in all_uses(f) if not is_view(value) for v in used_vars(value) if v in home}
+            first = {w.parts[0].steps[0]: w for w in wides}
+            home = {p.end: (w, i) for w in wides for i, p in enumerate(w.parts)}
+            inner = {v for w in wides for p in w.parts for v in p.steps}
+            combined: dict[Wide, GVar] = {}
+            read_directly = {v for value in all_uses(f) if not is_view(value) for v in used_vars(value) if v in home}
 
             def columns(out: Emitter, end: GVar, dims: Sequence[Expr]) -> CallTIR:
                 wide, i = home[end]
@@ -105,14 +117,14 @@ class CombineParallelMatmuls:
                 assert func is not None
                 lifted = lift_symbols(func, out.env)
                 info = TensorInfo(tuple(dims), part.dtype)
-                return CallTIR(table.add(lifted.func), (whole[wide],), (info,), lifted.scalars)
+                return CallTIR(table.add(lifted.func), (combined[wide],), (info,), lifted.scalars)
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
                 value = binding.value
                 if binding.var in first:
                     wide = first[binding.var]
-                    whole[wide] = self._emit(out, wide, constants, merged)
-                if binding.var in home and binding.var in wanted:
+                    combined[wide] = self._emit(out, wide, constants, merged)
+                if binding.var in home and binding.var in read_directly:
                     part = home[binding.var][0].parts[home[binding.var][1]]
                     call = columns(out, binding.var, (*part.lead, const(part.width)))
                     out.bindings.append(Binding(binding.var, call))
@@ -135,18 +147,19 @@ class CombineParallelMatmuls:
         for value in all_uses(f):
             for v in used_vars(value):
                 readers.setdefault(v, []).append(value)
-        held = Counter(v.name for v in nested_values(f) if isinstance(v, Constant))
-        found: list[Wide] = []
+        uses = Counter(v.name for v in nested_values(f) if isinstance(v, Constant))
+        wides: list[Wide] = []
         for block in all_blocks(f):
             alike: dict[tuple[object, ...], list[Linear]] = {}
             for part in _linears(block, readers):
-                if held[part.weight.name] == 1 and self._may_merge(part, readers[part.end], ctx):
+                # a weight with other uses would be stored twice
+                if uses[part.weight.name] == 1 and self._may_merge(part, readers[part.end], ctx):
                     alike.setdefault(part.alike, []).append(part)
             for parts in alike.values():
                 if len(parts) > 1:
                     ends = np.cumsum([p.width for p in parts]).tolist()
-                    found.append(Wide(tuple(parts), (0, *ends[:-1]), ends[-1]))
-        return found
+                    wides.append(Wide(tuple(parts), (0, *ends[:-1]), ends[-1]))
+        return wides
 
     def _may_merge(self, part: Linear, readers: Sequence[Value], ctx: Deduction) -> bool:
         """Return whether every reader of the part can read columns of the wide product."""
@@ -165,11 +178,11 @@ class CombineParallelMatmuls:
     def _emit(
         out: Emitter, wide: Wide, constants: dict[str, Array], merged: dict[tuple[object, ...], Constant]
     ) -> GVar:
-        """Emit the wide product at the first of its parts."""
+        """Emit the wide product."""
         parts, head = wide.parts, wide.parts[0]
 
         def concatenated(hint: str, arrays: Sequence[Array], axis: int) -> Constant:
-            # functions that share weights share the merged ones
+            # functions that share weights also share the merged weights
             key = (hint, *(p.weight.name for p in parts))
             if key not in merged:
                 merged[key] = add_constant(
@@ -192,9 +205,9 @@ class CombineParallelMatmuls:
 
 
 def _linears(block: AnyBlock, readers: Mapping[GVar, list[Value]]) -> list[Linear]:
-    """Return the products of a block with a weight, with the bias and elementwise functions that read only the product."""
-    makes = {id(b.value): b.var for b in block.bindings if isinstance(b, Binding)}
-    found: list[Linear] = []
+    """Return the products by weights in a block, each with the bias and elementwise functions that are its only readers."""
+    variable_of = {id(b.value): b.var for b in block.bindings if isinstance(b, Binding)}
+    linears: list[Linear] = []
     for b in block.bindings:
         value, info = b.value, b.var.info
         if not isinstance(b, Binding) or not isinstance(value, Call) or not isinstance(value.op, Matmul):
@@ -211,7 +224,7 @@ def _linears(block: AnyBlock, readers: Mapping[GVar, list[Value]]) -> list[Linea
         while True:
             after = readers.get(steps[-1], [])
             (call,) = after if len(after) == 1 else (None,)
-            if not isinstance(call, Call) or id(call) not in makes or makes[id(call)].info != info:
+            if not isinstance(call, Call) or id(call) not in variable_of or variable_of[id(call)].info != info:
                 break
             other = [a for a in call.args if a is not steps[-1]]
             if isinstance(call.op, Add) and not unary and bias is None and len(other) == 1:
@@ -222,17 +235,17 @@ def _linears(block: AnyBlock, readers: Mapping[GVar, list[Value]]) -> list[Linea
                 unary.append(call.op)
             else:
                 break
-            steps.append(makes[id(call)])
+            steps.append(variable_of[id(call)])
         if readers.get(steps[-1]):
             lead = info.shape[:-1]
-            found.append(Linear(x, value.op, w, bias, tuple(unary), tuple(steps), lead, width, info.dtype))
-    return found
+            linears.append(Linear(x, value.op, w, bias, tuple(unary), tuple(steps), lead, width, info.dtype))
+    return linears
 
 
 def take_columns(part: Linear, width: int, start: int, dims: Sequence[Expr], ctx: Deduction) -> PrimFunc | None:
-    """Return the function `wide (*lead, width) -> columns (dims)` of `part.width` columns from `start`.
+    """Return the function `wide (*lead, width) -> columns (dims)` that selects `part.width` columns from `start`.
 
-    None if no last dims multiply to the columns of the part.
+    Return None if no product of last dims equals the number of columns of the part.
     """
     sizes = [as_int(product(dims[p:])) for p in range(len(dims) + 1)]
     for split in (p for p, size in enumerate(sizes) if size == part.width):

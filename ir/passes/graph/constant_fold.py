@@ -1,4 +1,7 @@
-"""Constant folding of weights, where it makes the model no larger."""
+"""Constant folding of computations on weights that does not make the model larger.
+
+Tests: `tests/ir/passes/test_graph_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +32,19 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class FoldConstants:
-    """Compute values that depend only on weights, and make them weights.
+    """Replace values that depend only on weights by new weights.
 
-    A value larger than its weights stays: unpacking 4-bit weights costs less memory and time inside the matmul that
-    reads them. Values that make it smaller again, such as its sums, are folded. Results of the function stay, too.
+    A value larger than its weights is not folded: unpacking 4-bit weights costs less memory and time inside the matmul that reads them.
+    Smaller values computed from it, such as sums, are folded. Results of the function are not folded.
 
-    limit: elements of the largest value computed on the way.
-    small: bytes up to which a value may be larger than its weights, if only operators compute it: tables, masks, shape
-        arithmetic. Tensor functions over weights, and operators with `unpacks`, serve to unpack weights and are
-        excluded.
+    Attributes:
+        limit: Largest number of elements of an intermediate value.
+        small: Bytes up to which a value may be larger than its weights, if only operators compute it: tables, masks, shape arithmetic.
+            Tensor functions over weights, and operators with `unpacks`, are excluded, since their purpose is to unpack weights.
 
-    Raises DeduceError, showing the binding, for a value that can never be computed, such as an index outside a table.
-    On a side of a branch that error is left to run time.
+    Raises:
+        DeduceError: A value can never be computed, for example because of an index out of range. Inside a branch, the error is left to
+            run time.
     """
 
     limit: int = 64 * 1024 * 1024
@@ -51,21 +55,22 @@ class FoldConstants:
         env = env_of(module.bounds)
 
         def function(f: Function, table: FunctionTable) -> Function:
-            held, results = _Held(constants, table), returned(f)
+            static, results = _StaticValues(constants, table), returned(f)
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
                 value = out.value(binding.value)
-                info = self._static(value, binding, held, Deduction(out.env))
+                info = self._static(value, binding, static, Deduction(out.env))
                 if info is None or binding.var in results:
                     out.keep(binding)
                     return
-                held.values[binding.var] = value
-                steps, sources = held.origin(binding.var)
+                static.values[binding.var] = value
+                steps, sources = static.origin(binding.var)
+                # larger results pay only if they save operators at every call; unpacking is cheaper in the kernel that reads it
                 small = 0 if any(map(_unpacks, steps)) else self.small
                 most = max(small, sum(constants[name].nbytes for name in sources))
                 fits = isinstance(info, TensorInfo) and _nbytes(info) <= most
                 try:
-                    result = held.evaluate(binding.var) if fits else None
+                    result = static.evaluate(binding.var) if fits else None
                 except (DeduceError, UserError) as error:
                     if out.depth == 0:
                         raise DeduceError(f"{f.name}: {error}\n{excerpt(f, binding)}") from None
@@ -80,13 +85,13 @@ class FoldConstants:
         new = map_graphs(module, function)
         return module if new is module else replace(new, constants=constants)
 
-    def _static(self, value: Value, binding: AnyBinding, held: _Held, ctx: Deduction) -> StructInfo | None:
+    def _static(self, value: Value, binding: AnyBinding, static: _StaticValues, ctx: Deduction) -> StructInfo | None:
         """Return the annotation of a value that depends only on weights and is small enough to compute, else None."""
         computes = isinstance(value, (CallTIR, TupleItem)) or operator_of(value, OperatorSpec) is not None
         args = value.operands
         if not isinstance(binding, Binding) or not computes or not args or _has_symbols(value):
             return None
-        if not all(isinstance(a, Constant) or a in held.values for a in args):
+        if not all(isinstance(a, Constant) or a in static.values for a in args):
             return None
         info = infer_value(value, ctx)
         parts = info_parts(info)
@@ -110,19 +115,19 @@ def _unpacks(value: Value) -> bool:
 
 
 def _nbytes(info: TensorInfo) -> int:
-    """Return bytes of a tensor whose dims are numbers."""
+    """Return the bytes of a tensor with constant dims."""
     return math.prod(as_int(d) or 0 for d in info.shape or ()) * (info.dtype.bytes if info.dtype else 8)
 
 
 def add_constant(constants: dict[str, Array], hint: str, array: Array) -> Constant:
-    """Add a weight under a name of its own, and return it."""
+    """Add a weight under a new name, and return it."""
     name = fresh(hint, constants)
     constants[name] = array
     return Constant(name, TensorInfo(tuple(expr(d) for d in array.shape), dtype(array.dtype)))
 
 
 @dataclass(slots=True)
-class _Held:
+class _StaticValues:
     """Values that depend only on weights, computed on demand."""
 
     constants: Mapping[str, Array]
@@ -135,17 +140,19 @@ class _Held:
         return steps, {a.name for v in steps for a in v.operands if isinstance(a, Constant)}
 
     def evaluate(self, var: GVar) -> Array | None:
-        """Return the array of `var`; None where a scheduled function is involved.
+        """Return the array of `var`; None if a scheduled function would have to be evaluated.
 
-        Raises DeduceError or UserError for a value that can never be computed."""
+        Raises:
+            DeduceError, UserError: The value can never be computed.
+        """
         done: dict[Value, Any] = {}
         try:
             for v in self._order(var):
                 done[v] = self._value(self.values[v], [done[a] for a in self._arguments(v, done)])
         except VerifyError:
             return None
-        found = done[var]
-        return found if isinstance(found, np.ndarray) else None
+        result = done[var]
+        return result if isinstance(result, np.ndarray) else None
 
     def _arguments(self, v: Value, done: dict[Value, Any]) -> Sequence[Value]:
         args = self.values[v].operands
@@ -154,23 +161,23 @@ class _Held:
 
     def _order(self, var: GVar) -> list[Value]:
         """Return `var` and all values it depends on, each after its operands."""
-        found: dict[Value, None] = {}
+        order: dict[Value, None] = {}
         stack: list[tuple[Value, bool]] = [(var, False)]
         while stack:
             v, ready = stack.pop()
             if ready:
-                found[v] = None
-            elif v not in found:
+                order[v] = None
+            elif v not in order:
                 stack.append((v, True))
                 stack += [(a, False) for a in self.values[v].operands if a in self.values]
-        return list(found)
+        return list(order)
 
     def _value(self, value: Value, args: Sequence[Any]) -> Any:
         if isinstance(value, TupleItem):
             return args[0][value.index]
         op = operator_of(value, OperatorSpec)
         if op is not None:
-            # float64 arguments stand for references in double precision: a cast of one stays float64
+            # `evaluate` may compute in float64 independently of the result type, so the result is converted
             dtypes = [p.dtype for p in info_parts(infer_value(value, Deduction())) if isinstance(p, TensorInfo)]
             computed = op.evaluate(args)
             if isinstance(computed, np.ndarray) and len(dtypes) == 1 and dtypes[0] is not None:
@@ -181,7 +188,9 @@ class _Held:
         func = self.table.prim(value.callee)
         scalars = [int(n) for n in map(as_int, value.scalars) if n is not None]
         shapes = [tuple(as_int(d) or 0 for d in o.shape or ()) for o in value.out]
-        found = evaluate_prim(func, args, scalars, shapes)
-        # floats were computed in float64
-        results = [a.astype(o.dtype.numpy, copy=False) if o.dtype else a for a, o in zip(found, value.out, strict=True)]
+        arrays = evaluate_prim(func, args, scalars, shapes)
+        # `evaluate_prim` computes floats in float64
+        results = [
+            a.astype(o.dtype.numpy, copy=False) if o.dtype else a for a, o in zip(arrays, value.out, strict=True)
+        ]
         return results[0] if len(results) == 1 else tuple(results)

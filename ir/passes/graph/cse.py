@@ -1,4 +1,7 @@
-"""Common subexpression elimination, and sharing of equal weights."""
+"""Common subexpression elimination, and sharing of equal weights.
+
+Tests: `tests/ir/passes/test_graph_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +27,22 @@ from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, re
 
 Array = NDArray[Any]
 SAMPLE = 64
-"""Elements of a weight that are compared before all others."""
+"""Elements of a weight that are compared first, before all elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommonSubexpressions:
     """Replace a pure call that repeats an earlier one by the earlier value.
 
-    Calls are equal when they apply the same operator or function to the same values or equal weights, over dims proved
-    equal. A value found on one side of an `if` serves only that side. Each result of a function stays computed
-    separately, and so do values that a `call_tir_inplace` overwrites. A host routine that is not declared pure runs
-    every time.
+    Calls are equal if they apply the same operator or function to the same values or equal weights, over provably equal dims. A value
+    computed on one side of an `if` is shared only within that side. Results of a function, and values that a `call_tir_inplace`
+    overwrites, are computed separately. A host routine that is not declared pure is called every time.
 
-    repeat_spatial: do not share spatial tensor functions, nor operators other than views. Before fusion each of them may still
-        join the kernel that reads it, which costs less than a kernel and memory for the shared value.
-    least_bytes: size from which weights of equal bytes are stored once. Sharing smaller ones saves nothing, and a
-        kernel's arguments must not depend on whether two biases happen to be zero.
+    Attributes:
+        repeat_spatial: Do not share spatial tensor functions, nor operators other than views. Before fusion, each of them may still fuse
+            into the kernel that reads it, which costs less than a kernel and memory for the shared value.
+        least_bytes: Minimum size of equal weights that are stored once. Sharing smaller ones saves nothing, and the arguments of a kernel
+            must not depend on whether two biases happen to be zero.
     """
 
     repeat_spatial: bool = False
@@ -54,7 +57,9 @@ class CommonSubexpressions:
             results, fixed = returned(f), ordering_constrained(f)
             values = (b for b in graph_walk.all_bindings(f) if b.var in fixed)
             overwritten = {v for b in values for v in used_vars(b.value)}  # or read just before an overwrite
-            number: dict[g.Value | str, g.Value | str] = dict(first.items())  # the first equal weight
+            number: dict[g.Value | str, g.Value | str] = dict(
+                first.items()
+            )  # value numbering: the first equal value or weight
 
             def repeats(value: g.Value) -> bool:
                 if self.repeat_spatial and isinstance(value, g.Call):
@@ -90,8 +95,8 @@ class CommonSubexpressions:
 
 
 def equal_weights(constants: Mapping[str, Array]) -> dict[str, str]:
-    """Map every weight that repeats an earlier one byte by byte to the first name."""
-    found: dict[str, str] = {}
+    """Map every weight with the same bytes as an earlier one to the name of the first."""
+    first: dict[str, str] = {}
     alike: dict[tuple[object, ...], list[str]] = {}
     for name, array in constants.items():
         flat = array.reshape(-1)
@@ -101,8 +106,8 @@ def equal_weights(constants: Mapping[str, Array]) -> dict[str, str]:
         if same is None:
             others.append(name)
         else:
-            found[name] = same
-    return found
+            first[name] = same
+    return first
 
 
 def _same_bytes(a: Array, b: Array) -> bool:
@@ -138,7 +143,7 @@ def _atom(value: g.Value, number: Mapping[g.Value | str, g.Value | str], ctx: De
 
 
 def _plain(x: object, ctx: Deduction) -> object:
-    """Return attributes and annotations in comparable form: dims in normal form, numbers with their type and sign."""
+    """Return attributes and annotations in comparable form: simplified dims, numbers with their type and sign."""
     if isinstance(x, Expr):
         return ctx.simplify(x) if x.dtype.is_int else x
     if isinstance(x, float):

@@ -1,4 +1,7 @@
-"""Decomposition of composite operators."""
+"""Decomposition of composite operators.
+
+Tests: `tests/ir/op/neural/test_attention.py`, `tests/ir/op/test_semantics.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,13 @@ from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function
 
 @dataclass(frozen=True, slots=True)
 class Decompose:
-    """Replace operators by the simpler ones they are made of (`OperatorSpec.decompose`).
+    """Replace composite operators by simpler ones (`OperatorSpec.decompose`).
 
-    Attention becomes two matmuls around a softmax, an einsum becomes one matmul. Calls of unknown dims stay.
-    whole: names of operators that stay."""
+    Attention becomes two matmuls around a softmax, an einsum becomes one matmul. Calls with unknown dims stay.
+
+    Attributes:
+        whole: Names of operators that are not decomposed.
+    """
 
     whole: tuple[str, ...] = ()
 
@@ -42,17 +48,17 @@ class Decompose:
                 out.keep(binding)
                 return
             start = len(out.bindings)
-            found = value.op.decompose(
+            result = value.op.decompose(
                 value.args, infos, _Writer(out, Deduction(out.env, choices=True), constants, literals)
             )
-            if found is None:
+            if result is None:
                 out.keep(binding)
-            elif len(out.bindings) > start and out.bindings[-1].var is found:
-                # the last call keeps the name that the model gives the result
+            elif len(out.bindings) > start and out.bindings[-1].var is result:
+                # bind the last call to the original variable, since results are identified by name
                 last = out.bindings.pop()
                 out.bindings.append(Binding(binding.var, last.value))
             else:
-                out.mapping[binding.var] = found
+                out.mapping[binding.var] = result
 
         new = map_graphs(module, lambda f, _: rewrite_function(f, visit, env))
         return module if new is module else replace(new, constants=constants)
@@ -60,7 +66,7 @@ class Decompose:
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """The writer that operators use to decompose themselves."""
+    """Emitter of the operators that a composite operator decomposes into."""
 
     out: Emitter
     deduction: Deduction

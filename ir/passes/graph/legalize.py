@@ -1,4 +1,7 @@
-"""Operator calls become `call_tir` of tensor functions; views stay views."""
+"""Lower operator calls to `call_tir` of tensor functions; views stay views.
+
+Tests: `tests/ir/passes/test_graph_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,16 @@ from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, re
 
 @dataclass(frozen=True, slots=True)
 class Legalize:
-    """Every operator call on tensors of known dims becomes `call_tir` of a tensor function made for it (paper section 4.1).
+    """Replace operator calls on tensors of known dims by `call_tir` of tensor functions (Relax, section 4.1).
 
-    Reshape, flatten and expand_dims all become `reshape`, which moves no data and stays in the graph. Equal tensor
-    functions are kept once. Calls whose dims are not known stay, unless `strict`; shape and device operators always do.
+    Reshape, flatten and expand_dims all become `reshape`, which moves no data and stays in the graph. Equal tensor functions are shared.
+    Shape and device operators stay.
 
-    Raises: BuildError, when strict, naming the value that needs a match_cast.
+    Attributes:
+        strict: Whether calls with unknown dims are refused; otherwise they stay.
+
+    Raises:
+        BuildError: With `strict`, a value needs a match_cast.
     """
 
     strict: bool = False
@@ -44,12 +51,12 @@ class Legalize:
             info = infer_value(value, ctx)
             infos = [a.info for a in value.operands]
             outs = info_parts(info)
-            found = [o for o in outs if is_known(o)]
-            given = [i for i in infos if is_known(i)]
-            if len(given) != len(infos) or len(found) != len(outs):
+            known_outs = [o for o in outs if is_known(o)]
+            known_infos = [i for i in infos if is_known(i)]
+            if len(known_infos) != len(infos) or len(known_outs) != len(outs):
                 if self.strict:
                     raise BuildError(
-                        f"{binding.var.name}: wanted known dims to lower {op.name}, found arguments {infos!r} and "
+                        f"{binding.var.name}: expected known dims to lower {op.name}, got arguments {infos!r} and "
                         f"result {info!r}; add a match_cast"
                     )
                 out.keep(binding)
@@ -58,14 +65,16 @@ class Legalize:
                 out.keep(binding)
                 return
             if isinstance(op, VIEWS):
-                dims = shape_of(found[0])
+                dims = shape_of(known_outs[0])
                 out.bindings.append(Binding(binding.var, Call(Reshape(dims), (out.value(value.operands[0]),))))
                 return
             consts = [isinstance(a, Constant) for a in value.operands]
-            lifted = lift_symbols(op.legalize(op.name, given, consts, ctx), out.env)
+            lifted = lift_symbols(op.legalize(op.name, known_infos, consts, ctx), out.env)
             name = table.add(lifted.func)
-            call = CallTIR(name, tuple(map(out.value, value.operands)), tuple(found), lifted.scalars)
-            if isinstance(info, TupleInfo) and len(found) == 1:  # a call with one output gives no tuple
+            call = CallTIR(name, tuple(map(out.value, value.operands)), tuple(known_outs), lifted.scalars)
+            if (
+                isinstance(info, TupleInfo) and len(known_outs) == 1
+            ):  # the value of a call with one output is not a tuple
                 out.bindings.append(Binding(binding.var, TupleValue((out.bind(call, call.info, op.name),))))
                 return
             out.bindings.append(Binding(binding.var, call))

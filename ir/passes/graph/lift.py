@@ -1,5 +1,6 @@
-"""Lifting of computations on weights that are parameters: a function of its own computes them once, instead of at every
-call.
+"""Lifting of computations on weights that are parameters into a separate function, which is called once.
+
+Tests: `tests/ir/passes/graph/test_lift.py`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
 class LiftParameters:
     """Split `main(x, w)` into `main_prepare(w) -> lifted` and `main(x, lifted)` (Relax's LiftTransformParams).
 
-    weights: parameters that hold the same values at every call, as of a model exported with its weights as inputs
+    A value is lifted if operators and tensor functions outside of branches compute it from weights only, and it is not larger than these
+    weights, since unpacking is cheaper in the product that reads it (as in `FoldConstants`). Parameters of `main` that are no longer read
+    are removed; the others keep their order, and the lifted values follow them. `main_prepare` returns a tuple of the lifted values.
 
-    A value is lifted if operators and tensor functions outside branches compute it from weights only, unless it is
-    larger than these weights: unpacking stays with the product that reads it (as in `FoldConstants`). Parameters of
-    `main` that are no longer read disappear; the others keep their place, and lifted values follow them, in order. The
-    result of `main_prepare` is a tuple of the lifted values.
+    Attributes:
+        weights: Parameters with the same values at every call, such as the weights of a model exported with its weights as inputs.
+        function: Name of the function to split.
 
-    Raises UserError for a name that is no parameter, and if another function calls `main`, since its calls would not
-    fit.
+    Raises:
+        UserError: A name is not a parameter, or another function calls `main`, whose signature changes.
     """
 
     weights: tuple[str, ...]
@@ -38,17 +40,17 @@ class LiftParameters:
     def __call__(self, module: IRModule) -> IRModule:
         f = module.functions.get(self.function)
         if not isinstance(f, g.Function):
-            raise UserError(f"LiftParameters: wanted a graph function called {self.function!r}, found none")
-        given = {p.name: p for p in f.params}
-        missing = [n for n in self.weights if n not in given]
+            raise UserError(f"LiftParameters: the module has no graph function {self.function!r}")
+        params = {p.name: p for p in f.params}
+        missing = [n for n in self.weights if n not in params]
         if missing:
-            raise UserError(f"{f.name}: wanted parameters among {', '.join(given)}, found {', '.join(missing)}")
-        lifted = _lifted(f, [given[n] for n in dict.fromkeys(self.weights)])
+            raise UserError(f"{f.name}: expected parameters among {', '.join(params)}, got {', '.join(missing)}")
+        lifted = _lifted(f, [params[n] for n in dict.fromkeys(self.weights)])
         if not lifted:
             return module
         for other in module.graphs.values():
             if f.name in graph_walk.callees(other):
-                raise UserError(f"{f.name}: wanted a function that no other calls, found a call in {other.name}")
+                raise UserError(f"{f.name}: its signature would change, but {other.name} calls it")
         name = f"{f.name}_prepare"
         while name in module.functions:
             name += "_"
@@ -58,9 +60,9 @@ class LiftParameters:
 
 
 def _lifted(f: g.Function, weights: list[g.GVar]) -> list[g.GVar]:
-    """Return the variables to lift, in order: computed from weights only, small, and read by the remaining function."""
+    """Return the variables to lift, in order: those computed from weights only, small enough, and read by the remaining function."""
     sources: dict[g.GVar, frozenset[g.GVar]] = {w: frozenset((w,)) for w in weights if _nbytes(w.info) is not None}
-    made: dict[g.GVar, g.AnyBinding] = {}
+    computed: dict[g.GVar, g.AnyBinding] = {}
     fits: set[g.GVar] = set()
     for b in f.bindings:
         args = b.value.operands
@@ -73,16 +75,16 @@ def _lifted(f: g.Function, weights: list[g.GVar]) -> list[g.GVar]:
         if size is None:
             continue
         sources[b.var] = frozenset(w for a in known for w in sources[a])
-        made[b.var] = b
+        computed[b.var] = b
         if isinstance(b.var.info, TensorInfo) and size <= sum(_nbytes(w.info) or 0 for w in sources[b.var]):
             fits.add(b.var)
-    inside = {id(made[v].value) for v in fits}
+    inside = {id(computed[v].value) for v in fits}
     read = {v for value in graph_walk.all_uses(f) if id(value) not in inside for v in used_vars(value)}
-    return [v for v in made if v in fits and v in read]
+    return [v for v in computed if v in fits and v in read]
 
 
 def _nbytes(info: StructInfo) -> int | None:
-    """Return the bytes of a tensor or of a tuple of tensors; None unless all dims are numbers."""
+    """Return the bytes of a tensor or of a tuple of tensors; None unless all dims are constants."""
     if isinstance(info, TupleInfo):
         sizes = [_nbytes(i) for i in info.fields]
         return None if None in sizes else sum(s for s in sizes if s is not None)
@@ -92,41 +94,41 @@ def _nbytes(info: StructInfo) -> int | None:
     return None if None in dims else math.prod(d for d in dims if d is not None) * info.dtype.bytes
 
 
-def _needed(f: g.Function, wanted: list[g.GVar]) -> list[g.AnyBinding]:
-    """Return the bindings of `f` that compute `wanted`, in order."""
-    made = {b.var: b for b in f.bindings}
-    found: set[g.GVar] = set()
-    stack: list[g.GVar] = list(wanted)
+def _needed(f: g.Function, variables: list[g.GVar]) -> list[g.AnyBinding]:
+    """Return the bindings of `f` that compute these variables, in order."""
+    binding_of = {b.var: b for b in f.bindings}
+    needed: set[g.GVar] = set()
+    stack: list[g.GVar] = list(variables)
     while stack:
         v = stack.pop()
-        if v in made and v not in found:
-            found.add(v)
-            stack.extend(used_vars(made[v].value))
-    return [b for b in f.bindings if b.var in found]
+        if v in binding_of and v not in needed:
+            needed.add(v)
+            stack.extend(used_vars(binding_of[v].value))
+    return [b for b in f.bindings if b.var in needed]
 
 
 def _prepare(f: g.Function, lifted: list[g.GVar], name: str) -> g.Function:
-    """Return the function that computes the lifted variables, over variables of its own."""
+    """Return the function that computes the lifted variables, over new variables."""
     bindings = _needed(f, lifted)
     used = {v for b in bindings for v in used_vars(b.value)}
     params = [p for p in f.params if p in used]
-    own: dict[g.Value, g.Value] = {v: g.GVar(v.name, v.info) for v in (*params, *(b.var for b in bindings))}
-    out = Emitter(mapping=own)
+    copies: dict[g.Value, g.Value] = {v: g.GVar(v.name, v.info) for v in (*params, *(b.var for b in bindings))}
+    out = Emitter(mapping=copies)
     copied = []
     for b in bindings:
-        var = own[b.var]
+        var = copies[b.var]
         assert isinstance(var, g.GVar)
         copied.append(g.Binding(var, out.value(b.value)))
-    ret = g.TupleValue(tuple(own[v] for v in lifted))
+    ret = g.TupleValue(tuple(copies[v] for v in lifted))
     infos = TupleInfo(tuple(v.info for v in lifted))
-    new = tuple(v for v in (own[p] for p in params) if isinstance(v, g.GVar))
-    return g.Function(name, new, (g.DataflowBlock(tuple(copied)),), ret, infos)
+    new_params = tuple(v for v in (copies[p] for p in params) if isinstance(v, g.GVar))
+    return g.Function(name, new_params, (g.DataflowBlock(tuple(copied)),), ret, infos)
 
 
 def _rest(f: g.Function, lifted: list[g.GVar], weights: tuple[str, ...]) -> g.Function:
     """Return `f` with the lifted variables as parameters."""
-    given = {v: g.GVar(v.name, v.info) for v in lifted}
-    mapping: dict[g.Value, g.Value] = dict(given.items())
+    new_params = {v: g.GVar(v.name, v.info) for v in lifted}
+    mapping: dict[g.Value, g.Value] = dict(new_params.items())
     gone = set(lifted)
 
     def visit(out: Emitter, binding: g.AnyBinding) -> None:
@@ -136,8 +138,8 @@ def _rest(f: g.Function, lifted: list[g.GVar], weights: tuple[str, ...]) -> g.Fu
     new = rewrite_function(f, visit, mapping=mapping)
     new = _without_unread(new, {b.var for b in _needed(f, lifted)})
     read = {v for value in graph_walk.all_uses(new) for v in used_vars(value)}
-    kept = tuple(p for p in f.params if p in read or p.name not in weights)
-    return replace(new, params=(*kept, *given.values()))
+    remaining = tuple(p for p in f.params if p in read or p.name not in weights)
+    return replace(new, params=(*remaining, *new_params.values()))
 
 
 def _without_unread(f: g.Function, steps: set[g.GVar]) -> g.Function:

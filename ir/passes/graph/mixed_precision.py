@@ -1,4 +1,7 @@
-"""Mixed precision: 16-bit floats in memory, float32 in computations."""
+"""Mixed precision: 16-bit floats in memory, float32 arithmetic.
+
+Tests: `tests/ir/passes/graph/test_mixed_precision.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,19 @@ from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, returned, rewrite_function, tensor_info
 
 Array = NDArray[Any]
-MOVING = ("moved", "gathered")
-EXACT = (*MOVING, "allowed")
-"""Values of `OperatorSpec.halves` under which 16-bit arguments and results lose only by the rounding of the result."""
+MOVING = ("pass_through", "table")
+EXACT = (*MOVING, "allow")
+"""Values of `OperatorSpec.half_policy` for operators that lose no accuracy on 16-bit floats except by rounding the result."""
 ONE_BY_ONE = (Unary, Binary, ShapeOperator)
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeWide:
-    """Compute in float32 where operators need more digits than 16-bit floats hold.
+    """Compute operators in float32 that are inaccurate on 16-bit floats, such as sums over many elements.
 
-    `OperatorSpec.halves` names these operators, such as sums over many elements. Their results are rounded once. Elementwise
-    operators need no change: kernels hold 16-bit floats as float32."""
+    `OperatorSpec.half_policy` states which operators these are. Their results are rounded once. Elementwise operators need no change,
+    since kernels compute on 16-bit floats in float32.
+    """
 
     def __call__(self, module: IRModule) -> IRModule:
         env = env_of(module.bounds)
@@ -39,7 +43,7 @@ class ComputeWide:
         def visit(out: Emitter, binding: AnyBinding) -> None:
             value, info = out.value(binding.value), binding.var.info
             op = operator_of(value, OperatorSpec)
-            exact = isinstance(op, ONE_BY_ONE) or (op is not None and op.halves in EXACT)
+            exact = isinstance(op, ONE_BY_ONE) or (op is not None and op.half_policy in EXACT)
             half = next((d for d in map(_dtype, value.operands) if d is not None and d.is_half), None)
             if op is None or exact or half is None or not isinstance(info, TensorInfo):
                 out.keep(binding)
@@ -63,10 +67,10 @@ class ComputeWide:
 class MixedPrecision:
     """Store float32 values and weights as `dtype`, a 16-bit float, where matmuls read them.
 
-    A value is rounded to `dtype` once, when it is stored, if some reader wants that and none needs float32
-    (`OperatorSpec.halves`). Each reader casts it up separately. Fused, the cast is a conversion while loading, so all
-    computation is in float32. Weights that products or gathers read are converted now, once; those with numbers beyond
-    the range of `dtype` stay. Parameters and results keep their types. A cast that undoes another is not made.
+    A value is rounded to `dtype` once, when it is stored, if a reader prefers that and none needs float32 (`OperatorSpec.half_policy`).
+    Each reader casts it to float32 separately. Fusion turns the cast into a conversion while loading, so all arithmetic is in float32.
+    Weights that products or gathers read are converted when building, unless a number is beyond the range of `dtype`. Parameters and
+    results keep their types. Casts that undo each other are removed.
     """
 
     dtype: DType
@@ -81,7 +85,7 @@ class MixedPrecision:
 
 @dataclass(slots=True)
 class _Weights:
-    """Weights of the module, and their rounded forms so far: None for one that cannot be rounded."""
+    """Weights of the module, and their rounded forms; None for a weight that cannot be rounded."""
 
     dtype: DType
     arrays: dict[str, Array]
@@ -96,6 +100,7 @@ class _Weights:
         array = self.arrays[weight.name]
         with np.errstate(over="ignore"):
             result = array.astype(self.dtype.numpy)
+        # float16 ends at 65504: a larger weight would become infinite
         if not np.array_equal(np.isfinite(result), np.isfinite(array)):
             return None
         name = f"{weight.name}.{self.dtype}"
@@ -109,14 +114,15 @@ class _Weights:
 class _ReaderNeeds:
     """The needs of a value's readers.
 
-    wants: a reader wants 16 bits.
-    needs: a reader needs float32.
-    named: a reader needs the variable itself.
+    Attributes:
+        prefers_half: Whether a reader prefers 16 bits.
+        needs_f32: Whether a reader needs float32.
+        needs_variable: Whether a reader needs the original variable, such as a result or a branch.
     """
 
-    wants: bool = False
-    needs: bool = False
-    named: bool = False
+    prefers_half: bool = False
+    needs_f32: bool = False
+    needs_variable: bool = False
 
 
 class _PrecisionRewriter:
@@ -127,9 +133,11 @@ class _PrecisionRewriter:
         self.results = returned(func)
         self.uses: dict[GVar, _ReaderNeeds] = {}
         self.chosen: set[GVar] = set()
-        self.static: set[Value] = set()  # computed from weights only, such as unpacked ones; never stored
-        self.halves: dict[Value, Value] = {}  # value -> its form stored as `dtype`
-        self.sources: dict[Value, Value] = {}  # result of a cast in the program -> its argument of type `dtype`
+        self.static: set[Value] = (
+            set()
+        )  # computed from weights only, such as unpacked weights, which fusion does not store
+        self.halves: dict[Value, Value] = {}  # the form stored as `dtype` of each value that has one
+        self.sources: dict[Value, Value] = {}  # for the result of a cast in the program, its argument of type `dtype`
 
     def run(self) -> Function:
         bindings = list(all_bindings(self.func))
@@ -138,6 +146,7 @@ class _PrecisionRewriter:
             if args and all(isinstance(a, Constant) or a in self.static for a in args):
                 self.static.add(b.var)
         self._name(self.func.ret)
+        # readers first: whether a value is stored in 16 bits depends on what its readers need
         for binding in reversed(bindings):
             self._read(binding)
         return rewrite_function(self.func, self._visit)
@@ -149,7 +158,7 @@ class _PrecisionRewriter:
 
     def _name(self, value: Value) -> None:
         for v in used_vars(value):
-            self._use(v).named = self._use(v).needs = True
+            self._use(v).needs_variable = self._use(v).needs_f32 = True
 
     def _read(self, binding: AnyBinding) -> None:
         value = binding.value
@@ -161,23 +170,23 @@ class _PrecisionRewriter:
         if not isinstance(binding, Binding) or op is None:
             self._name(value)
             return
-        own, moved = self._use(binding.var), op.halves in MOVING
+        needs, moved = self._use(binding.var), op.half_policy in MOVING
         weights = [a for a in value.operands if isinstance(a, Constant) and _is_f32(a)] if moved else []
-        large = op.halves == "gathered" and bool(weights)
+        large = op.half_policy == "table" and bool(weights)
         if _is_f32(binding.var) and not (isinstance(op, Cast) and _dtype(value.operands[0]) is self.dtype):
-            wanted = large or (own.wants and not own.needs and binding.var not in self.static)
-            if wanted and all(self.weights.half(a) is not None for a in weights):
+            is_half = large or (needs.prefers_half and not needs.needs_f32 and binding.var not in self.static)
+            if is_half and all(self.weights.half(a) is not None for a in weights):
                 self.chosen.add(binding.var)
         for position, a in enumerate(value.operands):
             if not isinstance(a, GVar) or not _is_f32(a):
                 if not isinstance(a, (GVar, Constant)):
                     self._name(a)
                 continue
-            said = op.reads(position)
-            if said == "wanted" or (moved and binding.var in self.chosen):
-                self._use(a).wants = True
-            elif said == "never" and not self._rounds(value):
-                self._use(a).needs = True
+            policy = op.reads(position)
+            if policy == "prefer" or (moved and binding.var in self.chosen):
+                self._use(a).prefers_half = True
+            elif policy == "never" and not self._rounds(value):
+                self._use(a).needs_f32 = True
 
     def _rounds(self, value: Value) -> bool:
         cast = operator_of(value, Cast)
@@ -193,31 +202,31 @@ class _PrecisionRewriter:
         if isinstance(value.op, Cast) and self._cast(out, binding, value):
             return
         floats = [a for a in value.args if _is_f32(a)]
-        held = [a in self.halves or a in self.sources for a in floats]
+        stored_half = [a in self.halves or a in self.sources for a in floats]
         weights = [isinstance(a, Constant) for a in floats]
-        chosen = binding.var in self.chosen and any((*held, *weights))
-        if value.op.halves in MOVING and floats and (chosen or all(held)):
+        chosen = binding.var in self.chosen and any((*stored_half, *weights))
+        if value.op.half_policy in MOVING and floats and (chosen or all(stored_half)):
             args = tuple(self._stored(out, a) if _is_f32(a) else a for a in value.args)
-            self._hold(out, binding, Call(value.op, args))
+            self._store(out, binding, Call(value.op, args))
             return
-        said = [value.op.reads(p) for p in range(len(value.args))]
-        args = tuple(self._read_up(out, a, s == "wanted") for a, s in zip(value.args, said, strict=True))
-        stored = [a is not b or a in self.sources for a, b, s in zip(value.args, args, said) if s == "wanted"]
+        policies = [value.op.reads(p) for p in range(len(value.args))]
+        args = tuple(self._read_up(out, a, p == "prefer") for a, p in zip(value.args, policies, strict=True))
+        stored = [a is not b or a in self.sources for a, b, p in zip(value.args, args, policies) if p == "prefer"]
         operator = value.op.storing(self.dtype) if stored and all(stored) else value.op
-        same = operator == value.op and all(a is b for a, b in zip(args, value.args, strict=True))
-        kept = (
+        unchanged = operator == value.op and all(a is b for a, b in zip(args, value.args, strict=True))
+        new_binding = (
             binding
-            if same and value is binding.value
-            else replace(binding, value=value if same else Call(operator, args))
+            if unchanged and value is binding.value
+            else replace(binding, value=value if unchanged else Call(operator, args))
         )
         out.names.setdefault(binding.var.name, 1)
-        out.bindings.append(kept)
-        # a value that is only moved joins the product that reads it
-        if binding.var in self.chosen and value.op.halves not in MOVING:
+        out.bindings.append(new_binding)
+        # an operator that only moves values gets no cast of its result: it fuses into the product that reads it
+        if binding.var in self.chosen and value.op.half_policy not in MOVING:
             self.halves[binding.var] = self._round(out, binding.var)
 
     def _cast(self, out: Emitter, binding: Binding, value: Call) -> bool:
-        """Drop a cast of the program that undoes another one; return True if the binding is replaced."""
+        """Drop a cast of the program that undoes another one. Return whether the binding was replaced."""
         (source,) = value.args
         known = self.halves.get(source) or self.sources.get(source)
         if self._rounds(value) and known is not None and binding.var not in self.results:
@@ -227,12 +236,12 @@ class _PrecisionRewriter:
             self.sources[binding.var] = source
         return False
 
-    def _hold(self, out: Emitter, binding: Binding, value: Call) -> None:
-        """Store a value as `dtype`, and cast it to float32 under its own name for readers that need float32."""
+    def _store(self, out: Emitter, binding: Binding, value: Call) -> None:
+        """Bind a value of type `dtype`, and cast it to float32 for readers that need the original variable."""
         var = binding.var
-        self.halves[var] = held = out.bind(value, _as(var, self.dtype), f"{var.name}_{self.dtype}")
-        if self._use(var).named:
-            out.bindings.append(Binding(var, Call(Cast(f32), (held,))))
+        self.halves[var] = half = out.bind(value, _as(var, self.dtype), f"{var.name}_{self.dtype}")
+        if self._use(var).needs_variable:
+            out.bindings.append(Binding(var, Call(Cast(f32), (half,))))
 
     def _stored(self, out: Emitter, a: Value) -> Value:
         """Return a float32 value stored as `dtype`."""
@@ -248,10 +257,10 @@ class _PrecisionRewriter:
         assert isinstance(a, GVar)
         return out.bind(Call(Cast(self.dtype), (a,)), _as(a, self.dtype), f"{a.name}_{self.dtype}")
 
-    def _read_up(self, out: Emitter, a: Value, wanted: bool) -> Value:
-        """Return an argument in float32: for this reader, it is cast up if it is stored as `dtype`."""
+    def _read_up(self, out: Emitter, a: Value, prefers_half: bool) -> Value:
+        """Return an argument in float32; it is cast for this reader if it is stored as `dtype`."""
         half = self.halves.get(a)
-        if wanted and isinstance(a, Constant) and _is_f32(a):
+        if prefers_half and isinstance(a, Constant) and _is_f32(a):
             half = self.weights.half(a)
         if half is None:
             return a
@@ -259,7 +268,7 @@ class _PrecisionRewriter:
 
 
 def _dtype(value: Value) -> DType | None:
-    """Return the element type of a tensor, None for an unknown one and for other values."""
+    """Return the element type of a tensor; None if it is unknown, and for other values."""
     info = value.info
     return info.dtype if isinstance(info, TensorInfo) else None
 

@@ -1,4 +1,7 @@
-"""Removal of permutes that the surrounding operators can absorb."""
+"""Removal of permutes that the surrounding operators can absorb.
+
+Tests: `tests/ir/passes/test_graph_passes.py`, `tests/ir/rewrite/test_rule_tables.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,9 @@ from relax_tune.ir.rewrite.rules import Rule, Site
 class PushPermutes:
     """Remove permutes of a matmul's second operand, and permutes that undo earlier ones.
 
-    A matmul reads a permute of the last two dims by its own flag. Between a permute and those it undoes there may be
-    elementwise operators with no other reader. `FoldConstants` folds permutes of weights; `FuseOps` fuses the remaining ones."""
+    A matmul has a flag for a permute of the last two dims of its second operand. Between a permute and the permutes that it undoes there
+    may be elementwise operators with no other reader. `FoldConstants` folds permutes of weights; `FuseOps` fuses the remaining ones.
+    """
 
     def __call__(self, module: IRModule) -> IRModule:
         return RewriteToFixpoint(RULES)(module)
@@ -29,7 +33,7 @@ class PushPermutes:
 def _without_permutes(site: Site) -> Value | None:
     """Return `f` over the sources of the permutes that the outer one undoes.
 
-    The pattern names only the outer permute: `f` is a graph of elementwise operators of any size, found here.
+    `f` is a graph of elementwise operators of any size, which a pattern cannot express.
     """
     axes, scope, end = site.operator("outer", Permute).axes, site.match.scope, site["between"]
     order: dict[Value, Call] = {}
@@ -51,7 +55,7 @@ def _without_permutes(site: Site) -> Value | None:
             return None
     for v, call in reversed(order.items()):
         sources[v] = site.call(call.op, *(sources[a] for a in call.args))
-    return sources[end] if order else None  # two permutes with nothing between: `Canonicalise`
+    return sources[end] if order else None  # `Canonicalise` merges two permutes with nothing between them
 
 
 def _elementwise(call: Call) -> bool:

@@ -1,4 +1,7 @@
-"""Weights of products in few bits."""
+"""Quantisation of the weights of matmuls to 8 or 4 bits.
+
+Tests: `tests/ir/passes/graph/test_quantize.py`.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,19 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class QuantizeWeights:
-    """Store weights that only matmuls read, as second operands of two dims, as whole numbers with scales.
+    """Store 2-d weights that only matmuls read, as second operands, as integers with scales.
 
-    The matmul reads them through `dequantize`, which fuses into its kernel.
-    bits: bits of a number, 4 or 8.
-    group: rows that share a scale in each column; None for all rows, or for 32 with 4 bits.
-    only: names of the weights to store so; None for all that fit.
+    The matmul reads them through `dequantize`, which fuses into its kernel. A scale is the largest magnitude of its weights over 127, or
+    over 7 with 4 bits, so each weight changes by at most half its scale. Two 4-bit numbers share a byte, along the rows. Activations are
+    not changed, and neither are other weights, such as embeddings that a product shares.
 
-    A scale is the largest magnitude of its weights over 127, or 7, so each weight changes by at most half its scale.
-    4-bit numbers lie two in a byte along the rows. Activations stay as they are. Other weights, such as embeddings that
-    a product shares, stay.
+    Attributes:
+        bits: Bits of a number, 4 or 8.
+        group: Rows that share a scale in each column; None for all rows, or for 32 rows with 4 bits.
+        only: Names of the weights to quantise; None for all that qualify.
 
-    Raises: UserError for other numbers of bits, a group below 1, or weights that are not finite.
+    Raises:
+        UserError: `bits` is not 4 or 8, `group` is below 1, or a weight is not finite.
     """
 
     bits: int = 8
@@ -46,7 +50,7 @@ class QuantizeWeights:
     def __call__(self, module: IRModule) -> IRModule:
         if self.bits not in (4, 8) or (self.group is not None and self.group < 1):
             raise UserError(
-                f"QuantizeWeights: wanted 4 or 8 bits and groups of at least 1 row, found {self.bits} and {self.group}"
+                f"QuantizeWeights: expected 4 or 8 bits and groups of at least 1 row, got {self.bits} and {self.group}"
             )
         chosen = frozenset(_read_by_products_only(module))
         if self.only is not None:
@@ -84,7 +88,7 @@ class QuantizeWeights:
         """Return the integers of a weight, its scales, and the operator that dequantises them."""
         array = constants[weight.name]
         if not np.isfinite(array.astype(np.float32)).all():
-            raise UserError(f"weight {weight.name!r}: wanted finite numbers to quantise, found infinity or none")
+            raise UserError(f"weight {weight.name!r}: expected finite numbers to quantise, got infinity or NaN")
         number, scale, back = self._numbers(array, transposed)
         if self.bits == 4:
             number = Pack4(1 if transposed else 0).evaluate([number])
@@ -94,23 +98,24 @@ class QuantizeWeights:
         )  # fmt: skip
 
     def _numbers(self, array: Array, transposed: bool) -> tuple[Array, Array, Dequantize]:
-        """Return the integers of an array, one in a byte, its scales, and the operator that dequantises them."""
+        """Return the integers of an array, one per byte, its scales, and the operator that dequantises them."""
         rows = 1 if transposed else 0
         group = self.group or (32 if self.bits == 4 else None)
-        back = Dequantize(1 - rows) if group is None else Dequantize(rows, group)
+        dequantize = Dequantize(1 - rows) if group is None else Dequantize(rows, group)
         wide = np.abs(array.astype(np.float32))
         if group is None:
-            top = wide.max(axis=rows, initial=0)
+            largest = wide.max(axis=rows, initial=0)
         else:
             starts = np.arange(0, array.shape[rows], group)
-            top = np.maximum.reduceat(wide, starts, axis=rows) if len(starts) else wide
-        scale = (np.where(top == 0, 1, top) / (2 ** (self.bits - 1) - 1)).astype(array.dtype)
-        return Quantize(back.axis, back.group, i8, self.bits).evaluate([array, scale]), scale, back
+            largest = np.maximum.reduceat(wide, starts, axis=rows) if len(starts) else wide
+        # Symmetric: the most negative code is not used. Rows of zeros are divided by their scale too, so it is not 0.
+        scale = (np.where(largest == 0, 1, largest) / (2 ** (self.bits - 1) - 1)).astype(array.dtype)
+        return Quantize(dequantize.axis, dequantize.group, i8, self.bits).evaluate([array, scale]), scale, dequantize
 
     def as_read(self, module: IRModule, name: str) -> Array | None:
-        """Return a weight of the module as its products read it, once it is stored so.
+        """Return the values of a weight after quantisation, as its products read them.
 
-        None for a weight that this pass leaves alone, and for one that products read in both orders.
+        Return None for a weight that this pass does not change, and for one that products read in both orders.
         """
         orders = _read_by_products_only(module).get(name, set())
         array = module.constants[name]
@@ -121,11 +126,8 @@ class QuantizeWeights:
 
 
 def _read_by_products_only(module: IRModule) -> dict[str, set[bool]]:
-    """Return the weights of two dims and floats that are read only by products, as second operands.
-
-    Each has the values of `transpose_b` of its products.
-    """
-    found, others = dict[str, set[bool]](), set[str]()
+    """Return the 2-d float weights that only products read, as second operands, with the values of `transpose_b` of these products."""
+    orders_of, others = dict[str, set[bool]](), set[str]()
     for f in module.functions.values():
         if not isinstance(f, Function):
             continue
@@ -138,7 +140,7 @@ def _read_by_products_only(module: IRModule) -> dict[str, set[bool]]:
                 fits = matmul is not None and position == 1
                 fits = fits and len(arg.info.shape or ()) == 2 and dtype is not None and dtype.is_float
                 if matmul is not None and fits:
-                    found.setdefault(arg.name, set()).add(matmul.transpose_b)
+                    orders_of.setdefault(arg.name, set()).add(matmul.transpose_b)
                 else:
                     others.add(arg.name)
-    return {n: orders for n, orders in found.items() if n not in others}
+    return {n: orders for n, orders in orders_of.items() if n not in others}

@@ -1,4 +1,7 @@
-"""Some weights in 16-bit floats, others as they are."""
+"""Store selected weights as 16-bit floats.
+
+Tests: `tests/ir/passes/graph/test_round_weights.py`.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class RoundWeights:
-    """Store each of these float32 weights as its 16-bit type. Kernels convert it while loading, and compute in float32.
+    """Store float32 weights as 16-bit floats. Kernels convert them while loading, and compute in float32.
 
-    types: 16-bit float of each weight to round, by name.
-    others: that of the weights which have none of their own; None leaves them as they are.
+    Products, convolutions and gathers may read a rounded weight (`OperatorSpec.half_policy`). A weight that anything else reads
+    is not changed, and neither is one with numbers beyond the range of its type. Activations are not changed.
 
-    Products, convolutions and gathers may read a rounded weight (`OperatorSpec.halves`). A weight that anything else reads
-    stays, and so does one with numbers beyond the range of its type. Activations stay as they are.
+    Attributes:
+        types: 16-bit float type of each weight to round, by name.
+        others: Type of the weights without an entry in `types`; None not to round them.
     """
 
     types: Mapping[str, DType] = field(default_factory=dict)
@@ -49,11 +53,11 @@ class RoundWeights:
         def visit(out: Emitter, binding: AnyBinding) -> None:
             value = out.value(binding.value)
             op = operator_of(value, OperatorSpec)
-            held = [isinstance(a, Constant) and a.name in rounded for a in value.operands]
-            if op is None or not any(held) or not isinstance(binding, Binding):
+            is_rounded = [isinstance(a, Constant) and a.name in rounded for a in value.operands]
+            if op is None or not any(is_rounded) or not isinstance(binding, Binding):
                 out.keep(binding)
                 return
-            if op.halves == "gathered":
+            if op.half_policy == "table":
                 (table, *rest) = value.operands
                 assert isinstance(table, Constant)
                 info = replace(tensor_info(binding.var), dtype=rounded[table.name].info.dtype)
@@ -73,15 +77,15 @@ class RoundWeights:
 
 
 def round_array(array: Array, dtype: DType) -> Array | None:
-    """Return an array as a 16-bit float; None where a finite number would become infinite."""
+    """Return an array as 16-bit floats; None if a finite number would become infinite."""
     with np.errstate(over="ignore"):
-        found = array.astype(dtype.numpy)
-    return found if np.array_equal(np.isfinite(found), np.isfinite(array)) else None
+        rounded = array.astype(dtype.numpy)
+    return rounded if np.array_equal(np.isfinite(rounded), np.isfinite(array)) else None
 
 
 def _roundable(module: IRModule) -> set[str]:
-    """Return the float32 weights that only products, convolutions and gathers read, and no function returns."""
-    found, others = set[str](), set[str]()
+    """Return the names of the float32 weights that only products, convolutions and gathers read, and no function returns."""
+    roundable, others = set[str](), set[str]()
     for f in module.functions.values():
         if not isinstance(f, Function):
             continue
@@ -90,12 +94,12 @@ def _roundable(module: IRModule) -> set[str]:
             for position, a in enumerate((value.cond,) if isinstance(value, If) else value.operands):
                 if isinstance(a, Constant):
                     fits = a.info.dtype is f32 and _may_round(value, position)
-                    (found if fits else others).add(a.name)
-    return found - others
+                    (roundable if fits else others).add(a.name)
+    return roundable - others
 
 
 def _may_round(value: Value, position: int) -> bool:
     op = operator_of(value, OperatorSpec)
     if op is None:
         return False
-    return position == 0 if op.halves == "gathered" else op.reads(position) == "wanted"
+    return position == 0 if op.half_policy == "table" else op.reads(position) == "prefer"

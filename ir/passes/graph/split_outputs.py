@@ -1,4 +1,7 @@
-"""Separation of outputs that share no computation, so that each one fuses and is scheduled by itself."""
+"""Separation of outputs that share no computation, so that each is fused and scheduled separately.
+
+Tests: `tests/ir/passes/test_graph_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,13 @@ from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, re
 
 @dataclass(frozen=True, slots=True)
 class OutputGroup:
-    """A function of some outputs of another one: the inputs that it reads, and the outputs that it writes."""
+    """A function that computes some outputs of another one.
+
+    Attributes:
+        lifted: The function over new symbols.
+        inputs: Positions of the inputs that it reads.
+        outputs: Positions of the outputs that it writes.
+    """
 
     lifted: LiftedFunction
     inputs: tuple[int, ...]
@@ -31,9 +40,9 @@ class OutputGroup:
 
 @dataclass(frozen=True, slots=True)
 class SeparateOutputs:
-    """Split a call whose outputs share no computed value into one call for each group of outputs that do.
+    """Split a call into one call per group of outputs that share a computed value.
 
-    The pieces of a split become slices, which fuse into their readers. Outputs that share a value stay in one call.
+    The pieces of a split operator become slices, which fuse into their readers.
     """
 
     def __call__(self, module: IRModule) -> IRModule:
@@ -48,11 +57,11 @@ class SeparateOutputs:
             def visit(out: Emitter, binding: AnyBinding) -> None:
                 value = out.value(binding.value)
                 if isinstance(value, TupleItem) and isinstance(value.value, GVar) and value.value in fields:
-                    whole = fields[value.value][value.index]
-                    if whole is binding.var:
-                        return  # emitted at the place of the call
+                    field = fields[value.value][value.index]
+                    if field is binding.var:
+                        return  # bound where the call was
                     if isinstance(binding, Binding):
-                        out.mapping[binding.var] = whole
+                        out.mapping[binding.var] = field
                         return
                 call = binding.value
                 parts: tuple[OutputGroup, ...] = ()
@@ -66,10 +75,10 @@ class SeparateOutputs:
                 callee = table.prim(call.callee)
                 args = tuple(map(out.value, call.args))
                 meaning = bind_symbols(callee, [tensor_info(a) for a in call.args], call.out, call.scalars)
-                made: dict[int, GVar] = {}
+                outputs: dict[int, GVar] = {}
                 for part in parts:
-                    made |= self._call(out, binding.var, call, args, part, meaning, table, env, items)
-                fields[binding.var] = tuple(made[i] for i in range(len(call.out)))
+                    outputs |= self._call(out, binding.var, call, args, part, meaning, table, env, items)
+                fields[binding.var] = tuple(outputs[i] for i in range(len(call.out)))
                 if binding.var in whole_used:
                     out.bindings.append(Binding(binding.var, TupleValue(fields[binding.var])))
 
@@ -96,7 +105,7 @@ class SeparateOutputs:
         value = CallTIR(callee, tuple(args[i] for i in part.inputs), infos, scalars)
 
         def named(i: int) -> GVar:
-            # the variable the program takes the field by, where there is one: results keep their names
+            # reuse the variable that the program binds the field to, so that results have the same names
             known = items.get((var, i))
             return (
                 known
@@ -104,34 +113,31 @@ class SeparateOutputs:
                 else GVar(out.fresh(f"{var.name}_{i}"), call.out[i])
             )
 
-        found = {i: named(i) for i in part.outputs}
+        variables = {i: named(i) for i in part.outputs}
         if len(part.outputs) == 1:
-            out.bindings.append(Binding(found[part.outputs[0]], value))
-            return found
-        whole = out.bind(value, TupleInfo(infos), var.name)
-        out.bindings += [Binding(found[i], TupleItem(whole, position)) for position, i in enumerate(part.outputs)]
-        return found
+            out.bindings.append(Binding(variables[part.outputs[0]], value))
+            return variables
+        results = out.bind(value, TupleInfo(infos), var.name)
+        out.bindings += [Binding(variables[i], TupleItem(results, position)) for position, i in enumerate(part.outputs)]
+        return variables
 
 
 def _whole(value: Value) -> tuple[GVar, ...]:
-    """Return the variables that a value reads whole; a field of a tuple is not."""
+    """Return the variables whose whole value is read, not a field of it."""
     return () if isinstance(value, TupleItem) and isinstance(value.value, GVar) else used_vars(value)
 
 
 def _items(f: Function) -> dict[tuple[GVar, int], GVar]:
-    """Return the first variable that each field of a tuple is bound to, by the function's own bindings."""
-    found: dict[tuple[GVar, int], GVar] = {}
+    """Return the first variable that each field of a tuple is bound to, outside of branches."""
+    items: dict[tuple[GVar, int], GVar] = {}
     for b in f.bindings:
         if isinstance(b, Binding) and isinstance(b.value, TupleItem) and isinstance(b.value.value, GVar):
-            found.setdefault((b.value.value, b.value.index), b.var)
-    return found
+            items.setdefault((b.value.value, b.value.index), b.var)
+    return items
 
 
 def separate(func: PrimFunc, env: Env) -> tuple[OutputGroup, ...]:
-    """Split `func` into functions that share no computation, in the order of their first outputs.
-
-    There is one part if all outputs share some.
-    """
+    """Split `func` into functions that share no computation, in the order of their first outputs; () if it cannot be split."""
     blocks = plain_blocks(func)
     if blocks is None:
         return ()
@@ -150,17 +156,17 @@ def separate(func: PrimFunc, env: Env) -> tuple[OutputGroup, ...]:
 
 def _needed(func: PrimFunc, blocks: Sequence[Block], output: Buffer) -> set[Block]:
     """Return every block that contributes to an output."""
-    found: set[Block] = set()
-    wanted, seen = [output], {output, *func.input_buffers}
-    while wanted:
-        buffer = wanted.pop()
+    needed: set[Block] = set()
+    stack, visited = [output], {output, *func.input_buffers}
+    while stack:
+        buffer = stack.pop()
         for b in blocks:
-            if b.body.buffer is buffer and b not in found:
-                found.add(b)
-                fresh = [r for r in read_buffers(b) if r not in seen]
-                seen.update(fresh)
-                wanted += fresh
-    return found
+            if b.body.buffer is buffer and b not in needed:
+                needed.add(b)
+                new = [r for r in read_buffers(b) if r not in visited]
+                visited.update(new)
+                stack += new
+    return needed
 
 
 def _part(func: PrimFunc, outputs: Sequence[int], blocks: Sequence[Block], env: Env) -> OutputGroup:
@@ -173,5 +179,5 @@ def _part(func: PrimFunc, outputs: Sequence[int], blocks: Sequence[Block], env: 
     )
     name = "_".join([func.name, *map(str, outputs)])
     consts = tuple(c for c in func.consts if c in params)
-    whole = PrimFunc(name, params, len(outputs), func.body, func.allocs, consts)
-    return OutputGroup(lift_symbols(with_blocks(whole, blocks), env), inputs, tuple(outputs))
+    part = PrimFunc(name, params, len(outputs), func.body, func.allocs, consts)
+    return OutputGroup(lift_symbols(with_blocks(part, blocks), env), inputs, tuple(outputs))

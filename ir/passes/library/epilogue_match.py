@@ -1,4 +1,7 @@
-"""Match the elementwise work after a matrix product against the epilogue operations of libraries."""
+"""Match the elementwise operations after a matrix product against the epilogue operations of libraries.
+
+Tests: `tests/ir/passes/library/test_library_lowering.py`.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ EPILOGUE_OPS: Mapping[str, str] = {
     "sigmoid": "1 / (1 + exp(-y))",
     "swish": "y / (1 + exp(-y))",
 }
-"""Epilogue operations on an element y of the product: name -> formula."""
+"""Formula of each epilogue operation on an element y of the product, by name."""
 
 BINARY_EPILOGUE_OPS: Mapping[str, str] = {"add": "add", "bias": "add", "residual": "add", "mul": "mul"}
-"""Epilogue operations that read an array: name -> scalar operation."""
+"""Scalar operation of each epilogue operation that reads an array, by name."""
 
 
 def _swish(y: Expr) -> Expr:
@@ -62,9 +65,10 @@ _FORMS: Mapping[str, Sequence[Callable[[Expr], Expr]]] = {
 class Epilogue:
     """Epilogue operations matched after a product.
 
-    names: operations, in order
-    arrays: reads of the operations with an array, over the iterators of the product
-    rest: block of the work left, on the array and iterators of the product
+    Attributes:
+        names: The operations, in order.
+        arrays: Reads of the operations with an array, over the iterators of the product.
+        rest: Block of the remaining operations, over the array and iterators of the product.
     """
 
     names: tuple[str, ...]
@@ -72,8 +76,8 @@ class Epilogue:
     rest: Block
 
     @property
-    def whole(self) -> bool:
-        """True if the rest only stores."""
+    def is_complete(self) -> bool:
+        """Whether no operation remains, so that `rest` is a copy."""
         return isinstance(self.rest.body.value, Load)
 
 
@@ -84,13 +88,16 @@ def take_epilogue(
     readable: Callable[[str, Load], bool],
     least: int = 1,
 ) -> Epilogue | None:
-    """Match the longest sequence of epilogue operations that the first block after a product begins with.
+    """Match the longest sequence of epilogue operations at the start of the first block after a product.
 
-    known: operations allowed after a sequence of names
-    readable: condition on an operation and the array it reads
-    least: smallest number of operations
+    Args:
+        known: Returns the operations that are possible after a sequence of names.
+        readable: Returns whether an operation can read an array.
+        least: Smallest number of operations.
 
-    None: fewer operations match, or the block iterates over other points than the product."""
+    Returns:
+        The operations; None if fewer match, or if the block does not iterate over the elements of the product.
+    """
     target = product.body.buffer
     if not after or any(r.buffer is target for b in after[1:] for r in block_loads(b)):
         return None
@@ -130,38 +137,42 @@ def take_epilogue(
 
 
 def _same_points(product: Block, first: Block) -> dict[Var, Expr] | None:
-    """Map the iterators of the block after a product to those of the product.
+    """Map the iterators of the block after a product to the iterators of the product.
 
-    None: the block does not read each element of the product once."""
+    Return None unless the block reads each element of the product once.
+    """
     reads = [r for r in block_loads(first) if r.buffer is product.body.buffer]
     if len(reads) != 1 or len(first.iters) != sum(i.kind == "spatial" for i in product.iters):
         return None
-    theirs, extents = {i.var: i.extent for i in first.iters}, {i.var: i.extent for i in product.iters}
-    found: dict[Var, Expr] = {}
-    for mine, other in zip(product.body.indices, reads[0].indices, strict=True):
-        if isinstance(mine, Const) and mine is other:
+    first_extents, extents = {i.var: i.extent for i in first.iters}, {i.var: i.extent for i in product.iters}
+    mapping: dict[Var, Expr] = {}
+    for written, read in zip(product.body.indices, reads[0].indices, strict=True):
+        if isinstance(written, Const) and written is read:
             continue
-        if not (isinstance(mine, Var) and isinstance(other, Var) and other in theirs) or other in found:
+        if not (isinstance(written, Var) and isinstance(read, Var) and read in first_extents) or read in mapping:
             return None
-        if prove_equal(extents[mine], theirs[other]) is not Proof.YES:
+        if prove_equal(extents[written], first_extents[read]) is not Proof.YES:
             return None
-        found[other] = mine
-    return found if len(found) == len(theirs) else None
+        mapping[read] = written
+    return mapping if len(mapping) == len(first_extents) else None
 
 
 def _next(
     value: Expr, now: Expr, known: Sequence[str], readable: Callable[[str, Load], bool]
 ) -> tuple[str, Expr, Load | None] | None:
-    """Find an operation on `now` through which every use of `now` in `value` passes.
+    """Match an operation on `now` that is the only user of `now` in `value`.
 
-    Returns its name, its node in `value` and the read of its array."""
+    Returns:
+        Its name, its node in `value`, and the read of its array; None without such an operation.
+    """
+    # Expressions are interned, so the formula applied to `now` is the very node of the value if the value contains it.
     nodes = tuple(postorder((value,)))
     for name in known:
         if name in _FORMS:
             for form in _FORMS[name]:
-                made = form(now)
-                if made in nodes and _only_through(value, now, made):
-                    return name, made, None
+                node = form(now)
+                if node in nodes and _only_through(value, now, node):
+                    return name, node, None
             continue
         for node in nodes:
             if not (node.op == BINARY_EPILOGUE_OPS[name] and now in node.args):
@@ -172,6 +183,7 @@ def _next(
     return None
 
 
-def _only_through(value: Expr, now: Expr, made: Expr) -> bool:
-    taken = load(Buffer("taken", (), f32), ())
-    return now not in postorder((transform(value, lambda e: taken if e is made else None),))
+def _only_through(value: Expr, now: Expr, node: Expr) -> bool:
+    """Return whether every use of `now` in `value` is below `node`."""
+    placeholder = load(Buffer("placeholder", (), f32), ())
+    return now not in postorder((transform(value, lambda e: placeholder if e is node else None),))

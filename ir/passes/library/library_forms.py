@@ -2,8 +2,10 @@
 
 To add a routine, implement it in `runtime/library` (buffers: inputs, workspace, output) and add an entry here. A separate package
 registers both by entry points: a class of the `Library` protocol in the group `relax_tune.libraries`, and an `Alternative`
-(or a tuple of them) in the group `relax_tune.alternatives`. The routine becomes a variant of every task it fits, and is
-dispatched where it measured fastest.
+(or a tuple of them) in the group `relax_tune.alternatives`. The routine becomes a variant of every task whose work it can compute, and is
+called for the shapes for which it was measured to be fastest.
+
+Tests: `tests/ir/passes/library/test_library_lowering.py`.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ Sizes = Mapping[str, Expr]
 class Packing:
     """Prepacking of weights by a second routine, once, when a model is loaded.
 
-    routine: LIBRARY.NAME; its buffers are the weights and the packed array
-    scalars: names of its sizes, in its order; all must be constants
-    elements: number of elements of the packed array
+    Attributes:
+        routine: LIBRARY.NAME; its buffers are the weights and the packed array.
+        scalars: Names of its scalar arguments, in order; all must be constants.
+        elements: Returns the number of elements of the packed array.
     """
 
     routine: str
@@ -40,22 +43,24 @@ class Packing:
 class MatrixProduct:
     """Work of a routine: the one matrix product of a function, `C = op(A) op(B)` row-major (BLAS GEMM).
 
-    Work before and after the product becomes separate kernels. Operands without a strided layout are packed.
-
-    dtype: element type of the operands; products of 16-bit floats accumulate in f32
-    batched: routine takes a batch of matrices
-    transposed: routine reads transposed operands; otherwise they are packed
-    follows: epilogue operations of the routine, names of `EPILOGUE_OPS`
-    operands: largest number of arrays that its epilogue operations read
-    packing: prepacking of B, which must then be a weight
-    result: element type of C, if not `dtype`; f32 keeps the sums of 16-bit floats
-    once: each epilogue operation at most once, and none after one without an array
-    converts: 16-bit operands may be written out as f32 for this routine
+    Computations before and after the product become separate kernels. Operands without a strided layout are packed.
 
     Buffers: A, B, arrays of the epilogue, C.
-    Sizes: m, n, k; trans_a, trans_b (1: stored transposed); lda, ldb, ldc (elements of a row). Batched: batch and stride_a,
-    stride_b, stride_c (elements of a matrix). The size `follows` encodes the epilogue operations, in order, as the sum of
-    (index in `follows`, from 1) * 16**position. Strides of epilogue array i: stride_di, row_di, column_di (0: broadcast)."""
+    Sizes: m, n, k; trans_a, trans_b (1: stored transposed); lda, ldb, ldc (elements of a row). Batched: batch and stride_a, stride_b,
+    stride_c (elements of a matrix). The size `follows` encodes the epilogue operations, in order, as the sum of (index in `follows`, from
+    1) * 16**position. Strides of epilogue array i: stride_di, row_di, column_di (0: broadcast).
+
+    Attributes:
+        dtype: Element type of the operands; products of 16-bit floats accumulate in f32.
+        batched: Whether the routine computes a batch of products.
+        transposed: Whether the routine reads transposed operands; otherwise they are packed.
+        follows: Epilogue operations of the routine, names of `EPILOGUE_OPS`.
+        operands: Largest number of arrays that its epilogue operations read.
+        packing: Prepacking of B, which must then be a weight.
+        result: Element type of C if it is not `dtype`; f32 for unrounded sums of 16-bit floats.
+        once: Whether each epilogue operation is possible at most once, and none after an operation without an array.
+        converts: Whether 16-bit operands may be converted to f32 for this routine.
+    """
 
     dtype: DType = f32
     batched: bool = False
@@ -73,7 +78,7 @@ class MatrixProduct:
         return self.result or self.dtype
 
     def allowed_next(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the epilogue operations that the routine can do after `names`."""
+        """Return the epilogue operations that the routine can apply after `names`."""
         with_array = sum(n in BINARY_EPILOGUE_OPS for n in names)
         if self.once and with_array < len(names):
             return ()
@@ -86,23 +91,25 @@ class MatrixProduct:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeFunction:
-    """Work of a routine: a function equal to `func`, loop by loop, for some values of its symbols.
+    """Work of a routine: a function with the same loops as `func`, for some values of its symbols.
 
-    Sizes: the symbols of `func`, by name. Buffers: the buffers of `func`."""
+    Sizes: the symbols of `func`, by name. Buffers: the buffers of `func`.
+    """
 
     func: PrimFunc
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A library routine and the work it can take.
+    """A library routine and the work that it can compute.
 
-    routine: LIBRARY.NAME
-    takes: replaced work
-    scalars: names of its sizes, in its order
-    targets: languages of the devices whose memory it reads
-    needs: condition on the sizes that must be proved
-    workspace: bytes of its workspace, an array of u8 before the output
+    Attributes:
+        routine: LIBRARY.NAME.
+        takes: The work that it replaces.
+        scalars: Names of its scalar arguments, in order.
+        targets: Languages of the devices whose memory it accesses.
+        needs: Returns a condition on the sizes that must be provable.
+        workspace: Returns the bytes of its workspace, an array of u8 before the output.
     """
 
     routine: str
@@ -123,8 +130,8 @@ class Alternative:
         wrong = [s for s in (*self.scalars, *(packing.scalars if packing else ())) if s not in known]
         if wrong or "." not in self.routine:
             raise UserError(
-                f"alternative {self.routine!r}: wanted LIBRARY.NAME and scalars among {', '.join(known)}; "
-                f"found {', '.join(wrong) or 'no dot in the name'}"
+                f"alternative {self.routine!r}: expected LIBRARY.NAME and scalars among {', '.join(known)}; "
+                f"got {', '.join(wrong) or 'no dot in the name'}"
             )
 
     @property
@@ -144,7 +151,7 @@ def epilogue_sizes(takes: MatrixProduct) -> tuple[str, ...]:
 
 _FOLLOWS = ("add", "mul", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "swish")
 _ONEDNN = MatrixProduct(follows=_FOLLOWS, operands=2)
-# blocks of at most 64 columns and 64 rows
+# oneDNN packs blocks of at most 64 columns and 64 rows.
 _BLOCKS = Packing(
     "onednn.pack",
     ("n", "k", "trans_b", "ldb"),
@@ -180,7 +187,7 @@ ALTERNATIVES: tuple[Alternative, ...] = (
     ),
     Alternative("clblast.sgemm", MatrixProduct(), PLAIN_SIZES, ("opencl",)),
     Alternative("clblast.sgemm_batched", MatrixProduct(batched=True), SIZES, ("opencl",)),
-    # not on OpenCL devices: its OpenMP threads would compete with the threads of the device
+    # Not for OpenCL devices: oneDNN's OpenMP threads would compete with the threads of the device.
     Alternative("onednn.matmul", _ONEDNN, (*PLAIN_SIZES, *epilogue_sizes(_ONEDNN)), ("c",)),
     Alternative(
         "onednn.matmul_packed",
@@ -194,13 +201,17 @@ ALTERNATIVES: tuple[Alternative, ...] = (
 
 
 def whole(x: PrimFunc | IRModule) -> WholeFunction:
-    """Return the work of one tensor function, given as such or as a module that lowers to one. Raises UserError."""
+    """Return the work of one tensor function, or of a module that lowers to one.
+
+    Raises:
+        UserError: The module lowers to several tensor functions.
+    """
     if isinstance(x, PrimFunc):
         return WholeFunction(x)
     prims = list(lower(x).prims.values())
     if len(prims) != 1:
         raise UserError(
-            f"alternative: wanted a module that lowers to one tensor function, found {len(prims)}: "
+            f"alternative: expected a module that lowers to one tensor function, got {len(prims)}: "
             f"{', '.join(p.name for p in prims)}"
         )
     return WholeFunction(prims[0])

@@ -1,6 +1,6 @@
 """Lower a fused function to a library call with kernels before and after it.
 
-The form is an alternative to generated kernels; measuring chooses. The table of routines is in `library_forms`.
+The form is an alternative to generated kernels, and measurement chooses between them. The table of routines is in `library_forms`.
 """
 
 from __future__ import annotations
@@ -8,22 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from relax_tune.errors import left_out
 from relax_tune.ir.arith.prove import Proof, prove, prove_equal
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.check.structural import workload_key
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, bf16, f16, f32, u8
-from relax_tune.ir.core.expr import (
-    Expr,
-    Load,
-    Var,
-    as_int,
-    const,
-    free_vars,
-    load,
-    mul,
-    transform,
-)
+from relax_tune.ir.core.expr import Expr, Load, Var, as_int, const, free_vars, load, mul, transform
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.plain_loops import all_loads, block_loads, plain_blocks
@@ -59,13 +50,14 @@ class LibraryCall:
 class LibraryForm:
     """A fused function as a library call.
 
-    routine: LIBRARY.NAME
-    buffers: arguments, the output last: parameters of the fused function, `temps` or the packed array
-    scalars: scalar arguments
-    packing: call that packs weights, once, at load time
-    temps: intermediate buffers, over the symbols of the fused function
-    before: steps before the call
-    after: step after the call
+    Attributes:
+        routine: LIBRARY.NAME.
+        buffers: Arguments, the output last: parameters of the fused function, `temps` or the packed array.
+        scalars: Scalar arguments.
+        packing: The call that packs weights, once, when a model is loaded.
+        temps: Intermediate buffers, over the symbols of the fused function.
+        before: Steps before the call.
+        after: Step after the call.
     """
 
     routine: str
@@ -78,22 +70,26 @@ class LibraryForm:
 
 
 def library_forms(func: PrimFunc, alternatives: Sequence[Alternative] = ALTERNATIVES) -> tuple[LibraryForm, ...]:
-    """Return a library form of `func` for each routine that can take its work, in table order."""
-    found = []
+    """Return a library form of `func` for each routine that can compute it, in table order.
+
+    A routine whose form raises an error, such as one of another package, is left out with a warning.
+    """
+    forms = []
     for alternative in alternatives:
-        takes = alternative.takes
-        form = (
-            _product_form(func, alternative, takes)
-            if isinstance(takes, MatrixProduct)
-            else _whole_form(func, alternative, takes)
-        )
+        form, takes = None, alternative.takes
+        with left_out(f"the library form {alternative.routine}", func.name):
+            form = (
+                _product_form(func, alternative, takes)
+                if isinstance(takes, MatrixProduct)
+                else _whole_form(func, alternative, takes)
+            )
         if form is not None:
-            found.append(form)
-    return tuple(found)
+            forms.append(form)
+    return tuple(forms)
 
 
 def _finished(func: PrimFunc, alternative: Alternative, form: LibraryForm, sizes: Sizes) -> LibraryForm | None:
-    """Add the scalar arguments and the workspace to a form; None when the condition of the routine is not proved."""
+    """Add the scalar arguments and the workspace to a form; None if the condition of the routine cannot be proved."""
     if alternative.needs is not None and prove(alternative.needs(sizes)) is not Proof.YES:
         return None
     form = replace(form, scalars=tuple(sizes[name] for name in alternative.scalars))
@@ -109,26 +105,25 @@ def _free_name(name: str, func: PrimFunc, temps: Sequence[Buffer]) -> str:
 
 
 def _whole_form(func: PrimFunc, alternative: Alternative, takes: WholeFunction) -> LibraryForm | None:
-    """Return the plain call if `func` equals the function of the routine at the sizes of `func`."""
-    mine = takes.func
-    given = tuple(TensorInfo(b.shape, b.dtype) for b in func.buffers)
-    wanted = tuple(TensorInfo(b.shape, b.dtype) for b in mine.buffers)
+    """Return the call of the routine if `func` equals the routine's function at the sizes of `func`, else None."""
+    pattern = takes.func
+    infos = tuple(TensorInfo(b.shape, b.dtype) for b in func.buffers)
+    pattern_infos = tuple(TensorInfo(b.shape, b.dtype) for b in pattern.buffers)
     if (
-        len(given) != len(wanted)
+        len(infos) != len(pattern_infos)
         or func.outputs != 1
-        or mine.outputs != 1
-        or None in (plain_blocks(func), plain_blocks(mine))
+        or pattern.outputs != 1
+        or None in (plain_blocks(func), plain_blocks(pattern))
     ):
         return None
-    meaning = solve(CallableInfo(wanted, ObjectInfo()), given)
-    pairs = zip(wanted, given, strict=True)
-    if any(True for w, g in pairs for _ in differences(w, g, None, meaning)):
+    meaning = solve(CallableInfo(pattern_infos, ObjectInfo()), infos)
+    pairs = zip(pattern_infos, infos, strict=True)
+    if any(True for expected, actual in pairs for _ in differences(expected, actual, None, meaning)):
         return None
     known = {v: e for v, e in meaning.items() if e is not None}
-    if not all(v in known for v in mine.symbols):
+    if not all(v in known for v in pattern.symbols):
         return None
-    placed = substitute_symbols(mine, known)
-    if _key(placed) != _key(func):
+    if _key(substitute_symbols(pattern, known)) != _key(func):
         return None
     return _finished(
         func, alternative, LibraryForm(alternative.routine, func.buffers, ()), {v.name: e for v, e in known.items()}
@@ -153,8 +148,9 @@ class _Axes:
 def _product_form(func: PrimFunc, alternative: Alternative, takes: MatrixProduct) -> LibraryForm | None:
     """Split `func` around its one matrix product; None unless it has exactly one, of the kind `takes`.
 
-    A computed operand, or one without a strided layout, is first written out packed. A result without a strided layout is
-    written packed and permuted by a step after the call."""
+    A computed operand, or one without a strided layout, is first packed into a temporary. A result without a strided layout is written to
+    a temporary and permuted by a step after the call.
+    """
     blocks = plain_blocks(func)
     if blocks is None or func.outputs != 1:
         return None
@@ -188,25 +184,26 @@ def _product_form(func: PrimFunc, alternative: Alternative, takes: MatrixProduct
         tuple(i for i in spatial if i.var in right and i.var not in left),
         tuple(i for i in block.iters if i.kind == "reduce"),
     )
+    # an iterator in neither factor would repeat the product
     if bool(axes.batch) is not takes.batched or any(i.var not in left | right for i in block.iters):
         return None
     target = _strides(load(block.body.buffer, block.body.indices), axes)
     if target is not None and target.unit_rows and not target.unit_columns:
-        # the transposed product is the one that writes rows
+        # C is stored transposed: compute the transposed product, whose rows are contiguous
         factors = (factors[1], factors[0])
         axes = replace(axes, rows=axes.columns, columns=axes.rows)
     return _Splitter(func, block, rest, axes, alternative, takes).split(factors[0], factors[1])
 
 
 def _widened(factor: Expr, dtype: DType) -> Expr | None:
-    """Return the operand of a cast from `dtype`, or None for another factor."""
+    """Return the operand of a cast from `dtype`; None for another factor."""
     return factor.args[0] if factor.op == "cast" and factor.args[0].dtype is dtype else None
 
 
 def _rounded(
     func: PrimFunc, block: Block, rest: Sequence[Block], dtype: DType
 ) -> tuple[PrimFunc, Block, list[Block]] | None:
-    """Narrow the array of the product to `dtype`; None unless every reader rounds it to `dtype`."""
+    """Store the product as `dtype`; None unless every reader rounds it to `dtype`."""
     wide = block.body.buffer
     narrow = Buffer(wide.name, wide.shape, dtype)
 
@@ -225,7 +222,7 @@ def _rounded(
 
 @dataclass(frozen=True, slots=True)
 class _Strides:
-    """Strides of one operand in elements, by role of the flattened iterators; None: the operand lacks the role."""
+    """Strides of one operand in elements, by role of the flattened iterators; None for a role that the operand does not have."""
 
     batch: Expr | None
     rows: Expr | None
@@ -242,7 +239,7 @@ class _Strides:
 
 
 def _strides(read: Load, axes: _Axes) -> _Strides | None:
-    """Return the strides of a read; None when an index is no bare iterator, or a role does not flatten to one stride."""
+    """Return the strides of a read; None if an index is not an iterator, or if a role cannot be flattened to one stride."""
     shape = read.buffer.shape
     at: dict[Var, Expr] = {}
     for p, index in enumerate(read.indices):
@@ -251,19 +248,19 @@ def _strides(read: Load, axes: _Axes) -> _Strides | None:
         if not isinstance(index, Var) or index in at:
             return None
         at[index] = simplify(product(shape[p + 1 :]))
-    found: list[Expr | None] = []
+    strides: list[Expr | None] = []
     for role in (axes.batch, axes.rows, axes.columns, axes.inner):
         have = [i for i in role if i.var in at]
         if not have:
-            found.append(None)
+            strides.append(None)
             continue
         if len(have) != len(role):
             return None
         for outer, nested in zip(role, role[1:], strict=False):
             if prove_equal(mul(at[nested.var], nested.extent), at[outer.var]) is not Proof.YES:
                 return None
-        found.append(at[role[-1].var])
-    return _Strides(*found)
+        strides.append(at[role[-1].var])
+    return _Strides(*strides)
 
 
 def _extent(role: Sequence[IterVar]) -> Expr:
@@ -286,7 +283,7 @@ class _Splitter:
         self.alternative, self.takes = alternative, takes
         self.temps: list[Buffer] = []
         self.before: list[FunctionStep] = []
-        # an epilogue that only rounds is part of a call that writes 16 bits
+        # rounding to 16 bits is part of a call that writes 16 bits, so an epilogue of no operations counts
         least = 0 if takes.writes.is_half else 1
         self.epilogue = (
             take_epilogue(block, rest, takes.allowed_next, self._readable, least)
@@ -300,7 +297,7 @@ class _Splitter:
         b, sb = self._operand(right, axes.inner, axes.columns, "b_packed")
         c, sc, after = self._result()
         m, n, k = map(_extent, (axes.rows, axes.columns, axes.inner))
-        # BLAS accepts any leading dim of at least the width for a matrix of one row
+        # `_leading` also covers matrices of one row or one column, for which BLAS accepts any leading dim of at least the width
         trans_a, lda = _leading(sa.rows, sa.inner, m, k)
         trans_b, ldb = _leading(sb.inner, sb.columns, k, n)
         _, ldc = _leading(sc.rows, sc.columns, m, n)
@@ -322,42 +319,39 @@ class _Splitter:
         )
         return _finished(self.func, self.alternative, form, sizes)
 
-    def _packing(self, wanted: Packing, b: Buffer, sizes: Sizes) -> LibraryCall | None:
+    def _packing(self, packing: Packing, b: Buffer, sizes: Sizes) -> LibraryCall | None:
         """Return the call that packs the second operand; None unless it is a weight of constant sizes."""
-        told = tuple(simplify(sizes[name]) for name in wanted.scalars)
-        if b not in self.func.consts or any(as_int(s) is None for s in told):
+        scalars = tuple(simplify(sizes[name]) for name in packing.scalars)
+        if b not in self.func.consts or any(as_int(s) is None for s in scalars):
             return None
         name = _free_name("b_packed", self.func, self.temps)
-        return LibraryCall(wanted.routine, (b, Buffer(name, (simplify(wanted.elements(sizes)),), b.dtype)), told)
+        packed = Buffer(name, (simplify(packing.elements(sizes)),), b.dtype)
+        return LibraryCall(packing.routine, (b, packed), scalars)
 
     def _readable(self, operation: str, read: Load) -> bool:
-        """Return True if an epilogue operation can read an array: strided, and over the roles of the operation."""
-        found = _strides(read, self.axes)
-        if read.dtype is not self.takes.writes or found is None:
+        """Return whether an epilogue operation can read an array: it is strided, and has the roles of the operation."""
+        strides = _strides(read, self.axes)
+        if read.dtype is not self.takes.writes or strides is None:
             return False
         if operation not in ("bias", "residual"):
             return True
-        has = [s is not None for s in (found.batch, found.rows)]
-        of_all = [bool(self.axes.batch), bool(self.axes.rows)]
-        return (
-            found.unit_columns
-            and found.columns is not None
-            and has == (of_all if operation == "residual" else [False] * 2)
-        )
+        roles = [s is not None for s in (strides.batch, strides.rows)]
+        expected = [bool(self.axes.batch), bool(self.axes.rows)] if operation == "residual" else [False, False]
+        return strides.unit_columns and strides.columns is not None and roles == expected
 
     def _following(self) -> dict[str, Expr]:
         """Return the sizes that describe the epilogue."""
-        found: dict[str, Expr] = dict.fromkeys(epilogue_sizes(self.takes), const(0))
+        sizes: dict[str, Expr] = dict.fromkeys(epilogue_sizes(self.takes), const(0))
         if self.epilogue is None:
-            return found
+            return sizes
         code = sum((self.takes.follows.index(n) + 1) << (4 * i) for i, n in enumerate(self.epilogue.names))
-        found["follows"] = const(code)
+        sizes["follows"] = const(code)
         for i, read in enumerate(self.epilogue.arrays):
             at = _strides(read, self.axes)
             assert at is not None
             named = {f"stride_d{i}": at.batch, f"row_d{i}": at.rows, f"column_d{i}": at.columns}
-            found |= {name: const(0) if s is None else s for name, s in named.items()}
-        return found
+            sizes |= {name: const(0) if s is None else s for name, s in named.items()}
+        return sizes
 
     def _temp(self, name: str, roles: Sequence[IterVar], dtype: DType) -> Buffer:
         name = _free_name(name, self.func, self.temps)
@@ -368,19 +362,19 @@ class _Splitter:
     def _operand(
         self, value: Expr, first: Sequence[IterVar], second: Sequence[IterVar], name: str
     ) -> tuple[Buffer, _Strides]:
-        """Return the buffer of an operand and its strides, after a packing step if it needs one."""
+        """Return the buffer of an operand and its strides; add a packing step if the routine cannot read it."""
         if isinstance(value, Load):
-            found = _strides(value, self.axes)
-            if found is not None:
-                last_stride = found.inner if second is self.axes.inner else found.columns
-                other = found.rows if second is self.axes.inner else found.inner
+            strides = _strides(value, self.axes)
+            if strides is not None:
+                last_stride = strides.inner if second is self.axes.inner else strides.columns
+                other = strides.rows if second is self.axes.inner else strides.inner
                 readable = (other, last_stride) if self.takes.transposed else (last_stride,)
                 if any(s is None or as_int(s) == 1 for s in readable):
-                    return value.buffer, found
-        # keep the contiguous axis of the source contiguous, so that packing copies runs
+                    return value.buffer, strides
+        # the contiguous axis of the source is contiguous in the packed array, too, so that packing copies runs of elements
         last = value.indices[-1] if isinstance(value, Load) and value.indices else None
-        turned = self.takes.transposed and any(i.var is last for i in first) and not any(i.var is last for i in second)
-        order = (*self.axes.batch, *((*second, *first) if turned else (*first, *second)))
+        swapped = self.takes.transposed and any(i.var is last for i in first) and not any(i.var is last for i in second)
+        order = (*self.axes.batch, *((*second, *first) if swapped else (*first, *second)))
         packed = self._temp(name, order, self.takes.dtype)
         indices = tuple(i.var for i in order)
         spatial = tuple(IterVar(i.var, i.extent) for i in order)
@@ -395,20 +389,25 @@ class _Splitter:
         """Return the buffer that the product writes, its strides, and the step after the call."""
         output = self.func.output_buffers[0]
         target = self.block.body.buffer
-        found = _strides(load(target, self.block.body.indices), self.axes)
-        fits = found is not None and found.unit_columns
+        strides = _strides(load(target, self.block.body.indices), self.axes)
+        fits = strides is not None and strides.unit_columns
         rest = list(self.rest)
         if self.epilogue is not None:
             rest[0] = self.epilogue.rest
             store = rest[0].body
-            there = _strides(load(store.buffer, store.indices), self.axes)
-            if self.epilogue.whole and store.buffer is output and there is not None and there.unit_columns:
-                return output, there, None
-        if fits and found is not None and target is output:
-            return output, found, None
-        if fits and found is not None:
+            output_strides = _strides(load(store.buffer, store.indices), self.axes)
+            if (
+                self.epilogue.is_complete
+                and store.buffer is output
+                and output_strides is not None
+                and output_strides.unit_columns
+            ):
+                return output, output_strides, None
+        if fits and strides is not None and target is output:
+            return output, strides, None
+        if fits and strides is not None:
             self.temps.append(target)
-            return target, found, self._after(rest, target, output)
+            return target, strides, self._after(rest, target, output)
         order = (*self.axes.batch, *self.axes.rows, *self.axes.columns)
         packed = self._temp("c_packed", order, self.takes.writes)
         spatial = tuple(i for i in self.block.iters if i.kind == "spatial")
@@ -430,9 +429,10 @@ class _Splitter:
 
 
 def _leading(outer: Expr | None, inner: Expr | None, height: Expr, width: Expr) -> tuple[int, Expr]:
-    """Return (transposed, leading dim) of a `height` x `width` matrix with these strides, one of them 1.
+    """Return (transposed, leading dim) of a `height` x `width` matrix with these strides. At least one of them is 1.
 
-    Where both are, it has one row or one column, and rows of `width` hold either."""
+    If both are 1, the matrix has one row or one column, and the leading dim `width` is correct for either.
+    """
     if inner is None or as_int(inner) == 1:
         return 0, width if outer is None or as_int(outer) == 1 else outer
     return 1, height if as_int(inner) is None and outer is None else inner

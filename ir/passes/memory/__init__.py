@@ -1,1 +1,4 @@
-"""The static memory plan: live ranges, alias sets, packing, in-place results."""
+"""Memory planning: live ranges, packing of storages, bounds of sizes, in-place outputs, caches that grow in place.
+
+From outside, import `memory_plan`, `inplace`, and `append.Appended`.
+"""

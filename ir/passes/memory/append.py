@@ -1,8 +1,10 @@
-"""Caches whose growing dim is stored outermost: appending to one then leaves its elements where they are.
+"""Store caches with their growing dim outermost, so that appending leaves existing elements in place.
 
-A decoder's step extends each cache by the new positions. Row-major memory keeps elements in place only if the dim that grows is
-the outermost. So the function takes and gives such arrays with that dim first. The attention reads them through a permute, which
-is fused into it, and the concatenation may take the memory of its argument (`call_tir_inplace`, Relax).
+A step of a decoder extends each cache by the new positions. In row-major memory, elements stay in place only if the dim that grows is
+the outermost. Therefore parameters and results of this kind are stored with that dim first. The attention reads them through a permute,
+which is fused into it, and the concatenation may write into the memory of its argument (`call_tir_inplace`, Relax).
+
+Tests: `tests/tuner/emit/test_sessions.py`, `tests/tuner/emit/test_generate.py`.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A parameter that a result extends: both are stored with the dim that grows outermost.
+    """A parameter that a result extends; both are stored with the growing dim outermost.
 
-    param: its position; result: the number of the result; axis: the dim that grows, as the model counts
+    Attributes:
+        param: Position of the parameter.
+        result: Position of the result.
+        axis: The growing dim in the model's order of dims.
     """
 
     param: int
@@ -33,29 +38,33 @@ class Appended:
 
 
 def store_outermost(module: IRModule, names: Collection[str]) -> tuple[IRModule, Mapping[str, tuple[Appended, ...]]]:
-    """Change the dims of parameters that results extend, in functions that nothing calls. Return what was changed."""
+    """Store parameters that results extend with the growing dim outermost, in functions that no other function calls.
+
+    Returns:
+        The module, and the changed parameters of each changed function.
+    """
     called = {callee for f in module.graphs.values() for callee in callees(f)}
-    functions, found = dict(module.functions), {}
+    functions, appended = dict(module.functions), {}
     for name in names:
         f = module.graphs[name]
         pairs = () if name in called else _appended(f)
         if pairs:
-            functions[name], found[name] = _rewritten(f, pairs), pairs
-    return (replace(module, functions=functions) if found else module), found
+            functions[name], appended[name] = _rewritten(f, pairs), pairs
+    return (replace(module, functions=functions) if appended else module), appended
 
 
 def _appended(f: Function) -> tuple[Appended, ...]:
-    """Return the parameters that only a concatenation reads, whose result is returned once and else read by attention."""
+    """Return the parameters that are read by one concatenation only, whose result is returned once and otherwise read by attention."""
     fields = _fields(f.ret)
-    made = {b.var: b.value for b in f.bindings}
+    values = {b.var: b.value for b in f.bindings}
     readers: dict[GVar, list[Value]] = {}
     for use in all_uses(f):
         for v in used_vars(use) if use is not f.ret else ():
             readers.setdefault(v, []).append(use)
     returned = used_vars(f.ret)
-    found = []
+    appended = []
     for number, field in enumerate(fields):
-        value = made.get(field) if isinstance(field, GVar) else None
+        value = values.get(field) if isinstance(field, GVar) else None
         if not isinstance(field, GVar) or not isinstance(value, Call) or not isinstance(value.op, Concat):
             continue
         past = value.args[0]
@@ -67,14 +76,16 @@ def _appended(f: Function) -> tuple[Appended, ...]:
         axis = value.op.axis % len(info.shape)
         attended = all(isinstance(u, Call) and isinstance(u.op, Attention) for u in readers.get(field, ()))
         if as_int(info.shape[axis]) is None and attended and fields.count(field) == 1:
-            found.append(Appended(f.params.index(past), number, axis))
-    return tuple(found)
+            appended.append(Appended(f.params.index(past), number, axis))
+    return tuple(appended)
 
 
 def _rewritten(f: Function, pairs: tuple[Appended, ...]) -> Function:
     fields = _fields(f.ret)
     axes = {fields[p.result]: p.axis for p in pairs}
-    stored = {f.params[p.param]: GVar(f.params[p.param].name, _moved(f.params[p.param].info, p.axis)) for p in pairs}
+    stored = {
+        f.params[p.param]: GVar(f.params[p.param].name, _outermost(f.params[p.param].info, p.axis)) for p in pairs
+    }
     grown: dict[Value, GVar] = {}
 
     def visit(out: Emitter, b: AnyBinding) -> None:
@@ -90,14 +101,14 @@ def _rewritten(f: Function, pairs: tuple[Appended, ...]) -> Function:
         order = (axis, *(d for d in range(rank) if d != axis))
         parts: list[Value] = [stored[past]]
         for v in map(out.value, rest):
-            moved = _moved(v.info, axis)
+            moved = _outermost(v.info, axis)
             assert moved.shape is not None
-            by = Reshape(moved.shape) if as_int(moved.shape[0]) == 1 else Permute(order)
-            parts.append(out.bind(Call(by, (v,)), moved, b.var.name) if axis else v)
-        grown[b.var] = var = GVar(b.var.name, _moved(info, axis))
+            reorder = Reshape(moved.shape) if as_int(moved.shape[0]) == 1 else Permute(order)
+            parts.append(out.bind(Call(reorder, (v,)), moved, b.var.name) if axis else v)
+        grown[b.var] = var = GVar(b.var.name, _outermost(info, axis))
         out.bindings.append(Binding(var, Call(Concat(0), tuple(parts))))
-        back = Call(Permute(tuple(order.index(d) for d in range(rank))), (var,))
-        out.mapping[b.var] = out.bind(back, info, b.var.name) if axis else var
+        restored = Call(Permute(tuple(order.index(d) for d in range(rank))), (var,))
+        out.mapping[b.var] = out.bind(restored, info, b.var.name) if axis else var
 
     new = rewrite_function(f, visit)
     results = tuple(grown.get(old, field) for old, field in zip(fields, _fields(new.ret), strict=True))
@@ -112,14 +123,18 @@ def _fields(ret: Value) -> tuple[Value, ...]:
     return ret.fields if isinstance(ret, TupleValue) else (ret,)
 
 
-def _moved(info: object, axis: int) -> TensorInfo:
-    """Return the annotation of a tensor with one dim moved to the front."""
+def _outermost(info: object, axis: int) -> TensorInfo:
+    """Return the annotation of a tensor with one dim first."""
     assert isinstance(info, TensorInfo) and info.shape is not None
     return TensorInfo((info.shape[axis], *info.shape[:axis], *info.shape[axis + 1 :]), info.dtype)
 
 
 def logical(info: TensorInfo, axis: int) -> TensorInfo:
-    """Return the annotation of a tensor as the model counts its dims. axis: the dim that is stored outermost"""
+    """Return the annotation of a stored tensor in the model's order of dims.
+
+    Args:
+        axis: The dim that is stored outermost.
+    """
     if not axis:
         return info
     assert info.shape is not None

@@ -1,8 +1,11 @@
 """Pack live ranges of symbolic sizes into few storages.
 
-Values with disjoint live ranges may share a storage. Its size is the largest of theirs: a `max` where sizes cannot be compared.
-Any such grouping is sound, so the grouping is chosen by numbers. Greedy packings are made in several orders: by arrival, and by
-size at a few sample points of the symbols. The packing with the lowest ratio of bytes to peak live bytes, at its worst point, is kept.
+Values with disjoint live ranges may share a storage, whose size is the largest of their sizes: a `max` if sizes cannot be compared.
+Every such grouping is correct, so a good one is chosen numerically. Several greedy packings are computed, in order of arrival and in
+order of size at a few sample points of the symbols. The result is the packing whose largest ratio of bytes to peak live bytes, over the
+sample points, is smallest.
+
+Tests: `tests/ir/passes/memory/test_buffer_packing.py`.
 """
 
 from __future__ import annotations
@@ -18,15 +21,15 @@ from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, free_vars, maximum, substitute
 
-# Sample points within the range of a symbol, as exponents between its least and its greatest value. A symbol without an upper
-# bound is taken to reach _FAR times its least value.
+# Sample points within the range of a symbol, as fractions of the way from its least to its greatest value on a logarithmic scale. A
+# symbol without an upper bound is assumed to reach _FAR times its least value.
 _GRID = (0.0, 0.35, 0.7, 1.0)
 _FAR = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRange:
-    """A live range: `nbytes` of memory in use from step `first` to step `last`, both included."""
+    """`nbytes` of memory in use from step `first` to step `last`, both inclusive."""
 
     first: int
     last: int
@@ -34,12 +37,11 @@ class LiveRange:
 
 
 def pack(ranges: Sequence[LiveRange], env: Env) -> tuple[tuple[Expr, ...], tuple[int, ...]]:
-    """Return the sizes of the storages, and the storage number of each live range.
-
-    Live ranges of one storage never overlap."""
+    """Return the sizes of the storages, and the storage of each live range. Live ranges of one storage never overlap."""
     sizes = _bytes_at_points(tuple(dict.fromkeys(s.nbytes for s in ranges)), env)
     bytes_at = [sizes[s.nbytes] for s in ranges]
     least = _peak_bytes(ranges, bytes_at)
+    # relative to the peak of each point, so that points with large sizes do not dominate
     shares = [b / least for b in bytes_at]
     arrival = sorted(range(len(ranges)), key=lambda i: (ranges[i].first, i))
     orders = [arrival, sorted(arrival, key=lambda i: -shares[i].sum())]
@@ -59,7 +61,7 @@ def pack(ranges: Sequence[LiveRange], env: Env) -> tuple[tuple[Expr, ...], tuple
 
 
 def _storage_size(sizes: Iterable[Expr], env: Env) -> Expr:
-    """Return a size that holds each of `sizes`."""
+    """Return the maximum of sizes."""
     out: Expr | None = None
     for size in dict.fromkeys(sizes):
         out = size if out is None else simplify(maximum(out, size), env)
@@ -72,20 +74,25 @@ def _group_greedily(
 ) -> list[list[int]]:
     """Assign live ranges greedily, in `order`, to the group that grows least.
 
-    A live range that overlaps every group opens a new one. tight: among equal growths take the group with the least unused
-    memory; otherwise take the first."""
+    A live range that overlaps every group starts a new one.
+
+    Args:
+        shares: Size of each live range at the sample points, as a fraction of the peak.
+        tight: Whether ties go to the group with the least unused memory instead of the first.
+    """
     groups: list[list[int]] = []
     lives: list[list[tuple[int, int]]] = []
     sizes_of: list[NDArray[np.float64]] = []
     for i in order:
         life, share = (ranges[i].first, ranges[i].last), shares[i]
         best: tuple[tuple[float, float], int] | None = None
-        for slot, taken in enumerate(lives):
-            at = bisect(taken, life)
-            if (at and taken[at - 1][1] >= life[0]) or (at < len(taken) and taken[at][0] <= life[1]):
+        for slot, occupied in enumerate(lives):
+            at = bisect(occupied, life)
+            if (at and occupied[at - 1][1] >= life[0]) or (at < len(occupied) and occupied[at][0] <= life[1]):
                 continue
             grown = np.maximum(sizes_of[slot], share)
             cost = (
+                # Rounded, so that no rounding error of a sum decides between equal groups.
                 round(float((grown - sizes_of[slot]).sum()), 9),
                 round(float((grown - share).sum()), 9) if tight else 0.0,
             )
@@ -117,6 +124,7 @@ def _peak_bytes(ranges: Sequence[LiveRange], bytes_at: Sequence[NDArray[np.float
     change = np.zeros((steps, len(bytes_at[0]) if ranges else 1))
     for span, size in zip(ranges, bytes_at, strict=True):
         change[span.first] += size
+        # a value that is used last by a step is still live in it
         change[span.last + 1] -= size
     live: NDArray[np.float64] = np.maximum(change.cumsum(axis=0).max(axis=0), 1)
     return live
@@ -125,7 +133,8 @@ def _peak_bytes(ranges: Sequence[LiveRange], bytes_at: Sequence[NDArray[np.float
 def _bytes_at_points(sizes: Sequence[Expr], env: Env) -> dict[Expr, NDArray[np.float64]]:
     """Evaluate each size at the sample points.
 
-    Points that leave a size undefined are dropped. Without a point left, all sizes count as 1."""
+    Points at which a size is undefined are dropped. If no point remains, all sizes count as 1.
+    """
     rows = []
     for point in _sample_points(free_vars(*sizes), env):
         row = [as_int(substitute(e, point)) for e in sizes]
@@ -144,10 +153,10 @@ def _sample_points(symbols: Sequence[Var], env: Env) -> list[dict[Var, Expr]]:
         ends[v] = start, max(start * _FAR if high is None else high, start)
 
     def at(where: dict[Var, float], others: float) -> dict[Var, Expr]:
-        found: dict[Var, Expr] = {}
+        point: dict[Var, Expr] = {}
         for v, (low, high) in ends.items():
-            found[v] = const(round(low * (high / low) ** where.get(v, others)), v.dtype)
-        return found
+            point[v] = const(round(low * (high / low) ** where.get(v, others)), v.dtype)
+        return point
 
     points = [at({}, t) for t in _GRID]
     if len(symbols) > 1:

@@ -1,4 +1,10 @@
-"""Outputs in the memory of an argument (`call_tir_inplace`, Relax): candidates and rewriting."""
+"""Outputs in the memory of an argument (`call_tir_inplace`, Relax): candidates and rewriting.
+
+A call with an in-place output has another kernel, with one pointer fewer, than the kernel that was measured. Therefore no pass of the
+standard pipeline rewrites calls. The build does, and only for variants that do not read ahead of their writes.
+
+Tests: `tests/ir/check/test_inplace.py`, `tests/ir/passes/test_graph_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +21,20 @@ from relax_tune.ir.core.graph_walk import all_bindings
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.passes.memory.append import Appended
-from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function
+from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
 
 
 @dataclass(frozen=True, slots=True)
 class InplacePair:
-    """An output of a call, and an argument whose memory it may take.
+    """An output of a call, and an argument whose memory it may use.
 
-    var: variable that the call binds
-    callee: name of the tensor function
-    output: number of the output
-    argument: position of the argument
-    inputs: positions of all arguments in that memory
-    reason: reason against it in the graph or in the loops, if there is one
+    Attributes:
+        var: Variable that the call binds.
+        callee: Name of the tensor function.
+        output: Position of the output.
+        argument: Position of the argument.
+        inputs: Positions of all arguments in that memory.
+        reason: Why the graph or the loops forbid it; None if they do not.
     """
 
     var: GVar
@@ -39,34 +46,34 @@ class InplacePair:
 
 
 def inplace_pairs(f: Function, module: IRModule, find: bool = True) -> tuple[InplacePair, ...]:
-    """List the pairs that `call_tir_inplace` states and, with `find`, further candidates; at most one for an output.
+    """List the pairs that `call_tir_inplace` states and, with `find`, further candidates; at most one per output.
 
-    The caller checks that no variant reads ahead, since it knows the variants.
+    The caller, which knows the variants of the tensor functions, must check that none reads ahead of its writes.
     """
     pairs = (*_stated(f), *(_Finder(f, module).pairs() if find else ()))
-    wrong = {(m.var, m.output): m.why for m in inplace_conflicts(with_inplace(f, pairs), module)}
-    return tuple(replace(p, reason=wrong.get((p.var, p.output))) for p in pairs)
+    conflicts = {(m.var, m.output): m.why for m in inplace_conflicts(with_inplace(f, pairs), module)}
+    return tuple(replace(p, reason=conflicts.get((p.var, p.output))) for p in pairs)
 
 
 def appended_pairs(f: Function, module: IRModule, appended: Sequence[Appended]) -> Iterator[InplacePair]:
-    """Yield the calls that extend parameters. The function may write behind the end of these, whose elements stay."""
+    """Yield the calls that extend parameters, which have memory after their last element for the call to write to."""
     if not appended:
         return
     aliases, env = AliasSets(inplace=False), env_of(module.bounds)
     fields = f.ret.fields if isinstance(f.ret, TupleValue) else (f.ret,)
     readers: list[AllocatedTensor] = []
-    found: list[tuple[InplacePair, AllocatedTensor]] = []
+    extending: list[tuple[InplacePair, AllocatedTensor]] = []
     for b in f.bindings:
         readers += aliases.read_tensors(b.value) if isinstance(b.value, (CallTIR, CallDPSLibrary)) else ()
         for at, arg in enumerate(b.value.args if isinstance(b.value, CallTIR) else ()):
-            held = aliases.tensors_of(arg) if isinstance(arg, GVar) else ()
+            tensors = aliases.tensors_of(arg) if isinstance(arg, GVar) else ()
             for i, info in enumerate(b.value.out if isinstance(b.value, CallTIR) else ()):
-                if len(held) == 1 and isinstance(b.value, CallTIR) and _extends(info, arg.info, env):
-                    found.append((_pair(b.var, b.value, i, at, aliases), held[0]))
+                if len(tensors) == 1 and isinstance(b.value, CallTIR) and _extends(info, arg.info, env):
+                    extending.append((_pair(b.var, b.value, i, at, aliases), tensors[0]))
         aliases.bind(b.var, b.value)
-    kept = {(f.params[a.param], 0): aliases.tensors_of(fields[a.result]) for a in appended}
-    for pair, param in found:
-        if kept.get(param) == ((pair.var, pair.output),) and readers.count(param) == 1:
+    extended = {(f.params[a.param], 0): aliases.tensors_of(fields[a.result]) for a in appended}
+    for pair, param in extending:
+        if extended.get(param) == ((pair.var, pair.output),) and readers.count(param) == 1:
             func = module.prim(pair.callee)
             sources = [func.input_buffers[k] for k in pair.inputs]
             why = next((w for s in sources if (w := why_not_inplace(func, func.output_buffers[pair.output], s))), None)
@@ -74,7 +81,7 @@ def appended_pairs(f: Function, module: IRModule, appended: Sequence[Appended]) 
 
 
 def _extends(new: TensorInfo, old: StructInfo, env: Env) -> bool:
-    """Return whether two tensors have one type and provably equal dims but for the outermost."""
+    """Return whether two tensors have the same dtype and provably equal dims except the outermost."""
     if not isinstance(old, TensorInfo) or old.shape is None or new.shape is None or old.dtype is not new.dtype:
         return False
     pairs = zip(old.shape[1:], new.shape[1:])
@@ -89,9 +96,9 @@ def with_inplace(f: Function, pairs: Collection[InplacePair]) -> Function:
         call = b.value
         if isinstance(call, CallTIR) and isinstance(b, Binding):
             arguments = tuple(chosen.get((b.var, i)) for i in range(len(call.out)))
-            wanted = arguments if any(at is not None for at in arguments) else ()
-            if wanted != call.inplace:
-                b = replace(b, value=replace(call, inplace=wanted))
+            inplace = arguments if any(at is not None for at in arguments) else ()
+            if inplace != call.inplace:
+                b = replace(b, value=replace(call, inplace=inplace))
         out.keep(b)
 
     return rewrite_function(f, visit)
@@ -115,7 +122,7 @@ def _pair(var: GVar, call: CallTIR, output: int, at: int, aliases: AliasSets) ->
 
 
 class _Finder:
-    """Finds arguments of an output's dims that are computed in the same function and not read later."""
+    """Finds arguments with the dims of an output that are computed in the same function and not read afterwards."""
 
     def __init__(self, f: Function, module: IRModule) -> None:
         self.f, self.module, self.env = f, module, env_of(module.bounds)
@@ -127,50 +134,39 @@ class _Finder:
             self.last.update(dict.fromkeys(self.aliases.read_tensors(b.value), position))
             self.aliases.bind(b.var, b.value)
         self.last.update(dict.fromkeys(self.aliases.read_tensors(f.ret), len(self.at_step)))
-        self.made = {b.var for b in f.bindings if isinstance(b.value, CallTIR)}
+        self.computed = {b.var for b in f.bindings if isinstance(b.value, CallTIR)}
 
     def pairs(self) -> Iterator[InplacePair]:
-        """Yield a pair for each output of a call without stated ones, where an argument fits."""
+        """Yield a pair for each output that can use the memory of an argument, except in calls that state pairs."""
         for b in self.f.bindings:
             call = b.value
             if not isinstance(call, CallTIR) or not isinstance(b, Binding) or call.inplace:
                 continue
-            taken: set[int] = set()
+            used: set[int] = set()
             for i in range(len(call.out)):
-                at = self._argument(call, b.var, i, taken)
+                at = self._argument(call, b.var, i, used)
                 if at is not None:
-                    taken.add(at)
+                    used.add(at)
                     yield _pair(b.var, call, i, at, self.aliases)
 
-    def _argument(self, call: CallTIR, var: GVar, i: int, taken: Collection[int]) -> int | None:
-        """Return the first argument whose memory output `i` can take."""
+    def _argument(self, call: CallTIR, var: GVar, i: int, used: Collection[int]) -> int | None:
+        """Return the first argument, not among `used`, whose memory output `i` can use; None without any."""
         func = self.module.prim(call.callee)
         for at, arg in enumerate(call.args):
-            found = self.aliases.tensors_of(arg) if isinstance(arg, GVar) else ()
-            if at in taken or len(found) != 1 or found[0][0] not in self.made:
+            tensors = self.aliases.tensors_of(arg) if isinstance(arg, GVar) else ()
+            if at in used or len(tensors) != 1 or tensors[0][0] not in self.computed:
                 continue
-            if self.last[found[0]] != self.at_step[var] or not self._alike(arg.info, call.out[i]):
+            if self.last[tensors[0]] != self.at_step[var] or not self._alike(arg.info, call.out[i]):
                 continue
-            sources = sources_of(func, call, found[0], self.aliases)
+            sources = sources_of(func, call, tensors[0], self.aliases)
             if all(why_not_inplace(func, func.output_buffers[i], s) is None for s in sources):
                 return at
         return None
 
     def _alike(self, old: StructInfo, new: TensorInfo) -> bool:
-        """Return True if two tensors provably have the same dtype and equal dims."""
+        """Return whether two tensors have the same dtype and provably equal dims."""
         if not isinstance(old, TensorInfo) or old.shape is None or new.shape is None or old.dtype is not new.dtype:
             return False
         return len(old.shape) == len(new.shape) and all(
             prove_equal(a, b, self.env) is Proof.YES for a, b in zip(old.shape, new.shape, strict=True)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Inplace:
-    """Write outputs in the memory of dead arguments of equal dims and type, where the loops permit.
-
-    Not part of the standard pipeline: a marked call has another kernel (one pointer fewer) than the measured one.
-    Branches are not changed."""
-
-    def __call__(self, module: IRModule) -> IRModule:
-        return map_graphs(module, lambda f, _: with_inplace(f, (*_stated(f), *_Finder(f, module).pairs())))

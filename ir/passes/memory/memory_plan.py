@@ -1,4 +1,4 @@
-"""Static memory planning over symbolic sizes (paper section 4.3)."""
+"""Static memory planning over symbolic sizes (Relax, arXiv:2311.02103, section 4.3)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from relax_tune.ir.passes.memory.size_bounds import size_bound
 class MemoryPlan:
     """Storages of the intermediate tensors of a graph function.
 
-    storages: sizes in bytes, over the symbols of the graph
-    assignment: variable -> storage of each tensor it holds, one per field of a tuple; None for a returned field
-    workspaces: variable -> storages that its call needs while it runs
+    Parameters, constants and returned values have no storage in the plan. Views, results of branches and in-place outputs have the
+    storage of the tensor they alias.
 
-    Parameters, constants and returned values have no storage of the plan. Views, results of branches and in-place outputs
-    have the storage of the tensor they alias.
+    Attributes:
+        storages: Sizes in bytes, over the symbols of the graph.
+        assignment: For each variable, the storage of its tensor, or of each field of its tuple; None for a returned field.
+        workspaces: For each variable, the storages that its call needs while it runs.
     """
 
     storages: tuple[Expr, ...]
@@ -40,8 +41,9 @@ class MemoryPlan:
 class PlanMemory:
     """Assign storages by live ranges, over symbolic sizes.
 
-    constant: replace each size by its greatest value, so that one allocation serves all calls; a size over a symbol without an
-        upper bound stays symbolic in that symbol
+    Attributes:
+        constant: Replace each size by its greatest value, so that one allocation serves all calls. Symbols without an upper bound
+            remain in the sizes.
     """
 
     constant: bool = False
@@ -51,7 +53,9 @@ class PlanMemory:
     ) -> MemoryPlan:
         """Plan the memory of one graph function.
 
-        workspaces: bytes that the call of a variable needs while it runs."""
+        Args:
+            workspaces: Sizes in bytes of the workspaces that the call of a variable needs while it runs.
+        """
         env = env_of(module.bounds)
         assignment: dict[GVar, list[int | None]] = {}
         spaces: dict[GVar, list[int]] = {}
@@ -76,11 +80,12 @@ class PlanMemory:
 class Lifetime:
     """A tensor that needs memory, with its live range.
 
-    var: variable that holds it
-    index: number of its field; None for a workspace of the call that binds `var`
-    nbytes: bytes, over the symbols of the graph
-    first: position of the binding that makes it
-    last: position of its last reader
+    Attributes:
+        var: Variable whose value is the tensor or contains it.
+        index: Field of the tuple; 0 for a tensor, None for a workspace of the call that binds `var`.
+        nbytes: Bytes, over the symbols of the graph.
+        first: Position of the binding that computes it.
+        last: Position of its last reader.
     """
 
     var: GVar
@@ -93,41 +98,47 @@ class Lifetime:
 def lifetimes(
     module: IRModule, name: str = "main", workspaces: Mapping[GVar, Sequence[Expr]] | None = None
 ) -> tuple[Lifetime, ...]:
-    """List the tensors that a plan of the graph function `name` places, in order of allocation.
+    """List the tensors that a plan of the graph function `name` must place, in order of allocation.
 
     Views and returned tensors are left out. The workspaces of a call follow its outputs.
-    Raises BuildError, naming the value, for unknown dims or dtype."""
+
+    Raises:
+        BuildError: The dims or the dtype of a tensor are unknown.
+    """
     func = module.functions[name]
     assert isinstance(func, Function)
     env = env_of(module.bounds)
     aliases = AliasSets()
     last: dict[AllocatedTensor, int] = {}
-    made: list[tuple[int, GVar, int, TensorInfo]] = []
+    allocations: list[tuple[int, GVar, int, TensorInfo]] = []
     for position, b in enumerate(all_bindings(func)):
         var, value = b.var, b.value
         aliases.bind(var, value)
-        made += [(position, var, i, t) for i, t in allocated_tensors(value, var.info)]
+        allocations += [(position, var, i, t) for i, t in allocated_tensors(value, var.info)]
         for read in aliases.read_tensors(value):
             last[read] = position
-    kept = aliases.read_tensors(func.ret)
-    placed = [m for m in made if (m[1], m[2]) not in kept]
+    returned = aliases.read_tensors(func.ret)
+    # returned tensors belong to the caller, and an unread tensor still needs memory while it is written
+    placed = [a for a in allocations if (a[1], a[2]) not in returned]
     lives = [Lifetime(v, i, _nbytes(v, t, env), at, last.get((v, i), at)) for at, v, i, t in placed]
-    where = {b.var: at for at, b in enumerate(all_bindings(func))}
+    position_of = {b.var: at for at, b in enumerate(all_bindings(func))}
     for v, sizes in (workspaces or {}).items():
-        lives += [Lifetime(v, None, simplify(size, env), where[v], where[v]) for size in sizes]
+        lives += [Lifetime(v, None, simplify(size, env), position_of[v], position_of[v]) for size in sizes]
     return tuple(sorted(lives, key=lambda life: life.first))
 
 
 def _nbytes(var: GVar, info: TensorInfo, env: Env) -> Expr:
     if info.shape is None or info.dtype is None:
-        raise BuildError(f"{var.name}: wanted known dims and dtype to plan memory, found {info!r}; add a match_cast")
+        raise BuildError(f"{var.name}: expected known dims and dtype to plan memory, got {info!r}; add a match_cast")
     return simplify(mul(product(info.shape), info.dtype.bytes), env)
 
 
 def overlay(groups: Sequence[Sequence[Expr]], env: Env) -> tuple[tuple[Expr, ...], tuple[tuple[int, ...], ...]]:
     """Pack groups of arrays that are in use one group at a time.
 
-    Returns storage sizes, and for each group the storages of its arrays."""
+    Returns:
+        Sizes of the storages, and for each group the storages of its arrays.
+    """
     sizes, places = pack([LiveRange(at, at, size) for at, group in enumerate(groups) for size in group], env)
-    left = iter(places)
-    return sizes, tuple(tuple(next(left) for _ in group) for group in groups)
+    storages = iter(places)
+    return sizes, tuple(tuple(next(storages) for _ in group) for group in groups)

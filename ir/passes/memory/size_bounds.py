@@ -1,4 +1,7 @@
-"""Greatest values of sizes within the declared bounds of their symbols."""
+"""Greatest values of sizes within the declared bounds of their symbols.
+
+Tests: `tests/ir/passes/memory/test_memory_plan.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,21 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.expr import Const, Expr, Var, as_int, const, free_vars, postorder, substitute
 
 SPLITS = 400
-"""Boxes that are looked at before a bound is taken as it is."""
+"""Most boxes that are split before the upper bound is returned instead of the exact maximum."""
 
 Box = dict[Var, tuple[int, int]]
 RISING, FALLING = frozenset({1}), frozenset({-1})
 MIXED, CONSTANT = frozenset({1, -1}), frozenset[int]()
 Trend = frozenset[int]
-"""Directions in which an expression may move when a symbol grows."""
+"""Directions in which an expression may change when a symbol grows: 1, -1, both or none."""
 
 
 def size_bound(size: Expr, env: Env) -> Expr:
-    """Bound a size by a number, or by an expression over the symbols that have no bound.
+    """Return an upper bound of a size: a constant, or an expression over the symbols that have no bounds.
 
-    A symbol that only raises or only lowers the size takes its bound. Over the symbols that do both, the greatest value is found
-    by branch and bound (Land and Doig 1960): intervals of the whole size over boxes of the symbols, the largest split first."""
+    A symbol in which the size is monotonic is replaced by its bound. Over the other symbols, the maximum is computed by branch and bound
+    (Land and Doig 1960): interval arithmetic bounds the size over boxes of the symbols, and the box with the largest bound is split first.
+    """
     for v in free_vars(size):
         low, high = env.range_of(v)
         trend = _trend(size, v, env)
@@ -41,13 +45,14 @@ def size_bound(size: Expr, env: Env) -> Expr:
 
 
 def _greatest(size: Expr, box: Box, env: Env, largest: int) -> int:
-    """Return the greatest value in a box, or a bound of it after SPLITS splits.
+    """Return the greatest value in a box, or an upper bound of it after SPLITS splits.
 
-    largest: a bound to begin with
+    Args:
+        largest: An upper bound over the whole box.
     """
-    number = count()
+    number = count()  # ties in the heap are broken by age, since boxes cannot be compared
     heap = [(-largest, next(number), box)]
-    reached = _reached(size, box)
+    reached = _largest_corner(size, box)
     for _ in range(SPLITS):
         bound, _number, box = heap[0]
         if -bound <= reached:
@@ -59,7 +64,7 @@ def _greatest(size: Expr, box: Box, env: Env, largest: int) -> int:
         for part in ((low, middle), (middle + 1, high)):
             half = {**box, v: part}
             above = interval(size, _within(half, env))[1]
-            reached = max(reached, _reached(size, half))
+            reached = max(reached, _largest_corner(size, half))
             heapq.heappush(heap, (bound if above is None else max(bound, -above), next(number), half))
     return max(reached, -heap[0][0])
 
@@ -69,15 +74,15 @@ def _within(box: Box, env: Env) -> Env:
     return Env({**env.bounds, **box}, env.facts)
 
 
-def _reached(size: Expr, box: Box) -> int:
+def _largest_corner(size: Expr, box: Box) -> int:
     """Return the greatest value at the corners of a box."""
     corners = product(*(sorted(set(ends)) for ends in box.values()))
-    found = [as_int(substitute(size, dict(zip(box, map(const, at), strict=True)))) for at in corners]
-    return max((f for f in found if f is not None), default=-(2**63))
+    values = [as_int(substitute(size, dict(zip(box, map(const, at), strict=True)))) for at in corners]
+    return max((x for x in values if x is not None), default=-(2**63))
 
 
 def _trend(e: Expr, v: Var, env: Env) -> Trend:
-    """Return how `e` may move when `v` grows."""
+    """Return the directions in which `e` may change when `v` grows."""
     done: dict[Expr, Trend] = {}
     for n in postorder((e,)):
         done[n] = RISING if n is v else CONSTANT if not n.children else _trend_of(n, done, env)
@@ -92,7 +97,7 @@ def _trend_of(n: Expr, done: Mapping[Expr, Trend], env: Env) -> Trend:
     if n.op in ("add", "min", "max"):
         return trends[0] | trends[1]
     if n.op == "sub":
-        return trends[0] | _turned(trends[1])
+        return trends[0] | _reversed(trends[1])
     if n.op == "mul":
         (a, b), (x, y) = trends, args
         return _scaled(a, y, env) | _scaled(b, x, env)
@@ -101,13 +106,13 @@ def _trend_of(n: Expr, done: Mapping[Expr, Trend], env: Env) -> Trend:
     return MIXED
 
 
-def _turned(trend: Trend) -> Trend:
+def _reversed(trend: Trend) -> Trend:
     return frozenset(-s for s in trend)
 
 
 def _scaled(trend: Trend, factor: Expr, env: Env) -> Trend:
-    """Return the trend of a term times a factor that stays as it is."""
+    """Return the trend of a term times a factor that does not depend on the symbol."""
     low, high = interval(factor, env)
     if not trend or (low is not None and low >= 0):
         return trend
-    return _turned(trend) if high is not None and high <= 0 else MIXED
+    return _reversed(trend) if high is not None and high <= 0 else MIXED

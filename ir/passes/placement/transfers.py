@@ -1,4 +1,4 @@
-"""Putting in transfers: every value gets a device, and `to_device` stands wherever one is read on another device."""
+"""Insert transfers: every value gets a device, and a `to_device` wherever it is read on another device."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo, devices_of, on_device
 from relax_tune.ir.op.devices import DeviceOperator, ToDevice
 from relax_tune.ir.op.shapes import ShapeOperator
-from relax_tune.ir.passes.placement.wishes import signature_on, tensors_in
+from relax_tune.ir.passes.placement.device_requests import signature_on, tensors_in
 from relax_tune.ir.rewrite.dead_code import without_dead_code
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InsertTransfers:
-    """Place every call, and put in the fewest transfers for this placement (Relax's RealizeVDevice, after planning).
+    """Assign calls to devices, and insert the fewest transfers for this assignment (Relax's RealizeVDevice, after planning).
 
-    A value gets at most one version on each device, made where it is first read there. A version on another device than `HOME`
-    comes from the one at home, which serves all others. Views are remade on each device, for they move nothing; weights
-    are everywhere. Versions made on one side of a branch belong to that side. Parameters and results of functions, what host
-    code takes and gives, and conditions are at home.
+    A value is copied to each device at most once, before it is first read there. Copies on devices other than `HOME` are transferred from
+    the copy on `HOME`. Views are computed on each device, since they move no data, and weights exist on all devices. Copies on one side of
+    a branch are used only on that side. Parameters and results of functions, arguments and results of host code, and conditions are on
+    `HOME`.
 
-    devices: by the variable of its result, the device of each call; the annotation's, else home, for others
+    Attributes:
+        devices: Device of each call, by the variable of its result. Other calls run on the device of their annotation, else on `HOME`.
     """
 
     devices: Mapping[g.GVar, str] = field(default_factory=dict)
@@ -42,17 +43,18 @@ class InsertTransfers:
 class _Placer:
     """Places the calls of one function.
 
-    versions: the variable of each value on each device, in the present scope
+    Attributes:
+        copies: The copy of each value on each device, in the present scope.
+        definitions: The value that each new variable is bound to.
     """
 
     def __init__(self, f: g.Function, devices: Mapping[g.GVar, str]) -> None:
         self.f, self.devices = f, devices
         self.names = {p.name for p in f.params} | {b.var.name for b in all_bindings(f)}
         self.mapping: dict[g.Value, g.Value] = {}
-        self.versions: dict[tuple[g.GVar, str], g.Value] = {}
-        self.made: dict[g.GVar, g.Value] = {}
+        self.copies: dict[tuple[g.GVar, str], g.Value] = {}
+        self.definitions: dict[g.GVar, g.Value] = {}
         self.out: list[g.AnyBinding] = []
-        self.home: dict[g.GVar, g.GVar] = {}
 
     def run(self) -> g.Function:
         f = self.f
@@ -65,26 +67,27 @@ class _Placer:
         return replace(f, params=params, blocks=body.blocks, ret=body.ret, ret_info=on_device(f.ret_info, HOME))
 
     def body(self, blocks: Sequence[g.AnyBlock], ret: g.Value) -> g.Body:
-        """Place the bindings of a scope, and bring the result home."""
-        outer = self.out, dict(self.mapping), dict(self.versions)
+        """Place the bindings of a scope, and transfer the result to `HOME`."""
+        # copies from this scope are not visible after it, since its branch may not have been executed
+        outer = self.out, dict(self.mapping), dict(self.copies)
         self.out = []
         for block in blocks:
             for b in block.bindings:
                 self.binding(b)
-        found = self.result(g.replace_operands(ret, self.mapping))
-        body = g.Body(into_blocks(self.out), found)
-        self.out, self.mapping, self.versions = outer
+        result = self.result(g.replace_operands(ret, self.mapping))
+        body = g.Body(into_blocks(self.out), result)
+        self.out, self.mapping, self.copies = outer
         return body
 
     def result(self, ret: g.Value) -> g.Value:
         if isinstance(ret, g.TupleValue):
-            return g.TupleValue(tuple(self.version(v, HOME) for v in ret.fields))
-        return self.version(ret, HOME)
+            return g.TupleValue(tuple(self.copy_on(v, HOME) for v in ret.fields))
+        return self.copy_on(ret, HOME)
 
     def binding(self, b: g.AnyBinding) -> None:
         value = b.value
         if isinstance(value, g.If):
-            cond = self.version(g.replace_operands(value.cond, self.mapping), HOME)
+            cond = self.copy_on(g.replace_operands(value.cond, self.mapping), HOME)
             sides = [self.body(side.blocks, side.ret) for side in value.bodies]
             self.bind(b, g.If(cond, sides[0], sides[1]), on_device(b.var.info, HOME))
             return
@@ -92,58 +95,62 @@ class _Placer:
         if operator_of(value, DeviceOperator) is not None:
             self.mapping[b.var] = value.operands[0]
         elif isinstance(b, g.MatchCast):
-            where = next(iter(devices_of(value.info)), None)
-            var = self.new(b.var, on_device(b.var.info, where))
-            self.out.append(g.MatchCast(var, value, on_device(b.info, where)))
+            device = next(iter(devices_of(value.info)), None)
+            var = self.new(b.var, on_device(b.var.info, device))
+            self.out.append(g.MatchCast(var, value, on_device(b.info, device)))
         elif value.is_atom or isinstance(value, (g.TupleValue, g.TupleItem)) or is_view(value):
             self.bind(b, value, _alias_info(value, b.var.info))
         else:
             self.compute(b, value)
 
     def compute(self, b: g.Binding, value: g.Value) -> None:
-        """Place a call with its arguments on its device."""
+        """Place a call and its arguments on its device."""
         outside = isinstance(value, (g.CallFunction, g.CallHost)) or operator_of(value, ShapeOperator) is not None
-        stated = next(iter(devices_of(b.var.info)), HOME)
-        device = HOME if outside else self.devices.get(b.var, stated)
-        value = value.with_operands([self.version(v, device) for v in value.operands])
+        annotated = next(iter(devices_of(b.var.info)), HOME)
+        device = HOME if outside else self.devices.get(b.var, annotated)
+        value = value.with_operands([self.copy_on(v, device) for v in value.operands])
         info = on_device(b.var.info, device)
         self.bind(b, value.with_symbols({}, lambda i: on_device(i, device)), info)
 
     def bind(self, b: g.AnyBinding, value: g.Value, info: StructInfo) -> None:
         var = self.new(b.var, info)
-        self.made[var] = value
+        self.definitions[var] = value
         self.out.append(g.Binding(var, value))
 
     def new(self, var: g.GVar, info: StructInfo) -> g.GVar:
-        made = g.GVar(var.name, info)
-        self.mapping[var] = made
-        return made
+        new = g.GVar(var.name, info)
+        self.mapping[var] = new
+        return new
 
-    def version(self, v: g.Value, device: str) -> g.Value:
-        """Return a value as it is on a device; put in the transfer the first time."""
+    def copy_on(self, v: g.Value, device: str) -> g.Value:
+        """Return the copy of a value on a device; insert the transfer the first time."""
         if not isinstance(v, g.GVar) or all(t.device in (None, device) for t in tensors_in(v.info)):
             return v
-        if (v, device) in self.versions:
-            return self.versions[v, device]
-        made = self.made.get(v)
-        found: g.Value
-        if isinstance(made, g.GVar):
-            found = self.version(made, device)
+        if (v, device) in self.copies:
+            return self.copies[v, device]
+        definition = self.definitions.get(v)
+        copy: g.Value
+        if isinstance(definition, g.GVar):
+            copy = self.copy_on(definition, device)
         elif isinstance(v.info, TupleInfo):
             fields = (
-                made.fields if isinstance(made, g.TupleValue) else [self.item(v, i) for i in range(len(v.info.fields))]
+                definition.fields
+                if isinstance(definition, g.TupleValue)
+                else [self.item(v, i) for i in range(len(v.info.fields))]
             )
-            found = self.add(g.TupleValue(tuple(self.version(x, device) for x in fields)), on_device(v.info, device), v)
-        elif isinstance(made, g.TupleItem) and isinstance(owner := self.made.get(_var(made)), g.TupleValue):
-            found = self.version(owner.fields[made.index], device)
-        elif made is not None and is_view(made):
-            (source,) = made.operands
-            found = self.add(made.with_operands([self.version(source, device)]), on_device(v.info, device), v)
+            copy = self.add(g.TupleValue(tuple(self.copy_on(x, device) for x in fields)), on_device(v.info, device), v)
+        elif isinstance(definition, g.TupleItem) and isinstance(
+            owner := self.definitions.get(_var(definition)), g.TupleValue
+        ):
+            copy = self.copy_on(owner.fields[definition.index], device)
+        elif definition is not None and is_view(definition):
+            (source,) = definition.operands
+            copy = self.add(definition.with_operands([self.copy_on(source, device)]), on_device(v.info, device), v)
         else:
-            source = v if HOME in (device, *devices_of(v.info)) else self.version(v, HOME)
-            found = self.add(g.Call(ToDevice(device), (source,)), on_device(v.info, device), v)
-        self.versions[v, device] = found
-        return found
+            source = v if HOME in (device, *devices_of(v.info)) else self.copy_on(v, HOME)
+            copy = self.add(g.Call(ToDevice(device), (source,)), on_device(v.info, device), v)
+        self.copies[v, device] = copy
+        return copy
 
     def item(self, owner: g.GVar, index: int) -> g.GVar:
         value = g.TupleItem(owner, index)
@@ -153,7 +160,7 @@ class _Placer:
         name = fresh(hint.name, self.names)
         self.names.add(name)
         var = g.GVar(name, info)
-        self.made[var] = value
+        self.definitions[var] = value
         self.out.append(g.Binding(var, value))
         return var
 
@@ -164,7 +171,7 @@ def _var(item: g.TupleItem) -> g.GVar:
 
 
 def _alias_info(value: g.Value, info: StructInfo) -> StructInfo:
-    """Return an annotation with the devices of the value that it names under other dims."""
+    """Return the annotation of a view or alias with the devices of the value that it refers to."""
     if isinstance(value, g.TupleValue) and isinstance(info, TupleInfo):
         return TupleInfo(tuple(_alias_info(v, i) for v, i in zip(value.fields, info.fields, strict=True)))
     if isinstance(info, TensorInfo):
@@ -174,5 +181,5 @@ def _alias_info(value: g.Value, info: StructInfo) -> StructInfo:
 
 
 def transfers(f: g.Function) -> tuple[g.Binding, ...]:
-    """Return the transfers of a function, those inside branches included."""
+    """Return the transfers of a function, including those inside branches."""
     return tuple(b for b in all_bindings(f) if isinstance(b, g.Binding) and operator_of(b.value, ToDevice) is not None)

@@ -1,1 +1,1 @@
-"""WebAssembly: the compiler of its modules, and kernels in node."""
+"""The WebAssembly device: the compiler of its modules, and kernels in node."""

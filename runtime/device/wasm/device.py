@@ -1,7 +1,9 @@
 """WebAssembly with SIMD as a device: kernels compiled by clang, run in node with V8's optimising compiler, one thread.
 
-A module of kernels has a region of the one memory for its data and its stack. node is a process of its own: it holds the memory, and
+A module of kernels has a region of the one memory for its data and its stack. node is a separate process: it has the memory, and
 launches are messages, in order. A kernel that never ends is ended with the processes around it.
+
+Tests: `tests/runtime/device/test_device_contract.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 import threading
@@ -22,11 +23,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import BuildError, MeasureError
+from relax_tune.runtime.child_process import find_program
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
-from relax_tune.runtime.device.binaries import cache_folder, hashed, is_own_file, private_folder
+from relax_tune.runtime.device.binaries import (
+    cache_folder,
+    hashed,
+    private_folder,
+    seal,
+    sealed_content,
+    warn_of_damage,
+)
 from relax_tune.runtime.device.confinement import COMPILER_VARIABLES, only
+from relax_tune.runtime.device.device_class import DeviceClass
 from relax_tune.runtime.device.memory import check_transfer
+from relax_tune.runtime.device.service_kernels import C_KERNELS
 from relax_tune.runtime.device.source import group_by_flags, join_sources
 from relax_tune.runtime.device.wasm.compiler import COMPILE_FLAGS, PROCESSOR, Clang
 from relax_tune.runtime.program.program import KernelSource
@@ -53,7 +64,7 @@ class WasmBuffer:
 
     def live(self) -> int:
         if self.address < 0:
-            raise MeasureError("WebAssembly: wanted a live buffer, found one that was freed")
+            raise MeasureError("WebAssembly: expected a live buffer, got one that was freed")
         return self.address
 
 
@@ -76,18 +87,31 @@ class WasmLaunch:
             self._device.drop(self._list)
 
 
-class WasmDevice:
+class WasmDevice(DeviceClass):
     """The `Device` contract on WebAssembly in node."""
+
+    kind = "c"
+    forms = (SPEC,)
+    service = C_KERNELS
+    compiles_in_threads = True
+
+    @classmethod
+    def open_part(cls, part: str | None) -> WasmDevice | None:
+        return cls() if f"{cls.kind}:{part}" == SPEC else None
+
+    @classmethod
+    def choices(cls) -> str:
+        return ""
 
     def __init__(self) -> None:
         self._clang = Clang()
-        node = shutil.which("node")
+        node = find_program("node")
         if node is None:
-            raise BuildError("WebAssembly: wanted node, found none; install Node.js 18 or later")
+            raise BuildError("WebAssembly: expected node, got none; install Node.js 18 or later")
         self.turn = threading.RLock()
         self._wire = threading.RLock()
         self._dropped: list[int] = []
-        self._held: list[bytes] | None = None
+        self._queued: list[bytes] | None = None
         self._process = subprocess.Popen(
             [node, *_NODE_FLAGS, str(files(__package__).joinpath("node.cjs"))],
             stdin=subprocess.PIPE,
@@ -107,14 +131,14 @@ class WasmDevice:
         self.info = DeviceInfo(
             "c", f"WebAssembly on {host.cpu_model()}", tuple(sorted(fingerprint.items())), tuple(sorted(LIMITS.items())), ()
         )  # fmt: skip
-        # () for libraries: those of the host do not reach node's memory
+        # () for libraries: libraries of the host do not reach node's memory
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, int]:
-        """Compile kernels, those of equal flags as one module. Raises BuildError with clang's messages."""
+        """Compile kernels; kernels of equal flags become one module. Raises BuildError with clang's messages."""
         for kernel in kernels:
             if kernel.language != "c":
-                raise BuildError(f"WebAssembly: wanted kernels in c, found {kernel.name} in {kernel.language}")
-        found: dict[str, int] = {}
+                raise BuildError(f"WebAssembly: expected kernels in c, got {kernel.name} in {kernel.language}")
+        handles: dict[str, int] = {}
         for flags, group in group_by_flags(kernels).items():
             region = self._take(_REGION, "a module", _PAGE)
             names = [kernel.name for kernel in group]
@@ -123,13 +147,13 @@ class WasmDevice:
                 "-Wl,--export=__heap_base", *(f"-Wl,--export={name}" for name in names),
             )  # fmt: skip
             code = self._built(join_sources(group), flags, link)
-            told = self._ask(code, call="load", names=names)
-            if told["end"] > region + _REGION:
+            loaded = self._ask(code, call="load", names=names)
+            if loaded["end"] > region + _REGION:
                 raise BuildError(
-                    f"WebAssembly: wanted {_REGION} bytes of constants and stack, found {told['end'] - region}"
+                    f"WebAssembly: expected {_REGION} bytes of constants and stack, got {loaded['end'] - region}"
                 )
-            found |= {name: told["first"] + k for k, name in enumerate(names)}
-        return found
+            handles |= {name: loaded["first"] + k for k, name in enumerate(names)}
+        return handles
 
     def _built(self, source: str, flags: Sequence[str], link: Sequence[str]) -> bytes:
         """Return a module, from the cache where it is there and ours."""
@@ -137,19 +161,23 @@ class WasmDevice:
         unlinked = [x for x in link if not x.startswith("-Wl,--global-base")]
         try:
             with private_folder(cache_folder() / "wasm") as folder:
-                target = folder / f"{hashed((self._clang.version, *compile_, *unlinked, source))}.o"
+                target = folder / f"{hashed(('sealed', self._clang.version, *compile_, *unlinked, source))}.o"
                 with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as opened:
                     work = Path(opened)
-                    if not is_own_file(target):
+                    code = sealed_content(target)
+                    if code is None:
+                        warn_of_damage(target)
                         (work / "unit.c").write_text(source)
                         self._clang.run([*compile_, "-c", "unit.c", "-o", "unit.o"], work)
+                        code = (work / "unit.o").read_bytes()
+                        seal(work / "unit.o")
                         os.replace(work / "unit.o", target)
-                    shutil.copyfile(target, work / "linked.o")
+                    (work / "linked.o").write_bytes(code)
                     self._clang.run(["--target=wasm32-wasi", *link, "linked.o", "-lm", "-o", "unit.wasm"], work)
                     return (work / "unit.wasm").read_bytes()
         except OSError as error:
             raise MeasureError(
-                f"WebAssembly: wanted to write compiled kernels to {cache_folder() / 'wasm'}, found: {error.strerror or error}"
+                f"WebAssembly: expected to write compiled kernels to {cache_folder() / 'wasm'}, got: {error.strerror or error}"
             ) from None
 
     def _take(self, nbytes: int, what: str, alignment: int = _ALIGNMENT) -> int:
@@ -158,7 +186,7 @@ class WasmDevice:
         if nbytes >= 0 and whole < 1 << 32:
             address = int(self._ask(call="alloc", alignment=alignment, bytes=whole))
         if not address:
-            raise MeasureError(f"WebAssembly: wanted {nbytes} bytes for {what}, found too little of its 4 GiB")
+            raise MeasureError(f"WebAssembly: expected {nbytes} bytes for {what}, got too little of its 4 GiB")
         return address
 
     def alloc(self, nbytes: int, lasting: bool = False) -> WasmBuffer:
@@ -195,7 +223,7 @@ class WasmDevice:
         local: Sequence[int],
     ) -> Launch:
         if grid or local:
-            raise MeasureError(f"WebAssembly: wanted no grid (kernels loop inside), found grid {grid} local {local}")
+            raise MeasureError(f"WebAssembly: expected no grid (kernels loop inside), got grid {grid} local {local}")
         return WasmLaunch(self, [kernel, [b.live() for b in buffers], [int(s) for s in scalars]])
 
     def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[WasmBuffer]) -> Launch | None:
@@ -223,7 +251,7 @@ class WasmDevice:
         return int(self._ask(call="bind", launches=texts, times=1))
 
     def drop(self, number: int) -> None:
-        """Let node forget a list, when the next is made."""
+        """Let node forget a list when it gets the next one."""
         self._dropped.append(number)
 
     def synchronize(self) -> None:
@@ -233,21 +261,21 @@ class WasmDevice:
     def elapsed(self, work: Callable[[], object]) -> float | None:
         """Return the seconds that the launches of `work` take, by node's clock: messages reach it together."""
         with self._wire:
-            self._held = []
+            self._queued = []
             try:
                 work()
             finally:
-                held, self._held = self._held, None
-            self._send(_frame({"call": "mark"}), *held)
+                queued, self._queued = self._queued, None
+            self._send(_frame({"call": "mark"}), *queued)
             return float(self._ask(call="since")) * 1e-9
 
     def post(self, data: bytes = b"", **message: Any) -> None:
         """Send a message that has no answer."""
         with self._wire:
-            if self._held is None or message["call"] != "run":
+            if self._queued is None or message["call"] != "run":
                 self._send(_frame(message, data))
             else:
-                self._held.append(_frame(message))
+                self._queued.append(_frame(message))
 
     def _send(self, *frames: bytes) -> None:
         assert self._process.stdin is not None
@@ -260,22 +288,20 @@ class WasmDevice:
     def _ask(self, data: bytes = b"", **message: Any) -> Any:
         with self._wire:
             self.post(data, **message)
-            found = json.loads(self._read(int.from_bytes(self._read(4), "little")))
-        if "error" in found:
-            raise MeasureError(f"WebAssembly in node: {message['call']}: {found['error']}")
-        return found.get("value")
+            answer = json.loads(self._read(int.from_bytes(self._read(4), "little")))
+        if "error" in answer:
+            raise MeasureError(f"WebAssembly in node: {message['call']}: {answer['error']}")
+        return answer.get("value")
 
     def _read(self, nbytes: int) -> bytes:
         assert self._process.stdout is not None
-        found = self._process.stdout.read(nbytes)
-        if len(found) < nbytes:
+        data = self._process.stdout.read(nbytes)
+        if len(data) < nbytes:
             raise self._lost()
-        return found
+        return data
 
     def _lost(self) -> MeasureError:
-        return MeasureError(
-            f"WebAssembly: wanted an answer of node, found that it ended with status {self._process.poll()}"
-        )
+        return MeasureError(f"WebAssembly: expected an answer of node, but it ended with status {self._process.poll()}")
 
     def close(self) -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -1,5 +1,5 @@
-// Runs kernels of WebAssembly for runtime/device/wasm/device.py: frames of a length and a message come on the standard input, and are
-// answered in order. Messages of launches and `mark` have no answer; `sync` answers for all before it.
+// Runs kernels of WebAssembly for runtime/device/wasm/device.py. Frames of a length and a message arrive on the standard input, and are
+// answered in order. Launches and `mark` have no answer; the answer of `sync` covers all earlier ones.
 
 const { readSync, writeSync } = require("node:fs");
 
@@ -11,20 +11,20 @@ let failure = "";
 let begun = 0n;
 
 const ahead = Buffer.allocUnsafe(1 << 16);
-let [from, to] = [0, 0]; // what `ahead` holds
+let [from, to] = [0, 0]; // the filled part of `ahead`
 
 function read(bytes) {
-  const found = Buffer.allocUnsafe(bytes);
+  const data = Buffer.allocUnsafe(bytes);
   for (let at = 0; at < bytes; ) {
     if (from === to) {
       [from, to] = [0, readSync(0, ahead, 0, ahead.length, null)];
       if (!to) process.exit(0); // the device was closed
     }
     const count = Math.min(bytes - at, to - from);
-    ahead.copy(found, at, from, from + count);
+    ahead.copy(data, at, from, from + count);
     [at, from] = [at + count, from + count];
   }
-  return found;
+  return data;
 }
 
 function write(data) {

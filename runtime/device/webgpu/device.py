@@ -1,35 +1,41 @@
 """The WebGPU device, through the package wgpu (extra `webgpu`), over Vulkan, Metal or Direct3D 12.
 
-One queue, in order. Every binding holds its own scalars in a uniform buffer, and its bind group. A launch is a pass of its own; passes
-are encoded together and submitted when something waits for them, or at the latest after `HELD` of them.
+One queue, in order. Every binding has a uniform buffer for its scalars, and a bind group. A launch is a separate pass; passes
+are encoded together and submitted when something waits for them, or at the latest after `MAX_PENDING` of them.
 
 An adapter of type CPU runs shaders on the processor, for tests of their results: its times say nothing about a GPU.
+
+Tests: `tests/runtime/device/test_webgpu.py`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import BuildError, MeasureError, MemoryLack
+from relax_tune.errors import BuildError, MeasureError, MemoryLack, RelaxTuneError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
+from relax_tune.runtime.device.device_class import DeviceClass, DeviceFailure
 from relax_tune.runtime.device.memory import check_transfer
 from relax_tune.runtime.device.opencl import all_devices
 from relax_tune.runtime.device.quirks import with_quirks
+from relax_tune.runtime.device.service_kernels import WGSL_KERNELS
 from relax_tune.runtime.device.source import INT_MOST
+from relax_tune.runtime.device.webgpu.listing import listed_adapters
 from relax_tune.runtime.program.program import KernelSource
 
 # passes that are encoded before they are submitted
-HELD = 32
+MAX_PENDING = 32
 # sizes of buffers and of transfers are multiples of this; arrays of pairs of words need 8
 UNIT = 16
 INT_LEAST = -INT_MOST - 1
@@ -52,6 +58,9 @@ LIMITS = {
 }
 
 
+_INSTALL = "install a Vulkan driver (Debian, Ubuntu: apt-get install mesa-vulkan-drivers gives one for the processor)"
+
+
 def load_wgpu() -> Any:
     """Return the module wgpu. Raises BuildError naming the extra to install."""
     try:
@@ -59,7 +68,7 @@ def load_wgpu() -> Any:
         from wgpu.backends import wgpu_native  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:
         raise BuildError(
-            f"WebGPU device: wanted the package wgpu, found {error}; pip install 'relax-tune[webgpu]'"
+            f"WebGPU device: expected the package wgpu, got {error}; pip install 'relax-tune[webgpu]'"
         ) from None
     return wgpu
 
@@ -79,24 +88,24 @@ def all_adapters() -> list[tuple[str, Any]]:
     load_wgpu()
     with suppress(BuildError):
         all_devices()
-    found = []
+    adapters = []
     for adapter in load_wgpu().gpu.enumerate_adapters_sync():
         info = adapter.info
         if info["backend_type"] != "OpenGL":
-            found.append(
+            adapters.append(
                 (" | ".join(str(info[k]) for k in ("backend_type", "adapter_type", "device", "description")), adapter)
             )
-    found.sort(key=lambda entry: ("CPU" in entry[0].split(" | ")[1], entry[0]))
-    return numbered(found)
+    adapters.sort(key=lambda entry: ("CPU" in entry[0].split(" | ")[1], entry[0]))
+    return numbered(adapters)
 
 
-def numbered(found: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+def numbered(adapters: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Return (label, adapter) pairs whose labels differ: equal ones get a number from the second on."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     labelled = []
-    for label, adapter in found:
-        seen[label] += 1
-        labelled.append((label if seen[label] == 1 else f"{label} | #{seen[label]}", adapter))
+    for label, adapter in adapters:
+        counts[label] += 1
+        labelled.append((label if counts[label] == 1 else f"{label} | #{counts[label]}", adapter))
     return labelled
 
 
@@ -111,10 +120,9 @@ def choose_adapter(substring: str | None) -> tuple[str, Any]:
         if part in label.lower() or part in label.lower().replace(" | ", " "):
             return label, adapter
     names = "; ".join(label for label, _ in everything) or "none"
-    wanted = "an adapter" if substring is None else f"an adapter matching {substring!r}"
-    hint = "choose with webgpu:PART, a part of that text" if everything else "install a Vulkan driver"
-    hint += "" if everything else " (Debian, Ubuntu: apt-get install mesa-vulkan-drivers gives one for the processor)"
-    raise MeasureError(f"WebGPU: wanted {wanted}, found {names}; {hint}")
+    expected = "an adapter" if substring is None else f"an adapter matching {substring!r}"
+    hint = "choose with webgpu:PART, a part of that text" if everything else _INSTALL
+    raise MeasureError(f"WebGPU: expected {expected}, got {names}; {hint}")
 
 
 class DeviceTimestamps:
@@ -151,7 +159,7 @@ class WebGPUBuffer:
 
     def live(self) -> Any:
         if self.memory is None:
-            raise MeasureError("WebGPU device: wanted a live buffer, found one that was freed")
+            raise MeasureError("WebGPU device: expected a live buffer, got one that was freed")
         return self.memory
 
 
@@ -166,8 +174,40 @@ class _Handle:
     scalars: bool
 
 
-class WebGPUDevice:
+class WebGPUDevice(DeviceClass):
     """The `Device` contract over one adapter and its queue."""
+
+    kind = "webgpu"
+    forms = ("webgpu", "webgpu:PART")
+    service = WGSL_KERNELS
+    probed_in_process = False
+
+    @classmethod
+    def open_part(cls, part: str | None) -> WebGPUDevice:
+        return cls(part)
+
+    @classmethod
+    def available(cls) -> Iterator[tuple[str, DeviceInfo | DeviceFailure]]:
+        try:
+            load_wgpu()  # loads no driver
+            adapters = listed_adapters(__name__)
+        except BuildError as error:
+            yield cls.kind, DeviceFailure(cls.kind, str(error))
+            return
+        if not adapters:
+            reason = f"WebGPU: expected an adapter, got none; {_INSTALL}"
+            yield cls.kind, DeviceFailure(cls.kind, reason)
+        for label, entry in adapters:
+            spec = f"{cls.kind}:{label}"
+            yield spec, DeviceFailure(spec, entry) if isinstance(entry, str) else entry
+
+    @classmethod
+    def choices(cls) -> str:
+        try:
+            load_wgpu()
+            return ", ".join(f"{cls.kind}:{label}" for label, _ in listed_adapters(__name__))
+        except BuildError:
+            return ""
 
     def __init__(self, substring: str | None = None) -> None:
         self._wgpu, self.turn = load_wgpu(), threading.RLock()
@@ -176,15 +216,15 @@ class WebGPUDevice:
         self.info = _describe(adapter)
         limits = dict(self.info.limits)
         self._limits = {name: limits[name] for name in LIMITS}
-        wanted = {name: adapter.limits[name] for name in (*LIMITS.values(), "max-buffer-size")}
+        required = {name: adapter.limits[name] for name in (*LIMITS.values(), "max-buffer-size")}
         clock = [CLOCK] if CLOCK in adapter.features else []
         try:
-            self._device = adapter.request_device_sync(required_limits=wanted, required_features=clock)
+            self._device = adapter.request_device_sync(required_limits=required, required_features=clock)
         except self._refusals as error:
             raise MeasureError(f"WebGPU: {self.label} is there but cannot be opened: {error}") from None
         self._queue = self._device.queue
         self._encoder: Any = None
-        self._held = 0
+        self._pending = 0
         self._clock = self._guard("opening", lambda: DeviceTimestamps(self._wgpu, self._device)) if clock else None
         self._mark = self._guard("opening", lambda: self._memory(UNIT, self._wgpu.BufferUsage.COPY_SRC))
         self._compiling = threading.Lock()
@@ -197,13 +237,13 @@ class WebGPUDevice:
         """Compile one kernel."""
         name = kernel.name
         text = module_text(kernel)
-        found = {int(m[1]): m[2] for m in _BINDING.finditer(kernel.source)}
+        kinds_at = {int(m[1]): m[2] for m in _BINDING.finditer(kernel.source)}
         try:
             module = self._device.create_shader_module(code=text)
             stage = self._wgpu.ShaderStage.COMPUTE
             entries = [
                 {"binding": at, "visibility": stage, "buffer": {"type": _USAGE.get(kind, "uniform")}}
-                for at, kind in sorted(found.items())
+                for at, kind in sorted(kinds_at.items())
             ]
             layout = self._device.create_bind_group_layout(entries=entries)
             whole = self._device.create_pipeline_layout(bind_group_layouts=[layout])
@@ -212,15 +252,15 @@ class WebGPUDevice:
             )
         except self._refusals as error:
             raise BuildError(f"WebGPU refused kernel {name}:\n{str(error)[:8000]}") from None
-        kinds = [found[at] for at in sorted(found)]
+        kinds = [kinds_at[at] for at in sorted(kinds_at)]
         return _Handle(name, pipeline, layout, tuple(k for k in kinds if k != "uniform"), "uniform" in kinds)
 
     def alloc(self, nbytes: int, lasting: bool = False) -> WebGPUBuffer:
         most = self._device.limits["max-buffer-size"]
         if nbytes < 0:
-            raise MeasureError(f"memory: wanted a size of 0 or more bytes, found {nbytes}")
+            raise MeasureError(f"memory: expected a size of 0 or more bytes, got {nbytes}")
         if nbytes > most:
-            raise MemoryLack(f"WebGPU: wanted {nbytes} bytes in one buffer, allowed {most}")
+            raise MemoryLack(f"WebGPU: expected {nbytes} bytes in one buffer, allowed {most}")
         usage = self._wgpu.BufferUsage
         flags = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST
         return WebGPUBuffer(self._guard("alloc", lambda: self._memory(nbytes, flags)), nbytes)
@@ -299,7 +339,7 @@ class WebGPUDevice:
         if 0 in grid:
             return _nothing
         what = f"kernel {kernel.name}"
-        used, copies = self._guard(what, lambda: self._apart(kernel, memory))
+        used, copies = self._guard(what, lambda: self._separated(kernel, memory))
         if scalars:
             used.append(self._guard(what, lambda: self._numbers(scalars)))
         group = self._guard(what, lambda: self._group(kernel, used))
@@ -316,7 +356,7 @@ class WebGPUDevice:
 
         def launch() -> None:
             self._guard(what, encode)
-            if self._held >= HELD:
+            if self._pending >= MAX_PENDING:
                 self._submit()
 
         launch.__dict__["keep"] = (kernel, used)
@@ -325,9 +365,9 @@ class WebGPUDevice:
     def _numbers(self, scalars: Sequence[int]) -> Any:
         """Return the uniform buffer of a launch's integers."""
         usage = self._wgpu.BufferUsage
-        made = self._memory(4 * len(scalars), usage.UNIFORM | usage.COPY_DST)
-        self._queue.write_buffer(made, 0, np.asarray(scalars, np.int32))
-        return made
+        uniform = self._memory(4 * len(scalars), usage.UNIFORM | usage.COPY_DST)
+        self._queue.write_buffer(uniform, 0, np.asarray(scalars, np.int32))
+        return uniform
 
     def _group(self, kernel: _Handle, memory: Sequence[Any]) -> Any:
         entries = [
@@ -335,7 +375,7 @@ class WebGPUDevice:
         ]
         return self._device.create_bind_group(layout=kernel.layout, entries=entries)
 
-    def _apart(self, kernel: _Handle, memory: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    def _separated(self, kernel: _Handle, memory: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
         """Return memory to bind, and copies before each launch: WebGPU forbids to write what another binding reads."""
         written = {id(m) for m, how in zip(memory, kernel.access) if "write" in how}
         used, copies = list(memory), []
@@ -349,7 +389,7 @@ class WebGPUDevice:
     def bind_host(
         self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[WebGPUBuffer]
     ) -> Launch | None:
-        """Return None: the host reaches the device's memory by copies alone."""
+        """Return None: the host reaches the device's memory only by copies."""
         return None
 
     def place(self, buffer: WebGPUBuffer, array: NDArray[Any] | None) -> bool:
@@ -393,12 +433,12 @@ class WebGPUDevice:
         """Return the encoder of the passes that are not submitted yet."""
         if self._encoder is None:
             self._encoder = self._device.create_command_encoder()
-        self._held += 1
+        self._pending += 1
         return self._encoder
 
     def _submit(self) -> None:
         if self._encoder is not None:
-            encoder, self._encoder, self._held = self._encoder, None, 0
+            encoder, self._encoder, self._pending = self._encoder, None, 0
             self._guard("launching", lambda: self._queue.submit([encoder.finish()]))
 
     def _guard(self, what: str, action: Callable[[], Any]) -> Any:
@@ -412,7 +452,7 @@ class WebGPUDevice:
 def module_text(kernel: KernelSource) -> str:
     """Return the WGSL module of a kernel; flags `-DNAME=VALUE` are constants of it. Raises BuildError for a text without the kernel."""
     if kernel.language != "webgpu":
-        raise BuildError(f"WebGPU device: wanted kernels in webgpu, found {kernel.name} in {kernel.language}")
+        raise BuildError(f"WebGPU device: expected kernels in webgpu, got {kernel.name} in {kernel.language}")
     if not re.search(rf"@compute[^;{{]*\bfn {re.escape(kernel.name)}\b", kernel.source):
         raise BuildError(
             f"WebGPU: the source of kernel {kernel.name} gives no such kernel; it needs `@compute fn {kernel.name}`"
@@ -428,15 +468,15 @@ def check_launch(
     for value in scalars:
         if not INT_LEAST <= value <= INT_MOST:
             raise MeasureError(
-                f"{what}: wanted sizes and indices that 32 bits hold, found {value}; WGSL has no integers of 64 bits: use smaller "
+                f"{what}: expected sizes and indices that 32 bits hold, got {value}; WGSL has no integers of 64 bits: use smaller "
                 "arrays, or another target"
             )
     if not 1 <= len(grid) <= 3 or len(grid) != len(local):
-        raise MeasureError(f"{what}: wanted a grid of 1 to 3 axes and as many local sizes, found {grid}, {local}")
+        raise MeasureError(f"{what}: expected a grid of 1 to 3 axes and as many local sizes, got {grid}, {local}")
     for axis, extent, size in zip("xyz", grid, local):
         if not 0 <= extent <= limits["max_groups"]:
             allowed = f"extents of 0 or more, at most {limits['max_groups']}"
-            raise MeasureError(f"{what}: wanted grid {allowed}, found {tuple(grid)}")
+            raise MeasureError(f"{what}: expected grid {allowed}, got {tuple(grid)}")
         most = limits[f"max_group_{axis}"]
         if not 1 <= size <= most:
             raise MeasureError(f"{what}: local size {size} on axis {'xyz'.index(axis)}, allowed 1..{most}")
@@ -480,3 +520,20 @@ def _version() -> str:
     wgpu = load_wgpu()
     native = ".".join(str(x) for x in wgpu.backends.wgpu_native.lib_version_info)
     return f"{wgpu.__version__}, wgpu-native {native}"
+
+
+def main() -> None:
+    """Print every adapter as JSON, as `listed_adapters` reads it."""
+    adapters: list[tuple[str, dict[str, Any] | str]] = []
+    for label, _ in all_adapters():
+        try:
+            device = WebGPUDevice(label)
+            adapters.append((label, asdict(device.info)))
+            device.close()
+        except RelaxTuneError as error:
+            adapters.append((label, str(error)))
+    print(json.dumps(adapters))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""Primitives that move, merge, pad or replace blocks."""

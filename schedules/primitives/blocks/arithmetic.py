@@ -47,7 +47,7 @@ def multiply_by_reciprocal(func: PrimFunc, block: str) -> PrimFunc:
     node = find_block(func, block)
     path = enclosing(func, node)
     moving = {i.var for i, b in zip(node.iters, node.bindings) if path and path[-1].var in free_vars(b)}
-    made: set[Expr] = set()
+    reciprocals: set[Expr] = set()
 
     def rewritten(e: Expr) -> Expr | None:
         if e.op != "div" or not e.dtype.is_float or e.dtype.is_half:
@@ -58,23 +58,23 @@ def multiply_by_reciprocal(func: PrimFunc, block: str) -> PrimFunc:
         if not _has_reciprocal(func, bottom):
             return None
         product = mul(top, div(const(1.0, e.dtype), bottom))
-        made.add(product)
+        reciprocals.add(product)
         return product
 
     value = transform(node.body.value, rewritten)
-    if not made:
+    if not reciprocals:
         raise ScheduleError(
-            f"{func.name}: multiply_by_reciprocal wants a division in {block!r} by what its innermost loop leaves alone, which is "
-            "a count, a root, a sum as in softmax or kept from below by a maximum"
+            f"{func.name}: multiply_by_reciprocal expects a division in {block!r} by a value that its innermost loop does not change: "
+            "a count, a root, a sum as in softmax, or one that a maximum bounds from below"
         )
     new = replace(node, body=replace(node.body, value=value))
     changed = with_body(func, replace_node(func.body, node, new))
-    _require_continuous_uses(changed, new, made)
+    _require_continuous_uses(changed, new, reciprocals)
     return changed
 
 
-def _require_continuous_uses(func: PrimFunc, node: Block, made: set[Expr]) -> None:
-    """Check that no block rounds or compares a value that depends on the expressions `made` in `node`."""
+def _require_continuous_uses(func: PrimFunc, node: Block, reciprocals: set[Expr]) -> None:
+    """Check that no block rounds or compares a value that depends on the expressions `reciprocals` in `node`."""
     touched = set()
     order = blocks(func.body)
     for b in order[order.index(node) :]:
@@ -84,11 +84,11 @@ def _require_continuous_uses(func: PrimFunc, node: Block, made: set[Expr]) -> No
             known: dict[Expr, bool] = {}
             for e in postorder((store.value,)):
                 reads = isinstance(e, Load) and e.buffer in touched
-                known[e] = reads or (b is node and e in made) or any(known[c] for c in e.children)
+                known[e] = reads or (b is node and e in reciprocals) or any(known[c] for c in e.children)
                 whole = e.op in DISCONTINUOUS or (e.op == "cast" and not e.dtype.is_float)
                 if whole and any(known[c] for c in e.children):
                     raise ScheduleError(
-                        f"{func.name}: multiply_by_reciprocal wants a quotient that is not rounded or compared, found {e!r} in "
+                        f"{func.name}: multiply_by_reciprocal expects a quotient that is not rounded or compared, got {e!r} in "
                         f"block {b.name!r}"
                     )
             if known[store.value]:
@@ -128,9 +128,9 @@ def _is_softmax_sum(func: PrimFunc, x: Load) -> bool:
     if adds is None:
         return False
     power = _without_producers(func, combiner(adds)[1])
-    seen = None
+    condition = None
     if power.op == "select":
-        seen, power, hidden = power.args
+        condition, power, hidden = power.args
         if hidden.value != 0:
             return False
     if power.op != "exp":
@@ -143,40 +143,40 @@ def _is_softmax_sum(func: PrimFunc, x: Load) -> bool:
     largest = _reduction(func, top, "max", -math.inf)
     if largest is None or top.indices != adds.body.indices:
         return False
-    own = [*largest.body.indices, *(i.var for i in largest.iters if i.kind == "reduce")]
-    theirs = [*top.indices, *(i.var for i in adds.iters if i.kind == "reduce")]
-    if len(own) != len(theirs) or [i.extent for i in largest.iters] != [i.extent for i in adds.iters]:
+    maxima_at = [*largest.body.indices, *(i.var for i in largest.iters if i.kind == "reduce")]
+    sums_at = [*top.indices, *(i.var for i in adds.iters if i.kind == "reduce")]
+    if len(maxima_at) != len(sums_at) or [i.extent for i in largest.iters] != [i.extent for i in adds.iters]:
         return False
-    same: dict[Var, Expr] = by_variable(own, theirs)
-    found = substitute(_without_producers(func, combiner(largest)[1]), same)
-    wanted = term if seen is None else select(seen, term, const(-math.inf, term.dtype))
-    return found is wanted
+    renaming: dict[Var, Expr] = by_variable(maxima_at, sums_at)
+    largest_term = substitute(_without_producers(func, combiner(largest)[1]), renaming)
+    expected = term if condition is None else select(condition, term, const(-math.inf, term.dtype))
+    return largest_term is expected
 
 
 def _reduction(func: PrimFunc, x: Load, operation: str, start: float) -> Block | None:
     """Return the one block that writes the buffer of `x`, if it reduces by `operation` from `start`; else None."""
-    made = writers(func, x.buffer)
-    if len(made) != 1 or made[0].init is None or not are_variables(made[0].body.indices):
+    producers = writers(func, x.buffer)
+    if len(producers) != 1 or producers[0].init is None or not are_variables(producers[0].body.indices):
         return None
-    init = made[0].init.value
+    init = producers[0].init.value
     try:
-        found, _ = combiner(made[0])
+        combined, _ = combiner(producers[0])
     except ScheduleError:
         return None
-    return made[0] if found == operation and init.value == start else None
+    return producers[0] if combined == operation and init.value == start else None
 
 
 def _without_producers(func: PrimFunc, e: Expr) -> Expr:
     """Inline the spatial producers of the loads in `e`."""
 
     def leaf(n: Expr) -> Expr | None:
-        made = writers(func, n.buffer) if isinstance(n, Load) else ()
-        if not isinstance(n, Load) or len(made) != 1 or made[0].is_reduction:
+        producers = writers(func, n.buffer) if isinstance(n, Load) else ()
+        if not isinstance(n, Load) or len(producers) != 1 or producers[0].is_reduction:
             return None
-        own = made[0].body.indices
-        if updates_in_place(made[0]) or not are_variables(own):
+        stored_at = producers[0].body.indices
+        if updates_in_place(producers[0]) or not are_variables(stored_at):
             return None
-        at: dict[Var, Expr] = by_variable(own, n.indices)
-        return _without_producers(func, substitute(made[0].body.value, at))
+        at: dict[Var, Expr] = by_variable(stored_at, n.indices)
+        return _without_producers(func, substitute(producers[0].body.value, at))
 
     return transform(e, leaf)

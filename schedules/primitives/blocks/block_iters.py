@@ -53,7 +53,7 @@ LETTERS = "ijlpqstuwxyz"
 def fuse_block_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFunc:
     """Fuse neighbouring loops of a block together with their iterators.
 
-    `fuse` leaves the block its iterators. A region of the fused iterator is an interval, whatever the extents.
+    `fuse` leaves the block its iterators. A region of the fused iterator is an interval for any extents.
 
     Before: `for i in range(N): for j in range(M): C[vi, vj] = A[vi, vj]` with `vi = i; vj = j`
     After: `for i_j_fused in range(N * M): C[v // M, v % M] = A[v // M, v % M]` with `v = i_j_fused`
@@ -69,7 +69,7 @@ def fuse_block_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFu
     at = path.index(nest[0]) if nest[0] in path else len(path)
     if list(path[at : at + len(nest)]) != nest:
         raise ScheduleError(
-            f"{func.name}: fuse_block_iters wants loops of {block!r} directly inside each other, found {', '.join(names)} among "
+            f"{func.name}: fuse_block_iters expects loops of {block!r} directly inside each other, got {', '.join(names)} among "
             f"{', '.join(p.var.name for p in path)}"
         )
     for loop in nest:
@@ -78,7 +78,7 @@ def fuse_block_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFu
     joined = [next(i for i, b in zip(node.iters, node.bindings) if b is loop.var) for loop in nest]
     if len({i.kind for i in joined}) != 1:
         raise ScheduleError(
-            f"{func.name}: fuse_block_iters wants iterators of one kind, found those of {', '.join(names)}"
+            f"{func.name}: fuse_block_iters expects iterators of one kind, got several kinds for {', '.join(names)}"
         )
     total: Expr = const(1)
     for i in joined:
@@ -113,7 +113,7 @@ def flatten_rows(func: PrimFunc, block: str, names: Sequence[str], buffer: str) 
 
     Before: `for i in range(N): for j in range(M): B[i, j] = A[i + a, j + b]` with rows of `A` of P elements
     After: `for i_j_rows in range((N - 1) * P + M): B[v] = A[(v + a * P + b) // P, (v + a * P + b) % P]`; others read `B[i * P + j]`
-    Checks: the block has its own trivial nest and no predicate. It alone writes an intermediate of floats, with the iterators of
+    Checks: the block has its own trivial nest and no predicate. It is the only writer of an intermediate of floats, with the iterators of
     the two loops as its last two indices. It reads `buffer` so in its last two dimensions, and nothing else there. Elements
     between the rows, which no block reads, are computed from written elements inside the buffer.
     """
@@ -147,33 +147,33 @@ def flatten_rows(func: PrimFunc, block: str, names: Sequence[str], buffer: str) 
     first = path.index(find_loop(func, names[0]))
     for loop in reversed(path[first + 2 :]):
         body = replace(loop, body=body)
-    made = with_body(func, replace_node(func.body, path[first], For(var, one.extent, body)))
+    flattened = with_body(func, replace_node(func.body, path[first], For(var, one.extent, body)))
 
     def where(indices: Sequence[Expr]) -> tuple[Expr, ...]:
-        own = indices[-2:] == (i.var, j.var)
-        return (*indices[:-2], one.var if own else simplify(indices[-2] * pitch + indices[-1]))
+        is_store = indices[-2:] == (i.var, j.var)
+        return (*indices[:-2], one.var if is_store else simplify(indices[-2] * pitch + indices[-1]))
 
-    return with_layout(made, out, rows, where)
+    return with_layout(flattened, out, rows, where)
 
 
 def _row_and_column(func: PrimFunc, node: Block, path: Sequence[For], names: Sequence[str]) -> tuple[IterVar, IterVar]:
     """Return the iterators of the two loops that `flatten_rows` flattens; ScheduleError unless it can."""
     if len(names) != 2 or [p.var.name for p in path if p.var.name in names] != list(names):
         raise ScheduleError(
-            f"{func.name}: flatten_rows wants two loops of {node.name!r} in their order, found {list(names)}"
+            f"{func.name}: flatten_rows expects two loops of {node.name!r} in their order, got {list(names)}"
         )
     outer, inner = (find_loop(func, name) for name in names)
     for loop in (outer, inner):
         require_serial(func, loop, "flatten_rows")
     i, j = (next(it for it, b in zip(node.iters, node.bindings) if b is loop.var) for loop in (outer, inner))
     if path.index(inner) != path.index(outer) + 1:
-        raise ScheduleError(f"{func.name}: flatten_rows wants {names[1]!r} directly inside {names[0]!r}")
+        raise ScheduleError(f"{func.name}: flatten_rows expects {names[1]!r} directly inside {names[0]!r}")
     out = node.body.buffer
     plain = out in func.allocs and out.dtype.is_float and len(writers(func, out)) == 1 and writes_everything(node)
     if not plain or node.body.indices[-2:] != (i.var, j.var):
         raise ScheduleError(
-            f"{func.name}: flatten_rows wants {node.name!r} to write all of an intermediate of floats by itself, at {i.var.name}, "
-            f"{j.var.name} last, found {out!r} at {node.body.indices!r}"
+            f"{func.name}: flatten_rows expects {node.name!r} to write all of an intermediate of floats by itself, at {i.var.name}, "
+            f"{j.var.name} last, got {out!r} at {node.body.indices!r}"
         )
     return i, j
 
@@ -189,16 +189,16 @@ def _rows_of(func: PrimFunc, node: Block, buffer: str, i: IterVar, j: IterVar) -
         if not {i.var, j.var} & set(free_vars(x)):
             continue
         parts = [linear(e, (i.var, j.var)) for e in x.indices[-2:]]
-        elsewhere = {i.var, j.var} & set(free_vars(*x.indices[:-2]))
+        leading = {i.var, j.var} & set(free_vars(*x.indices[:-2]))
         steps = [p and p[0] for p in parts]
-        if x.buffer.name != buffer or elsewhere or loads(*x.indices) or steps != [{i.var: const(1)}, {j.var: const(1)}]:
+        if x.buffer.name != buffer or leading or loads(*x.indices) or steps != [{i.var: const(1)}, {j.var: const(1)}]:
             raise ScheduleError(
-                f"{func.name}: flatten_rows wants {node.name!r} to read {buffer!r} at {i.var.name} and {j.var.name} and shifts in "
-                f"its last two dims, found {x!r}"
+                f"{func.name}: flatten_rows expects {node.name!r} to read {buffer!r} at {i.var.name} and {j.var.name} and shifts in "
+                f"its last two dims, got {x!r}"
             )
-        made_by = writers(func, x.buffer)
-        if made_by and not any(writes_everything(b) for b in made_by):
-            raise ScheduleError(f"{func.name}: flatten_rows wants all of {buffer!r} written, found it in parts")
+        producers = writers(func, x.buffer)
+        if producers and not any(writes_everything(b) for b in producers):
+            raise ScheduleError(f"{func.name}: flatten_rows expects all of {buffer!r} written, got it in parts")
         (_, a), (_, b) = (p for p in parts if p is not None)
         pitch = x.buffer.shape[-1]
         inside = and_(le(0, a), le(i.extent + a, x.buffer.shape[-2]), le(0, b), le(j.extent + b, pitch))
@@ -206,7 +206,7 @@ def _rows_of(func: PrimFunc, node: Block, buffer: str, i: IterVar, j: IterVar) -
             raise ScheduleError(f"{func.name}: flatten_rows cannot prove that {x!r} stays inside {x.buffer!r}")
         shifts[x] = a * pitch + b
     if not shifts:
-        raise ScheduleError(f"{func.name}: flatten_rows wants {node.name!r} to read {buffer!r} along {j.var.name}")
+        raise ScheduleError(f"{func.name}: flatten_rows expects {node.name!r} to read {buffer!r} along {j.var.name}")
     return pitch, shifts
 
 
@@ -249,42 +249,42 @@ def reindex(func: PrimFunc, block: str, buffer: str, dims: Sequence[int], scope:
                 read.append(i.var)
         where.append(substitute(index, {v: i.var for v, i in steps.items()}))
     copy = Buffer(name, tuple(i.extent for i in iters), source.dtype, scope)
-    taken = [name, copy_name]
+    reserved = [name, copy_name]
     for letter in LETTERS[: len(iters)]:
-        taken.append(fresh(func, f"{copy_name}_{letter}", taken))
-    vars_ = [Var(n) for n in taken[2:]]
-    made: Stmt = Block(
+        reserved.append(fresh(func, f"{copy_name}_{letter}", reserved))
+    vars_ = [Var(n) for n in reserved[2:]]
+    copying: Stmt = Block(
         copy_name,
         tuple(iters),
         tuple(vars_),
         BufferStore(copy, tuple(i.var for i in iters), load(source, tuple(where))),
     )
     for var, i in reversed(list(zip(vars_, iters))):
-        made = For(var, i.extent, made)
+        copying = For(var, i.extent, copying)
     new = load(copy, tuple(read))
     value = transform(node.body.value, lambda n: new if n is access else None)
     changed = replace(node, body=replace(node.body, value=value))
     top: Stmt = path[0] if path else node
-    body = replace_node(func.body, top, seq(made, replace_node(top, node, changed)))
+    body = replace_node(func.body, top, seq(copying, replace_node(top, node, changed)))
     return replace(func, body=body, allocs=(*func.allocs, copy))
 
 
 def _access_to_copy(func: PrimFunc, node: Block, buffer: str, dims: Sequence[int]) -> Load:
     """Return the one place where a block reads a buffer; ScheduleError unless `reindex` can copy it in these dimensions."""
-    found = [x for x in block_loads(node) if x.buffer.name == buffer]
-    if len(found) != 1 or found[0].buffer is node.body.buffer:
+    accesses = [x for x in block_loads(node) if x.buffer.name == buffer]
+    if len(accesses) != 1 or accesses[0].buffer is node.body.buffer:
         raise ScheduleError(
-            f"{func.name}: reindex wants {node.name!r} to read {buffer!r} at one place, found {len(found)}"
+            f"{func.name}: reindex expects {node.name!r} to read {buffer!r} at one place, got {len(accesses)}"
         )
-    (access,) = found
+    (access,) = accesses
     source = access.buffer
     if not dims or len(set(dims)) != len(dims) or any(not 0 <= d < len(source.shape) for d in dims):
-        raise ScheduleError(f"{func.name}: reindex wants distinct dimensions of {source!r}, found {list(dims)}")
-    made_by = writers(func, source)
-    if made_by and not any(writes_everything(b) for b in made_by):
-        raise ScheduleError(f"{func.name}: reindex wants all of {buffer!r} written, found it in parts or with padding")
+        raise ScheduleError(f"{func.name}: reindex expects distinct dimensions of {source!r}, got {list(dims)}")
+    producers = writers(func, source)
+    if producers and not any(writes_everything(b) for b in producers):
+        raise ScheduleError(f"{func.name}: reindex expects all of {buffer!r} written, got it in parts or with padding")
     if any(loads(access.indices[d]) for d in dims):
-        raise ScheduleError(f"{func.name}: reindex wants indices of {buffer!r} that read nothing, found {access!r}")
+        raise ScheduleError(f"{func.name}: reindex expects indices of {buffer!r} that read nothing, got {access!r}")
     return access
 
 

@@ -103,14 +103,14 @@ def _union(boxes: Sequence[Sequence[DimRegion]], buffer: Buffer) -> list[DimRegi
 
 def spatial_of(block: Block) -> list[Var]:
     """Return the iterators that index the output, in order. Raises ScheduleError unless they are plain and distinct."""
-    found: list[Var] = []
+    iterators: list[Var] = []
     for e in block.body.indices:
-        if not isinstance(e, Var) or e in found or e not in {i.var for i in block.iters if i.kind == "spatial"}:
+        if not isinstance(e, Var) or e in iterators or e not in {i.var for i in block.iters if i.kind == "spatial"}:
             raise ScheduleError(
-                f"block {block.name!r}: wanted distinct spatial iterators as store indices, found {e!r}"
+                f"block {block.name!r}: expected distinct spatial iterators as store indices, got {e!r}"
             )
-        found.append(e)
-    return found
+        iterators.append(e)
+    return iterators
 
 
 def _outer_guards(others: Sequence[Block], path: Sequence[For]) -> list[Expr]:
@@ -140,7 +140,7 @@ def _nest_over(
     `inherited` conditions hold.
     """
     names: list[str] = []
-    made: list[tuple[Var, Expr]] = []
+    new_loops: list[tuple[Var, Expr]] = []
     bindings: list[Expr] = []
     guards: list[Expr] = []
     inner_env = env
@@ -154,7 +154,8 @@ def _nest_over(
         name = fresh(func, f"{block.name}_{it.var.name.removeprefix('v')}", names)
         names.append(name)
         var = Var(name)
-        made.append((var, extent))
+        new_loops.append((var, extent))
+        # An empty reduction still stores its initial value, so nothing may follow from its loop running.
         inner_env = inner_env.with_loop(var, extent, it.kind == "spatial" or block.init is None)
         bindings.append(start + var)
         guards += [le(0, start + var), lt(start + var, it.extent)]
@@ -164,7 +165,7 @@ def _nest_over(
     moved = by_variable(block.bindings, bindings)
     needed += [c for c in conjuncts(substitute(block.predicate, moved)) if prove(c, inner_env) is not Proof.YES]
     body: Stmt = replace(block, bindings=tuple(bindings), predicate=and_(*needed))
-    for var, extent in reversed(made):
+    for var, extent in reversed(new_loops):
         body = For(var, extent, body)
     return body
 
@@ -190,7 +191,7 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     outside = [b.name for b in consumers if b not in inside and b is not node]
     if node in inside or outside or not consumers:
         raise ScheduleError(
-            f"{func.name}: compute_at({block!r}, {loop!r}) wants every reader of {buffer.name!r} inside the loop; "
+            f"{func.name}: compute_at({block!r}, {loop!r}) expects every reader of {buffer.name!r} inside the loop; "
             f"outside it: {', '.join(outside) or 'the block itself' if node in inside else ', '.join(outside) or 'no reader'}"
         )
     path = (*enclosing(func, target), target)
@@ -205,8 +206,8 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     box = _union(boxes, buffer)
     inherited = _outer_guards(consumers, path)
     alike = all(len(_outer_guards((b,), path)) == len(inherited) for b in consumers)
-    own = spatial_of(node)
-    nest = _nest_over(func, node, dict(zip(own, box)), inherited, env, own if alike else ())
+    iterators = spatial_of(node)
+    nest = _nest_over(func, node, dict(zip(iterators, box)), inherited, env, iterators if alike else ())
     moved = replace(target, body=seq(nest, target.body))
     body = replace_node(func.body, target, moved)
     return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
@@ -228,13 +229,13 @@ def require_repeatable(func: PrimFunc, step: str, node: Block) -> None:
     """Check that the block may run later, and more than once for the same element. Raises ScheduleError."""
     if updates_in_place(node) or len(writers(func, node.body.buffer)) != 1:
         raise ScheduleError(
-            f"{func.name}: {step} wants a block that alone makes {node.body.buffer.name!r}; {node.name!r} updates what "
+            f"{func.name}: {step} expects the only writer of {node.body.buffer.name!r}; {node.name!r} updates what "
             "another block wrote"
         )
-    lost = overwritten_later(func, node)
-    if lost is not None:
+    buffer = overwritten_later(func, node)
+    if buffer is not None:
         raise ScheduleError(
-            f"{func.name}: {step} would let {node.name!r} read {lost.name!r} after it was written again"
+            f"{func.name}: {step} would let {node.name!r} read {buffer.name!r} after it was written again"
         )
 
 
@@ -251,7 +252,7 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     node, target = find_block(func, block), find_loop(func, loop)
     old = trivial_loops(func, node)
     if node.is_reduction:
-        raise ScheduleError(f"{func.name}: reverse_compute_at wants a spatial block, {block!r} is a reduction")
+        raise ScheduleError(f"{func.name}: reverse_compute_at expects a spatial block, {block!r} is a reduction")
     if updates_in_place(node):
         raise ScheduleError(f"{func.name}: {block!r} updates {node.body.buffer.name!r} in place and cannot move")
     inside = blocks(target.body)
@@ -275,22 +276,22 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     for e in written:
         within = {p.var: p.extent for p in full_path[len(path) :] if p.var in free_vars(e)}
         if not is_dense(e, within, env):
-            raise ScheduleError(f"{func.name}: what one iteration of {loop!r} makes of {e!r} is no interval")
+            raise ScheduleError(f"{func.name}: the values of {e!r} in one iteration of {loop!r} are not an interval")
         ranges = {p.var: p.extent for p in full_path if p.var in free_vars(e)}
         if linear(e, tuple(ranges)) is not None and not is_dense(e, ranges):
             raise ScheduleError(f"{func.name}: the tiles of {producer.name!r} overlap or leave gaps: {e!r}")
     box = region_of(written, full_path, target, producer.body.buffer, env)
-    own: dict[Var, DimRegion] = {}
+    regions: dict[Var, DimRegion] = {}
     for e, span in zip(access.indices, box):
-        if not isinstance(e, Var) or e in own:
+        if not isinstance(e, Var) or e in regions:
             raise ScheduleError(
-                f"{func.name}: {block!r} must read {access.buffer.name!r} at distinct iterators, found {e!r}"
+                f"{func.name}: {block!r} must read {access.buffer.name!r} at distinct iterators, got {e!r}"
             )
-        own[e] = span
+        regions[e] = span
     extents = {i.var: i.extent for i in node.iters}
-    made = dict(zip(access.indices, producer.body.buffer.shape))
-    trusted = [v for v in extents if v not in made or prove(le(made[v], extents[v]), env) is Proof.YES]
-    nest = _nest_over(func, node, own, _outer_guards((producer,), path), env, trusted)
+    stored = dict(zip(access.indices, producer.body.buffer.shape))
+    trusted = [v for v in extents if v not in stored or prove(le(stored[v], extents[v]), env) is Proof.YES]
+    nest = _nest_over(func, node, regions, _outer_guards((producer,), path), env, trusted)
     moved = replace(target, body=seq(target.body, nest))
     body = replace_node(func.body, target, moved)
     return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
@@ -299,8 +300,8 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
 def check_movable(func: PrimFunc, node: Block, producer: Block, place: Stmt, around: Stmt) -> None:
     """Check that no block in between makes inputs of `node` or touches its output.
 
-    place, around: `node` moves before `place`, into the loops `around` it
-    Raises: ScheduleError.
+    Args:
+        place, around: `node` moves before `place`, into the loops `around` it.
     """
     order = blocks(func.body)
     passed = set(order[order.index(blocks(place)[0]) : order.index(node)]) | set(blocks(around))

@@ -1,4 +1,7 @@
-"""The primitive that pads the softmax axis: pad_softmax_axis."""
+"""The primitive that pads the softmax axis: pad_softmax_axis.
+
+Tests: `tests/schedules/primitives/reduction/test_online_softmax.py`.
+"""
 
 from __future__ import annotations
 
@@ -28,25 +31,25 @@ def pad_softmax_axis(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     A row whose scores are all minus infinity sums up to 0.
     """
     f = positive(func, f"pad_softmax_axis({block!r})", factor)
-    found = softmax_of(func, block)
-    score, extent = found.score, found.step.extent
-    at = [d for d, e in enumerate(score.indices) if e is found.step.var] if isinstance(score, Load) else []
-    made_by = writers(func, score.buffer) if isinstance(score, Load) else []
-    if len(at) != 1 or len(made_by) != 1 or not isinstance(score, Load) or score.buffer not in func.allocs:
+    pattern = softmax_of(func, block)
+    score, extent = pattern.score, pattern.step.extent
+    at = [d for d, e in enumerate(score.indices) if e is pattern.step.var] if isinstance(score, Load) else []
+    producers = writers(func, score.buffer) if isinstance(score, Load) else []
+    if len(at) != 1 or len(producers) != 1 or not isinstance(score, Load) or score.buffer not in func.allocs:
         raise ScheduleError(
-            f"{func.name}: pad_softmax_axis wants {block!r} to read scores of an intermediate, found {score!r}"
+            f"{func.name}: pad_softmax_axis expects {block!r} to read scores of an intermediate, got {score!r}"
         )
-    require_compute_block(func, "pad_softmax_axis", found.row_max, *(s.block for s in found.sums))
-    guarded = replace(found.weights, body=replace(found.weights.body, value=found.weight()))
-    func = replace(func, body=replace_node(func.body, found.weights, guarded))
-    func = pad_spatial(func, made_by[0].name, at[0], f)
-    maker = find_block(func, made_by[0].name)
-    seen = select(lt(maker.body.indices[at[0]], extent), maker.body.value, masked_score(score.dtype))
-    func = replace(func, body=replace_node(func.body, maker, replace(maker, body=replace(maker.body, value=seen))))
+    require_compute_block(func, "pad_softmax_axis", pattern.row_max, *(s.block for s in pattern.sums))
+    guarded = replace(pattern.weights, body=replace(pattern.weights.body, value=pattern.weight()))
+    func = replace(func, body=replace_node(func.body, pattern.weights, guarded))
+    func = pad_spatial(func, producers[0].name, at[0], f)
+    maker = find_block(func, producers[0].name)
+    masked = select(lt(maker.body.indices[at[0]], extent), maker.body.value, masked_score(score.dtype))
+    func = replace(func, body=replace_node(func.body, maker, replace(maker, body=replace(maker.body, value=masked))))
     wider = simplify(mul(ceildiv(extent, f), f))
-    func = _over(func, block, found.step, wider)
-    for s in found.sums:
-        func = _over(func, s.block.name, s.step, wider, found.weights.body.buffer.name)
+    func = _over(func, block, pattern.step, wider)
+    for s in pattern.sums:
+        func = _over(func, s.block.name, s.step, wider, pattern.weights.body.buffer.name)
     return func
 
 
@@ -59,7 +62,7 @@ def _over(func: PrimFunc, block: str, step: IterVar, wider: Expr, weights: str =
     path = trivial_loops(func, node)
     iters = tuple(replace(i, extent=wider) if i.var is step.var else i for i in node.iters)
     room = {i.var: i.extent for i in iters}
-    made, names = dict[tuple[object, ...], PaddedCopy](), list[str]()
+    copies, names = dict[tuple[object, ...], PaddedCopy](), list[str]()
 
     def padded(x: Expr) -> Expr | None:
         if not isinstance(x, Load) or x.buffer.name == weights or step.var not in free_vars(x):
@@ -67,15 +70,15 @@ def _over(func: PrimFunc, block: str, step: IterVar, wider: Expr, weights: str =
         valid = valid_extents(func, node, x, {step.var: wider})
         shape = tuple(room.get(i, d) if i is step.var else d for i, d in zip(x.indices, x.buffer.shape))
         key = x.buffer, valid
-        if key not in made:
+        if key not in copies:
             names.append(fresh(func, f"{x.buffer.name}_pad", names))
-            made[key] = PaddedCopy(x.buffer, Buffer(names[-1], shape, x.dtype), valid)
-        return load(made[key].copy, x.indices)
+            copies[key] = PaddedCopy(x.buffer, Buffer(names[-1], shape, x.dtype), valid)
+        return load(copies[key].copy, x.indices)
 
     value = transform(node.body.value, padded) if weights else node.body.value
     changed: Stmt = replace(node, iters=iters, body=replace(node.body, value=value))
     for p, i in reversed(list(zip(path, iters))):
         changed = replace(p, extent=i.extent, body=changed)
-    before = [fill_nest(func, o, const(0.0, o.copy.dtype), names) for o in made.values()]
+    before = [fill_nest(func, o, const(0.0, o.copy.dtype), names) for o in copies.values()]
     body = replace_node(func.body, path[0], seq(*before, changed))
-    return replace(func, body=body, allocs=(*func.allocs, *(o.copy for o in made.values())))
+    return replace(func, body=body, allocs=(*func.allocs, *(o.copy for o in copies.values())))

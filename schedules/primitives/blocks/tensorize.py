@@ -1,4 +1,4 @@
-"""The primitive that maps a nest to an instruction of the machine: tensorize."""
+"""The primitive that maps a nest to a hardware instruction: tensorize."""
 
 from __future__ import annotations
 
@@ -28,48 +28,48 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
     Its value is the intrinsic's, of buffers of the same types; the written one is read only as the accumulator. Each
     operand moves with the loops of the meaning, the dense ones along adjacent elements.
     """
-    wanted = INTRINSICS.get(intrinsic)
-    if wanted is None:
+    instruction = INTRINSICS.get(intrinsic)
+    if instruction is None:
         raise ScheduleError(
-            f"{func.name}: wanted an intrinsic, one of {', '.join(sorted(INTRINSICS))}; found {intrinsic!r}"
+            f"{func.name}: expected an intrinsic, one of {', '.join(sorted(INTRINSICS))}; got {intrinsic!r}"
         )
     node = find_loop(func, loop)
     nest: list[For] = []
     body: Stmt = node
-    kinds = {"serial"} | {f.kind for f in wanted.loops}
+    kinds = {"serial"} | {f.kind for f in instruction.loops}
     while isinstance(body, For):
         if body.kind not in kinds or body.marks.intrinsic:
-            raise ScheduleError(f"{func.name}: tensorize wants serial loops, found {body.var.name!r} marked")
+            raise ScheduleError(f"{func.name}: tensorize expects serial loops, got {body.var.name!r} marked")
         nest.append(body)
         body = body.body
-    if not isinstance(body, Block) or not any(_alike(meant, nest) for meant in wanted.nests()):
+    if not isinstance(body, Block) or not any(_alike(meant, nest) for meant in instruction.nests()):
         shown = " around ".join(f"{f.var.name!r} of extent {f.extent!r}" for f in nest)
         more = "" if isinstance(body, Block) else ", which holds several statements"
         raise ScheduleError(
-            f"{func.name}: {intrinsic} wants a nest of loops of extents {', '.join(repr(f.extent) for f in wanted.loops)} around "
-            f"one block, found {shown}{more}"
+            f"{func.name}: {intrinsic} expects a nest of loops of extents {', '.join(repr(f.extent) for f in instruction.loops)} around "
+            f"one block, got {shown}{more}"
         )
     require_compute_block(func, "tensorize", *blocks(node))
     if body.init is not None:
         raise ScheduleError(
-            f"{func.name}: {intrinsic} adds to what is there, and {body.name!r} stores an initial value; use "
+            f"{func.name}: {intrinsic} adds to its output, and {body.name!r} stores an initial value; use "
             "decompose_reduction first"
         )
-    found = nest_of(replace_node(node, body, replace(body, predicate=TRUE)))
-    if found is None or match(wanted, nest, found[1]) is None:
+    candidate = nest_of(replace_node(node, body, replace(body, predicate=TRUE)))
+    if candidate is None or match(instruction, nest, candidate[1]) is None:
         raise ScheduleError(
-            f"{func.name}: block {body.name!r} does not compute what {intrinsic} means:\n{print_text(wanted.semantics)}"
+            f"{func.name}: block {body.name!r} does not compute what {intrinsic} means:\n{print_text(instruction.semantics)}"
         )
     marked = rewrite(node, lambda n: n.marked(intrinsic=intrinsic) if isinstance(n, For) else n)
     return with_body(func, replace_node(func.body, node, marked))
 
 
-def _alike(wanted: Sequence[For], nest: Sequence[For]) -> bool:
-    """Return whether the loops have the wanted kinds and extents; a symbolic extent matches any number or tunable."""
-    return len(wanted) == len(nest) and all(
+def _alike(expected: Sequence[For], nest: Sequence[For]) -> bool:
+    """Return whether the loops have the expected kinds and extents; a symbolic extent matches any number or tunable."""
+    return len(expected) == len(nest) and all(
         (f.kind, f.axis) == (g.kind, g.axis)
         and (as_int(f.extent) == as_int(g.extent) if as_int(f.extent) else _is_known(g.extent))
-        for f, g in zip(wanted, nest)
+        for f, g in zip(expected, nest)
     )
 
 

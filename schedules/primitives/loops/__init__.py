@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""Primitives that split, fuse, reorder, mark or cut loops."""

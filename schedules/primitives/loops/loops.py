@@ -4,7 +4,7 @@ fuse_sibling_loops.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -12,7 +12,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.injectivity import separates
 from relax_tune.ir.arith.linear import extent_of, linear
-from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.arith.prove import Proof, prove, refuted
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import (
@@ -59,10 +59,10 @@ def require_serial(func: PrimFunc, loop: For, step: str) -> None:
     """Check that the loop is serial and belongs to no intrinsic. Raises ScheduleError."""
     if loop.marks.intrinsic:
         raise ScheduleError(
-            f"{func.name}: {step} wants a loop of its own, found {loop.var.name!r} inside {loop.marks.intrinsic}"
+            f"{func.name}: {step} expects a loop outside of instructions, got {loop.var.name!r} inside {loop.marks.intrinsic}"
         )
     if loop.kind != "serial":
-        raise ScheduleError(f"{func.name}: {step} wants a serial loop, found {loop.var.name!r} marked {loop.kind}")
+        raise ScheduleError(f"{func.name}: {step} expects a serial loop, got {loop.var.name!r} marked {loop.kind}")
 
 
 def split(func: PrimFunc, loop: str, factors: Sequence[ExprLike | None], divides: bool = False) -> PrimFunc:
@@ -78,19 +78,20 @@ def split(func: PrimFunc, loop: str, factors: Sequence[ExprLike | None], divides
     require_serial(func, node, "split")
     if sum(f is None for f in factors) != 1:
         raise ScheduleError(
-            f"{func.name}: split({loop!r}) wants exactly one None among its factors, found {list(factors)}"
+            f"{func.name}: split({loop!r}) expects exactly one None among its factors, got {list(factors)}"
         )
-    given = [None if f is None else positive(func, f"split({loop!r})", f, *blocks(node)) for f in factors]
+    sizes = [None if f is None else positive(func, f"split({loop!r})", f, *blocks(node)) for f in factors]
     inner: Expr = const(1)
-    for e in given:
+    for e in sizes:
         inner = inner if e is None else mul(inner, e)
     inner = simplify(inner)
+    # The rounded-up extent and the new index are computed in int64.
     if (as_int(inner) or 0) >= LIMIT:
-        raise ScheduleError(f"{func.name}: split({loop!r}) wants a product of factors below {LIMIT}, found {inner!r}")
+        raise ScheduleError(f"{func.name}: split({loop!r}) expects a product of factors below {LIMIT}, got {inner!r}")
     if divides:
         _require_division(func, node, inner)
     whole = simplify(ceildiv(node.extent, inner))
-    extents = [whole if e is None else e for e in given]
+    extents = [whole if e is None else e for e in sizes]
     names: list[str] = []
     for a in range(len(factors)):
         names.append(fresh(func, f"{loop}_{a}", names))
@@ -99,25 +100,34 @@ def split(func: PrimFunc, loop: str, factors: Sequence[ExprLike | None], divides
     for var, extent in zip(parts, extents):
         index = index * extent + var
     body = rebind(node.body, {node.var: index})
-    env = loop_env(enclosing(func, node))
-    for var, extent in zip(parts, extents):
-        env = env.with_loop(var, extent)
     guard = lt(index, node.extent)
-    if divides:
-        env = env.with_fact(eq(floormod(node.extent, inner), 0))
-    if not divides and prove(guard, env) is not Proof.YES:
+    if not divides and not _always_holds(guard, node, inner, loop_env(enclosing(func, node)), zip(parts, extents)):
         body = map_blocks(body, lambda b: replace(b, predicate=and_(b.predicate, guard)))
     for var, extent in reversed(list(zip(parts, extents))):
         body = For(var, extent, body)
     return with_body(func, replace_node(func.body, node, body))
 
 
+def _always_holds(guard: Expr, node: For, inner: Expr, env: Env, nest: Iterable[tuple[Var, Expr]]) -> bool:
+    """Return whether the guard of a split loop is provable. nest: the new loops and their extents, which multiply to at least
+    the extent.
+
+    The guard holds exactly where `inner` divides the extent. A few sampled assignments contradict this at once, while
+    the search for a proof of the guard would exhaust its effort.
+    """
+    if refuted(eq(floormod(node.extent, inner), 0), env.with_loop(node.var, node.extent)):
+        return False
+    for var, extent in nest:
+        env = env.with_loop(var, extent)
+    return prove(guard, env) is Proof.YES
+
+
 def _require_division(func: PrimFunc, node: For, inner: Expr) -> None:
     """Check that `inner` divides the extent: proved if shapes matter, else not disproved."""
     rest = floormod(node.extent, inner)
-    found = prove(eq(rest, 0), loop_env(enclosing(func, node)))
-    if found is Proof.NO or (found is Proof.UNKNOWN and not only_tunables(rest)):
-        may = "does not" if found is Proof.NO else "may not"
+    proof = prove(eq(rest, 0), loop_env(enclosing(func, node)))
+    if proof is Proof.NO or (proof is Proof.UNKNOWN and not only_tunables(rest)):
+        may = "does not" if proof is Proof.NO else "may not"
         raise ScheduleError(f"{func.name}: split({node.var.name!r}): {inner!r} {may} divide the extent {node.extent!r}")
 
 
@@ -137,7 +147,7 @@ def fuse(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
         require_serial(func, inner, "fuse")
         if outer.body is not inner:
             raise ScheduleError(
-                f"{func.name}: fuse wants {inner.var.name!r} directly inside {outer.var.name!r} and nothing beside it"
+                f"{func.name}: fuse expects {inner.var.name!r} directly inside {outer.var.name!r} and no other statement there"
             )
     require_rectangular(func, nest, "fuse")
     _require_initial_values(func, nest)
@@ -150,6 +160,7 @@ def fuse(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
     for loop in reversed(nest[1:]):
         mapping[loop.var] = floormod(rest, loop.extent)
         rest = rest // loop.extent
+    # no remainder: the fused loop ends before the last quotient reaches the outermost extent
     mapping[nest[0].var] = rest
     fused = For(var, simplify(total), rebind(nest[-1].body, mapping))
     return with_body(func, replace_node(func.body, nest[0], fused))
@@ -166,7 +177,7 @@ def _require_initial_values(func: PrimFunc, nest: Sequence[For]) -> None:
         steps = [i.extent for i in block.iters if i.kind == "reduce"]
         if block.init is not None and len(kinds) == 2 and any(prove(le(1, e)) is not Proof.YES for e in steps):
             raise ScheduleError(
-                f"{func.name}: fuse wants loops of elements and of reduction points apart in block {block.name!r}, whose "
+                f"{func.name}: fuse expects separate loops for elements and for reduction points in block {block.name!r}, whose "
                 "reduction may be empty; use decompose_reduction first"
             )
 
@@ -184,21 +195,21 @@ def reorder(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
     if not nodes:
         return func
     if len(set(names)) != len(names):
-        raise ScheduleError(f"{func.name}: reorder wants distinct loops, found {list(names)}")
+        raise ScheduleError(f"{func.name}: reorder expects distinct loops, got {list(names)}")
     chain = max(((*enclosing(func, n), n) for n in nodes), key=len)
     top = min(chain.index(n) if n in chain else -1 for n in nodes)
     if top < 0:
-        raise ScheduleError(f"{func.name}: reorder wants loops of one nest, found {list(names)}")
+        raise ScheduleError(f"{func.name}: reorder expects loops of one nest, got {list(names)}")
     nest = list(chain[top:])
     for a, b in zip(nest, nest[1:]):
         if a.body is not b:
             raise ScheduleError(
-                f"{func.name}: reorder wants a perfect nest; {a.var.name!r} holds more than {b.var.name!r}"
+                f"{func.name}: reorder expects a perfect nest; {a.var.name!r} holds more than {b.var.name!r}"
             )
     inside = nest[-1].body
     if len(blocks(inside)) != 1:
-        found = ", ".join(b.name for b in blocks(inside))
-        raise ScheduleError(f"{func.name}: reorder wants one block inside the nest, found {found}")
+        names_inside = ", ".join(b.name for b in blocks(inside))
+        raise ScheduleError(f"{func.name}: reorder expects one block inside the nest, got {names_inside}")
     for n in nodes:
         require_serial(func, n, "reorder")
     require_rectangular(func, nest, "reorder")
@@ -213,11 +224,11 @@ def reorder(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
 
 
 def _require_own_points(func: PrimFunc, block: Block) -> None:
-    found = other_points(block)
-    if found:
+    others = other_points(block)
+    if others:
         raise ScheduleError(
-            f"{func.name}: reorder wants points that read nothing of another one, but block {block.name!r} stores an element of "
-            f"its buffer and reads {found[0]!r}"
+            f"{func.name}: reorder expects points that read no result of another point, but block {block.name!r} stores an element of "
+            f"its buffer and reads {others[0]!r}"
         )
 
 
@@ -230,7 +241,7 @@ def _require_first_point(func: PrimFunc, block: Block) -> None:
     mixed = {loop.var for loop in enclosing(func, block)} & fed["spatial"] & fed["reduce"]
     if mixed:
         raise ScheduleError(
-            f"{func.name}: reorder wants loops that feed either spatial or reduction iterators of {block.name!r}, found "
+            f"{func.name}: reorder expects loops that feed either spatial or reduction iterators of {block.name!r}, got "
             f"{', '.join(sorted(v.name for v in mixed))}; use decompose_reduction first"
         )
 
@@ -242,28 +253,29 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
     After: `for i in parallel(N): S(i)`
     Checks: iterations are independent. The variable feeds no reduction iterator below, unless the loop is `unrolled`, or the
     initial value is stored earlier and iterations provably have disjoint elements. Iterations provably write different elements
-    of every buffer they share: all but `local` ones, under `group` also but `shared` ones, under `vectorized` all. They read no
-    element of these that another iteration may write, but under `item`, where barriers order them. A buffer that each iteration
-    has for itself is touched nowhere else. Vectorized and unrolled extents hold no shape symbol. A grid axis is
-    bound once on a path. Parallel loops do not nest.
+    of every buffer that they share, and read no element of it that another iteration may write, except under `item`, where
+    barriers order the accesses. They share all buffers except `local` ones, under `group` except `local` and `shared` ones, and
+    under `vectorized` all. Nothing outside the loop uses a buffer that each iteration has for itself. Vectorized and unrolled
+    extents hold no shape symbol. A grid axis is bound once on a path. Parallel loops do not nest.
     """
     node = find_loop(func, loop)
     if kind not in get_args(LoopKind):
         raise ScheduleError(
-            f"{func.name}: wanted a kind of loop, one of {', '.join(get_args(LoopKind))}, found {kind!r}"
+            f"{func.name}: expected a kind of loop, one of {', '.join(get_args(LoopKind))}, got {kind!r}"
         )
     require_serial(func, node, kind)
     if kind == "serial":
         return func
     if kind in ("vectorized", "unrolled") and not only_tunables(node.extent):
         raise ScheduleError(
-            f"{func.name}: {kind} wants an extent without shape symbols, found {node.extent!r} of {loop!r}; split it first"
+            f"{func.name}: {kind} expects an extent without shape symbols, got {node.extent!r} of {loop!r}; split it first"
         )
+    # unrolling keeps the order of the iterations
     if kind != "unrolled":
         _require_independent(func, node, kind)
     if kind in ("group", "item"):
         if axis not in range(AXES[kind]):
-            raise ScheduleError(f"{func.name}: {kind} wants an axis below {AXES[kind]}, found {axis!r}")
+            raise ScheduleError(f"{func.name}: {kind} expects an axis below {AXES[kind]}, got {axis!r}")
         for other in (*enclosing(func, node), *loops(node.body)):
             if other.kind == kind and other.axis == axis:
                 raise ScheduleError(f"{func.name}: {kind} axis {axis} is already bound to {other.var.name!r}")
@@ -277,35 +289,35 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
 def _require_independent(func: PrimFunc, node: For, kind: LoopKind) -> None:
     """Check that iterations of the loop write different elements, or buffers of their own. Raises ScheduleError."""
     for block in blocks(node.body):
-        fed = [i for i, b in zip(block.iters, block.bindings) if i.kind == "reduce" and _mentions(b, node.var)]
+        fed_iters = [i for i, b in zip(block.iters, block.bindings) if i.kind == "reduce" and _mentions(b, node.var)]
         target = block.body.buffer
         where = [regroup_sums(block_value(block, i), block.predicate) for i in block.body.indices]
         path = enclosing(func, block)
         inner = {p.var: p.extent for p in path[path.index(node) + 1 :]}
-        own = target.scope == "local" or (target.scope in ("shared", "warp") and kind == "group")
-        shared = not own or kind == "vectorized"
+        is_private = target.scope == "local" or (target.scope in ("shared", "warp") and kind == "group")
+        shared = not is_private or kind == "vectorized"
         # points excluded by a guard write nothing
-        meets = (fed or shared) and not separates(where, node.var, inner, loop_env(path), block.predicate)
-        if fed and (block.init is not None or meets):
+        meets = (fed_iters or shared) and not separates(where, node.var, inner, loop_env(path), block.predicate)
+        if fed_iters and (block.init is not None or meets):
             raise ScheduleError(
-                f"{func.name}: {kind} wants independent iterations, but {node.var.name!r} feeds the reduction iterator "
-                f"{fed[0].var.name!r} of block {block.name!r}; use rfactor first"
+                f"{func.name}: {kind} expects independent iterations, but {node.var.name!r} feeds the reduction iterator "
+                f"{fed_iters[0].var.name!r} of block {block.name!r}; use rfactor first"
             )
         if meets:
             raise ScheduleError(
-                f"{func.name}: {kind} wants iterations that write different elements, but iterations of {node.var.name!r} may "
+                f"{func.name}: {kind} expects iterations that write different elements, but iterations of {node.var.name!r} may "
                 f"write the same element of {target.name!r} in block {block.name!r}"
             )
         carried = carried_read(func, node, block) if shared and kind != "item" else None
         if carried is not None:
             raise ScheduleError(
-                f"{func.name}: {kind} wants iterations that read nothing of another one, but block {carried[0].name!r} reads "
+                f"{func.name}: {kind} expects iterations that read no result of another iteration, but block {carried[0].name!r} reads "
                 f"{carried[1]!r}, which another iteration of {node.var.name!r} may store in block {block.name!r}"
             )
         outside = [b for b in blocks(func.body) if b not in blocks(node.body) and _accesses_buffer(b, target)]
-        if own and kind != "vectorized" and outside:
+        if is_private and kind != "vectorized" and outside:
             raise ScheduleError(
-                f"{func.name}: {kind} gives every iteration of {node.var.name!r} a {target.name!r} of its own, but block "
+                f"{func.name}: {kind} gives every iteration of {node.var.name!r} its own {target.name!r}, but block "
                 f"{outside[0].name!r}, which is not below it, reads or writes that buffer; make its scope global first"
             )
 
@@ -323,7 +335,7 @@ def set_tail(func: PrimFunc, loop: str, tail: Tail) -> PrimFunc:
     """
     node = find_loop(func, loop)
     if tail not in get_args(Tail):
-        raise ScheduleError(f"{func.name}: wanted a tail, one of {', '.join(get_args(Tail))}, found {tail!r}")
+        raise ScheduleError(f"{func.name}: expected a tail, one of {', '.join(get_args(Tail))}, got {tail!r}")
     return with_body(func, replace_node(func.body, node, replace(node, tail=tail)))
 
 
@@ -337,15 +349,16 @@ def nontemporal_stores(func: PrimFunc, loop: str) -> PrimFunc:
     node = find_loop(func, loop)
     if node.kind != "vectorized":
         raise ScheduleError(
-            f"{func.name}: nontemporal_stores wants a vectorized loop, found {loop!r}, which is {node.kind}"
+            f"{func.name}: nontemporal_stores expects a vectorized loop, got {loop!r}, which is {node.kind}"
         )
     read = {x.buffer for b in blocks(node.body) for x in block_loads(b)}
     for block in blocks(node.body):
         target = block.body.buffer
+        # A reduction reads what it has stored, which a non-temporal store has evicted.
         if target.scope != "global" or target in read or block.init is not None:
             raise ScheduleError(
-                f"{func.name}: nontemporal_stores wants stores to global memory that nothing below {loop!r} reads, found "
-                f"those of {block.name!r} to {target.name!r}"
+                f"{func.name}: nontemporal_stores expects stores to global memory that nothing below {loop!r} reads, got "
+                f"the stores of {block.name!r} to {target.name!r}"
             )
     return with_body(func, replace_node(func.body, node, node.marked(nontemporal=True)))
 
@@ -360,12 +373,12 @@ def prefetch(func: PrimFunc, loop: str, iterations: int) -> PrimFunc:
     node = find_loop(func, loop)
     if node.kind != "serial" or not 1 <= iterations <= MAX_PREFETCH_DISTANCE:
         raise ScheduleError(
-            f"{func.name}: prefetch wants a serial loop and 1 to {MAX_PREFETCH_DISTANCE} iterations, found {loop!r}, which is {node.kind}, "
+            f"{func.name}: prefetch expects a serial loop and 1 to {MAX_PREFETCH_DISTANCE} iterations, got {loop!r}, which is {node.kind}, "
             f"and {iterations}"
         )
     written = {b.body.buffer for b in blocks(node.body)}
     if all(x.buffer in written or x.buffer.scope != "global" for b in blocks(node.body) for x in block_loads(b)):
-        raise ScheduleError(f"{func.name}: prefetch wants reads of global memory, found none below {loop!r}")
+        raise ScheduleError(f"{func.name}: prefetch expects reads of global memory, got none below {loop!r}")
     return with_body(func, replace_node(func.body, node, node.marked(prefetch_distance=iterations)))
 
 
@@ -379,7 +392,7 @@ def copy_async(func: PrimFunc, loop: str) -> PrimFunc:
     """
     node = find_loop(func, loop)
     if node.kind != "vectorized":
-        raise ScheduleError(f"{func.name}: copy_async wants a vectorized loop, found {loop!r}, which is {node.kind}")
+        raise ScheduleError(f"{func.name}: copy_async expects a vectorized loop, got {loop!r}, which is {node.kind}")
     (block, *more) = blocks(node.body)
     value = block.body.value
     if value.op == "select" and value.args[2].value == 0:
@@ -388,7 +401,7 @@ def copy_async(func: PrimFunc, loop: str) -> PrimFunc:
     copies = isinstance(value, Load) and value.buffer in func.input_buffers and value.dtype is target.dtype
     if more or not copies or target.scope != "shared" or block.init is not None:
         raise ScheduleError(
-            f"{func.name}: copy_async wants a copy from a parameter to shared memory, found {block.name!r}, which stores "
+            f"{func.name}: copy_async expects a copy from a parameter to shared memory, got {block.name!r}, which stores "
             f"{block.body.value!r} to {target.scope} memory"
         )
     return with_body(func, replace_node(func.body, node, node.marked(async_copy=True)))
@@ -408,11 +421,11 @@ def fuse_sibling_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:
     require_serial(func, b, "fuse_sibling_loops")
     parent = next((n for n in walk(func.body) if isinstance(n, Seq) and a in n.stmts), None)
     if parent is None or b not in parent.stmts or parent.stmts.index(b) <= parent.stmts.index(a):
-        raise ScheduleError(f"{func.name}: fuse_sibling_loops wants {second!r} to follow {first!r} in the same body")
+        raise ScheduleError(f"{func.name}: fuse_sibling_loops expects {second!r} to follow {first!r} in the same body")
     between = parent.stmts[parent.stmts.index(a) + 1 : parent.stmts.index(b)]
     env = loop_env(enclosing(func, a))
     if prove(eq(a.extent, b.extent), env) is not Proof.YES:
-        raise ScheduleError(f"{func.name}: fuse_sibling_loops wants equal extents, found {a.extent!r} and {b.extent!r}")
+        raise ScheduleError(f"{func.name}: fuse_sibling_loops expects equal extents, got {a.extent!r} and {b.extent!r}")
     body_b = rebind(b.body, {b.var: a.var})
     require_compute_block(func, "fuse_sibling_loops", *blocks(a.body), *blocks(b.body))
     _require_movable_before(func, a, between)
@@ -438,10 +451,8 @@ def _require_movable_before(func: PrimFunc, a: For, between: Sequence[Stmt]) -> 
 def require_same_iteration(func: PrimFunc, step: str, a: For, *bodies: Stmt) -> None:
     """Check that two bodies of a loop conflict only within one iteration.
 
-    Each shared and written buffer has a dimension in which all accesses have the same stride along the loop. The stride is at
-    least the extent covered within one iteration. A loop of one iteration has no conflicts.
-
-    Raises: ScheduleError.
+    Each shared and written buffer has a dimension in which all accesses have the same stride along the loop. The stride is at least the
+    extent covered within one iteration. A loop of one iteration has no conflicts.
     """
     if prove(le(a.extent, const(1)), loop_env(enclosing(func, a))) is Proof.YES:
         return
@@ -452,6 +463,7 @@ def require_same_iteration(func: PrimFunc, step: str, a: For, *bodies: Stmt) -> 
     env = inside = loop_env((*enclosing(func, a), a))
     for v, extent in ranges.items():
         inside = inside.with_loop(v, extent)
+    # sorted, so that the refused buffer does not depend on hash order
     for buffer in sorted(shared, key=lambda x: x.name):
         touched_at = [
             tuple(simplify(block_value(block, i), inside) for i in where)

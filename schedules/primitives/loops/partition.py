@@ -97,9 +97,9 @@ def fission(func: PrimFunc, loop: str, block: str) -> PrimFunc:
     parts = statements(node.body)
     at = next((k for k, p in enumerate(parts) if any(b.name == block for b in blocks(p))), None)
     if at is None or at + 1 == len(parts):
-        found = ", ".join(b.name for b in blocks(node.body))
+        names = ", ".join(b.name for b in blocks(node.body))
         raise ScheduleError(
-            f"{func.name}: fission wants statements of {loop!r} behind the one with {block!r}; in it are {found}"
+            f"{func.name}: fission expects statements of {loop!r} behind the one with {block!r}; in it are {names}"
         )
     require_compute_block(func, "fission", *blocks(node.body))
     first, second = replace(node, body=seq(*parts[: at + 1])), seq(*parts[at + 1 :])
@@ -116,7 +116,7 @@ def _split_extents(func: PrimFunc, node: For, factor: ExprLike | None, at: ExprL
         f = positive(func, name, factor)
         return simplify(mul(node.extent // f, f)), simplify(node.extent % f)
     if at is None or factor is not None:
-        raise ScheduleError(f"{func.name}: {name} wants either a factor or where to cut, found {factor!r} and {at!r}")
+        raise ScheduleError(f"{func.name}: {name} expects either a factor or where to cut, got {factor!r} and {at!r}")
     point = scalar(func, name, at)
     if prove(and_(le(0, point), le(point, node.extent)), loop_env(enclosing(func, node))) is not Proof.YES:
         raise ScheduleError(
@@ -131,41 +131,44 @@ def _over_subdomain(
 ) -> Block:
     """Restrict a block to this part's domain, with one new iterator for each loop that `node` shares iterators with.
 
-    start: the first iteration of a tail, which stores no initial value where it continues a reduction
+    Args:
+        start: The first iteration of a tail, which stores no initial value where it continues a reduction.
     """
     around = {p.var: p for p in path}
     moved, fed = {node.var}, set[Var]()
     while True:
-        found = {i.var for i, b in zip(block.iters, block.bindings) if moved & set(free_vars(b))}
-        wider = {v for i, b in zip(block.iters, block.bindings) if i.var in found for v in free_vars(b) if v in around}
-        if found == fed and wider <= moved:
+        # An iterator can be restricted only together with all loops that feed it, and these with all iterators that they feed.
+        moving = {i.var for i, b in zip(block.iters, block.bindings) if moved & set(free_vars(b))}
+        wider = {v for i, b in zip(block.iters, block.bindings) if i.var in moving for v in free_vars(b) if v in around}
+        if moving == fed and wider <= moved:
             break
-        fed, moved = found, moved | wider
+        fed, moved = moving, moved | wider
     if not fed:
         return block
     kinds = {i.kind for i in block.iters if i.var in fed}
     runs = prove(le(1, extent if start is None else start)) is Proof.YES
     _require_unmixed_loops(func, block, node, moved if runs else set(around), kinds)
-    own = [p for p in path if p.var in moved]
-    for p in own:
+    moving_loops = [p for p in path if p.var in moved]
+    for p in moving_loops:
         if set(free_vars(p.extent)) & set(around):
             raise ScheduleError(
-                f"{func.name}: partition wants rectangular loops, found {p.extent!r} for {p.var.name!r}"
+                f"{func.name}: partition expects rectangular loops, got {p.extent!r} for {p.var.name!r}"
             )
     (kind,) = kinds
-    made = {p.var: IterVar(Var(f"v{p.var.name}"), extent if p is node else p.extent, kind) for p in own}
-    inside = {p.var: made[p.var].var + (0 if start is None or p is not node else start) for p in own}
+    iterators = {p.var: IterVar(Var(f"v{p.var.name}"), extent if p is node else p.extent, kind) for p in moving_loops}
+    inside = {p.var: iterators[p.var].var + (0 if start is None or p is not node else start) for p in moving_loops}
     values = {i.var: substitute(b, inside) for i, b in zip(block.iters, block.bindings) if i.var in fed}
     others = [(i, b) for i, b in zip(block.iters, block.bindings) if i.var not in fed]
-    new = _simplified(with_iters(block, [*((made[p.var], p.var) for p in own), *others], values))
+    new = _simplified(with_iters(block, [*((iterators[p.var], p.var) for p in moving_loops), *others], values))
     return replace(new, init=None) if start is not None and kind == "reduce" else new
 
 
 def _simplified(block: Block) -> Block:
     """Drop the conditions and clamps of a block that its domain decides.
 
-    Not those of its iterators' extents, which become dims of buffers, also where the loops do not run (`reindex`). All its
-    expressions are simplified if one is, so that an update goes on reading the element that it stores."""
+    The extents of its iterators stay as they are, since they become dims of buffers even where the loops do not run (`reindex`).
+    If one expression is simplified, all are, so that an update reads the element that it stores.
+    """
     env = Env()
     for i in block.iters:
         env = env.with_loop(i.var, i.extent, i.kind == "spatial" or block.init is None)
@@ -173,8 +176,8 @@ def _simplified(block: Block) -> Block:
     def decided(e: Expr) -> Expr | None:
         return simplify(e, env) if e.op in ("le", "lt", "min", "max") and e.args[0].dtype is i64 else None
 
-    found = block.map_own_exprs(lambda e: transform(e, decided))
-    return block if found is block else replace(found.map_own_exprs(simplify), iters=block.iters)
+    decided_block = block.map_own_exprs(lambda e: transform(e, decided))
+    return block if decided_block is block else replace(decided_block.map_own_exprs(simplify), iters=block.iters)
 
 
 def _require_unmixed_loops(
@@ -182,8 +185,8 @@ def _require_unmixed_loops(
 ) -> None:
     """Check that loops over elements and over reduction points are distinct, so that empty sums get their initial values.
 
-    moved: the loops that matter; all of them where the main loop, which stores the initial value, may run no iteration.
-    Raises: ScheduleError.
+    Args:
+        moved: The loops that matter; all of them where the main loop, which stores the initial value, may run no iteration.
     """
     pairs = list(zip(block.iters, block.bindings))
     steps = {v for i, b in pairs if i.kind == "reduce" for v in free_vars(b)}
@@ -193,8 +196,8 @@ def _require_unmixed_loops(
     )
     if len(kinds) != 1 or (block.init is not None and "reduce" in kinds and (steps & places & moved or tied)):
         raise ScheduleError(
-            f"{func.name}: partition wants {node.var.name!r} to feed either spatial or reduction iterators of {block.name!r}, "
-            "whose conditions keep them apart; use decompose_reduction first"
+            f"{func.name}: partition expects {node.var.name!r} to feed either spatial or reduction iterators of {block.name!r}, "
+            "which their conditions separate; use decompose_reduction first"
         )
 
 
@@ -215,7 +218,7 @@ def _shift_tail(s: Stmt, var: Var, rest: Var, start: Expr) -> Stmt:
 
 def _iteration_private_buffers(func: PrimFunc, node: For) -> list[Buffer]:
     """Return the local and shared buffers whose elements are private to an iteration of the loop."""
-    inside, found = set(blocks(node.body)), []
+    inside, private = set(blocks(node.body)), []
     for buffer in func.allocs:
         users = [b for b in blocks(func.body) if any(t is buffer for t, _ in accesses(b))]
         if buffer.scope == "global" or not users or not inside.issuperset(users):
@@ -224,5 +227,5 @@ def _iteration_private_buffers(func: PrimFunc, node: For) -> list[Buffer]:
         ranges = {p.var: p.extent for p in loops(node.body)}
         where = [tuple(block_value(b, e) for e in at) for b in users for t, at in accesses(b) if t is buffer]
         if any(same_disjoint_stride([at[d] for at in where], node.var, ranges, env) for d in range(len(buffer.shape))):
-            found.append(buffer)
-    return found
+            private.append(buffer)
+    return private

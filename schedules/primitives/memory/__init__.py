@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""Primitives that place, lay out, copy or pipeline buffers."""

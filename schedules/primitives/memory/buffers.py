@@ -36,12 +36,12 @@ from relax_tune.schedules.thread_ownership import require_thread_private
 def require_scope(func: PrimFunc, scope: Scope) -> None:
     """Check that `scope` names a memory scope. Raises ScheduleError."""
     if scope not in get_args(Scope):
-        raise ScheduleError(f"{func.name}: wanted a scope, one of {', '.join(get_args(Scope))}, found {scope!r}")
+        raise ScheduleError(f"{func.name}: expected a scope, one of {', '.join(get_args(Scope))}, got {scope!r}")
 
 
-def copy_nest(func: PrimFunc, name: str, source: Buffer, target: Buffer, taken: Sequence[str]) -> Stmt:
+def copy_nest(func: PrimFunc, name: str, source: Buffer, target: Buffer, reserved: Sequence[str]) -> Stmt:
     """Make the nest `target[i...] = source[i...]` over the whole target."""
-    names = [*taken, name]
+    names = [*reserved, name]
     iters, vars_ = [], []
     for d, dim in enumerate(target.shape):
         names.append(fresh(func, f"{name}_{'ijlpqst'[d]}", names))
@@ -55,7 +55,7 @@ def copy_nest(func: PrimFunc, name: str, source: Buffer, target: Buffer, taken: 
 
 
 def cache_read(func: PrimFunc, block: str, buffer: str, scope: Scope = "global") -> PrimFunc:
-    """Let a block read a copy of one of its inputs, made by a new block `<buffer>_cache` before it.
+    """Let a block read a copy of one of its inputs, which a new block `<buffer>_cache` before it writes.
 
     Before: `C[i] = f(A[g(i)])`
     After: `A_cache[p] = A[p]` then `C[i] = f(A_cache[g(i)])`
@@ -64,17 +64,17 @@ def cache_read(func: PrimFunc, block: str, buffer: str, scope: Scope = "global")
     node = find_block(func, block)
     source = next((x.buffer for x in block_loads(node) if x.buffer.name == buffer), None)
     if source is None:
-        found = ", ".join(sorted({x.buffer.name for x in block_loads(node)}))
-        raise ScheduleError(f"{func.name}: block {block!r} does not read {buffer!r}; it reads {found}")
+        read_names = ", ".join(sorted({x.buffer.name for x in block_loads(node)}))
+        raise ScheduleError(f"{func.name}: block {block!r} does not read {buffer!r}; it reads {read_names}")
     around = enclosing(func, node)[:1] or (node,)
     if any(b.body.buffer is source for b in blocks(around[0])):
         raise ScheduleError(
-            f"{func.name}: cache_read wants {buffer!r} complete before the nest of {block!r}, which writes it"
+            f"{func.name}: cache_read expects {buffer!r} complete before the nest of {block!r}, which writes it"
         )
-    made_by = writers(func, source)
-    if made_by and not any(writes_everything(b) for b in made_by):
+    producers = writers(func, source)
+    if producers and not any(writes_everything(b) for b in producers):
         raise ScheduleError(
-            f"{func.name}: cache_read wants all of {buffer!r} written, found it in parts or with padding"
+            f"{func.name}: cache_read expects all of {buffer!r} written, got it in parts or with padding"
         )
     require_scope(func, scope)
     name = fresh(func, f"{buffer}_cache")
@@ -93,7 +93,7 @@ def cache_write(func: PrimFunc, block: str, scope: Scope = "local", readers: Seq
 
     Before: `C[i] = f(i)`, `D[i] = g(C[i])`
     After, with D among the readers: `C_local[i] = f(i)` then `C[p] = C_local[p]`, `D[i] = g(C_local[i])`
-    Checks: the block alone writes every element of its buffer, from its own initial value if it is a reduction. No
+    Checks: the block is the only writer of all elements of its buffer, from its own initial value if it is a reduction. No
     other block is in its nest. The readers read the buffer later.
     """
     node = find_block(func, block)
@@ -102,12 +102,12 @@ def cache_write(func: PrimFunc, block: str, scope: Scope = "local", readers: Seq
     temp = Buffer(name, target.shape, target.dtype, scope)
     require_scope(func, scope)
     if updates_in_place(node) or len(writers(func, target)) != 1 or not writes_everything(node):
-        raise ScheduleError(f"{func.name}: cache_write wants {block!r} to write all of {target.name!r} by itself")
+        raise ScheduleError(f"{func.name}: cache_write expects {block!r} to write all of {target.name!r} by itself")
     require_compute_block(func, "cache_write", node)
     path = enclosing(func, node)
     top: Stmt = path[0] if path else node
     if isinstance(top, For) and len(blocks(top)) != 1:
-        raise ScheduleError(f"{func.name}: cache_write wants block {block!r} alone in its nest")
+        raise ScheduleError(f"{func.name}: cache_write expects no other block in the nest of {block!r}")
     nest = copy_nest(func, fresh(func, f"{target.name}_write", (name,)), temp, target, (name,))
     changed = replace_buffers(node, {target: temp})
     order = blocks(func.body)
@@ -115,7 +115,7 @@ def cache_write(func: PrimFunc, block: str, scope: Scope = "local", readers: Seq
     for reader in (find_block(func, r) for r in readers):
         if order.index(reader) <= order.index(node) or all(x.buffer is not target for x in block_loads(reader)):
             raise ScheduleError(
-                f"{func.name}: cache_write wants readers of {target.name!r} after {block!r}, found {reader.name!r}"
+                f"{func.name}: cache_write expects readers of {target.name!r} after {block!r}, got {reader.name!r}"
             )
         body = replace_node(body, reader, replace_buffers(reader, {target: temp}))
     body = replace_node(body, top, seq(replace_node(top, node, changed), nest))
@@ -138,7 +138,7 @@ def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
         require_compute_block(func, "set_scope", *writers(func, old))
     if old.row_alignment is not None and (scope == "global" or (old.swizzle and scope != old.scope)):
         raise ScheduleError(
-            f"{func.name}: set_scope wants {buffer!r} before storage_align or swizzle; its rows are those of {old.scope} memory"
+            f"{func.name}: set_scope expects {buffer!r} before storage_align or swizzle; its rows are laid out for {old.scope} memory"
         )
     return func if old.scope == scope else swap_alloc(func, old, replace(old, scope=scope))
 
@@ -155,7 +155,7 @@ def store_as(func: PrimFunc, buffer: str, dtype: str) -> PrimFunc:
     target = next((d for d in (f16, bf16, i16, f32) if d.short == dtype), None)
     if target is None or old.dtype not in ((f16, bf16) if target is f32 else (i8, u8)):
         raise ScheduleError(
-            f"{func.name}: store_as wants numbers of 8 bits and f16, bf16 or i16, or 16-bit floats and f32, found {old.dtype} and {dtype!r}"
+            f"{func.name}: store_as expects numbers of 8 bits and f16, bf16 or i16, or 16-bit floats and f32, got {old.dtype} and {dtype!r}"
         )
     new, wide = replace(old, dtype=target), f32 if target.is_float else i32
 
@@ -171,7 +171,7 @@ def store_as(func: PrimFunc, buffer: str, dtype: str) -> PrimFunc:
         if b.body.buffer is not old:
             return replace(b, body=BufferStore(b.body.buffer, where, value)) if value is not b.body.value else b
         if b.init is not None:
-            raise ScheduleError(f"{func.name}: store_as wants {buffer!r} stored once, found sums by {b.name!r}")
+            raise ScheduleError(f"{func.name}: store_as expects {buffer!r} stored once, got sums by {b.name!r}")
         widened = cast(value, wide)
         return replace(b, body=BufferStore(new, where, widened if target is wide else cast(widened, target)))
 
@@ -179,7 +179,7 @@ def store_as(func: PrimFunc, buffer: str, dtype: str) -> PrimFunc:
     left = [b.name for b in blocks(body) if any(x.buffer is old for s in (b.body, b.init) if s for x in _reads(s))]
     if left:
         raise ScheduleError(
-            f"{func.name}: store_as wants what is read of {buffer!r} to become {wide} at once, unlike in block {left[0]!r}"
+            f"{func.name}: store_as expects what is read of {buffer!r} to become {wide} at once, unlike in block {left[0]!r}"
         )
     return replace(func, body=body, allocs=tuple(new if a is old else a for a in func.allocs))
 
@@ -200,7 +200,7 @@ def reuse_output(func: PrimFunc, buffer: str, output: str) -> PrimFunc:
     old = find_alloc(func, buffer)
     target = next((b for b in func.output_buffers if b.name == output), None)
     if target is None or target.shape != old.shape or target.dtype is not old.dtype:
-        raise ScheduleError(f"{func.name}: reuse_output wants an output shaped like {old!r}, found {target!r}")
+        raise ScheduleError(f"{func.name}: reuse_output expects an output shaped like {old!r}, got {target!r}")
     last = writer(func, target)
     users = readers(func, old)
     order = list(blocks(func.body))
@@ -255,18 +255,18 @@ def mark_prepack(func: PrimFunc, block: str) -> PrimFunc:
     at the top. No extent or value of it, and no extent of the intermediate, mentions a shape symbol.
     """
     node = find_block(func, block)
-    found = [x.buffer for x in block_loads(node) if x.buffer not in func.consts]
-    if found:
+    variable = [x.buffer for x in block_loads(node) if x.buffer not in func.consts]
+    if variable:
         raise ScheduleError(
-            f"{func.name}: {block!r} cannot run once: it reads {found[0].name!r}, which is not constant"
+            f"{func.name}: {block!r} cannot run once: it reads {variable[0].name!r}, which is not constant"
         )
-    alone = len(writers(func, node.body.buffer)) == 1
-    if node.body.buffer not in func.allocs or node.body.buffer.scope != "global" or not alone:
+    is_only_writer = len(writers(func, node.body.buffer)) == 1
+    if node.body.buffer not in func.allocs or node.body.buffer.scope != "global" or not is_only_writer:
         raise ScheduleError(f"{func.name}: {block!r} must write a global intermediate to run once")
     symbols = set(func.symbols)
     path = enclosing(func, node)
     if path and len(blocks(path[0])) != 1:
-        raise ScheduleError(f"{func.name}: {block!r} must stand in a nest of its own to run once")
+        raise ScheduleError(f"{func.name}: {block!r} must have its own nest to run once")
     for loop in path:
         if symbols & set(free_vars(loop.extent)):
             raise ScheduleError(f"{func.name}: {block!r} cannot run once: loop {loop.var.name!r} has a symbolic extent")

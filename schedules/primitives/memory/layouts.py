@@ -44,7 +44,7 @@ def tile_layout(func: PrimFunc, buffer: str, dim: int, factor: ExprLike, order: 
     old = find_alloc(func, buffer)
     f = positive(func, f"tile_layout({buffer!r})", factor, *writers(func, old))
     if sorted(order) != list(range(len(old.shape) + 1)) or not 0 <= dim < len(old.shape):
-        raise ScheduleError(f"{func.name}: tile_layout({buffer!r}) wants a permutation of the new dims, found {order}")
+        raise ScheduleError(f"{func.name}: tile_layout({buffer!r}) expects a permutation of the new dims, got {order}")
 
     def relayout(parts: Sequence[Expr], outer: Expr, inner: Expr) -> tuple[Expr, ...]:
         wide = (*parts[:dim], outer, inner, *parts[dim + 1 :])
@@ -75,7 +75,7 @@ def permute_layout(func: PrimFunc, buffer: str, order: Sequence[int]) -> PrimFun
     """
     old = find_alloc(func, buffer)
     if sorted(order) != list(range(len(old.shape))):
-        raise ScheduleError(f"{func.name}: permute_layout({buffer!r}) wants a permutation, found {order}")
+        raise ScheduleError(f"{func.name}: permute_layout({buffer!r}) expects a permutation, got {order}")
     new = replace(old, shape=tuple(old.shape[o] for o in order))
     return with_layout(func, old, new, lambda indices: tuple(indices[o] for o in order))
 
@@ -91,7 +91,7 @@ def with_layout(
 def transform_layout(func: PrimFunc, buffer: str, index_map: str, factors: Sequence[ExprLike] = ()) -> PrimFunc:
     """Store an intermediate by an index map.
 
-    The map is text, `i, j -> j // f0, i, j % f0`: a name for each dimension, then the new indices. They are made of the names,
+    The map is text, `i, j -> j // f0, i, j % f0`: a name for each dimension, then the new indices. They consist of the names,
     numbers, `f0, f1, ...` (the factors) and `n0, n1, ...` (the old extents), with `+ * // %`.
 
     Before: `B: (I, J)` read at `B[i, j]`
@@ -101,12 +101,12 @@ def transform_layout(func: PrimFunc, buffer: str, index_map: str, factors: Seque
     """
     old = find_alloc(func, buffer)
     values = [positive(func, "transform_layout", f, *writers(func, old)) for f in factors]
-    own, indices = _read_map(func, old, index_map, values)
+    dims, indices = _read_map(func, old, index_map, values)
     for n in postorder(indices):
         by = n.args[1] if n.op in ("floordiv", "floormod") else None
-        if by is not None and (set(free_vars(by)) & set(own) or prove(le(1, by)) is not Proof.YES):
-            raise ScheduleError(f"{func.name}: transform_layout divides by numbers and factors, found {n!r}")
-    ranges = dict(zip(own, old.shape))
+        if by is not None and (set(free_vars(by)) & set(dims) or prove(le(1, by)) is not Proof.YES):
+            raise ScheduleError(f"{func.name}: transform_layout divides by numbers and factors, got {n!r}")
+    ranges = dict(zip(dims, old.shape))
     if not injective(indices, ranges):
         raise ScheduleError(
             f"{func.name}: cannot prove that {index_map!r} puts different elements of {old.name!r} into different places"
@@ -114,30 +114,30 @@ def transform_layout(func: PrimFunc, buffer: str, index_map: str, factors: Seque
     shape = tuple(_extent(func, e, ranges) for e in indices)
     grown = tuple(d if prove(le(0, d)) is Proof.YES else maximum(d, 0) for d in map(simplify, shape))
     new = replace(old, shape=grown)
-    return with_layout(func, old, new, lambda at: tuple(simplify(substitute(e, dict(zip(own, at)))) for e in indices))
+    return with_layout(func, old, new, lambda at: tuple(simplify(substitute(e, dict(zip(dims, at)))) for e in indices))
 
 
 def _read_map(func: PrimFunc, old: Buffer, text: str, factors: Sequence[Expr]) -> tuple[list[Var], tuple[Expr, ...]]:
     """Parse an index map into a variable for each dimension, and the new indices over them."""
     left, _, right = text.partition("->")
     names = [n.strip() for n in left.split(",")] if left.strip() else []
-    wanted = (
-        f"{func.name}: transform_layout wants a map such as `i, j -> j // f0, i, j % f0` with a name for each of the "
-        f"{len(old.shape)} dimensions of {old.name!r}, found {text[:MAX_CHARACTERS]!r}"
+    expectation = (
+        f"{func.name}: transform_layout expects a map such as `i, j -> j // f0, i, j % f0` with a name for each of the "
+        f"{len(old.shape)} dimensions of {old.name!r}, got {text[:MAX_CHARACTERS]!r}"
     )
     if not len(names) == len(old.shape) == len(set(names)) or not all(n.isidentifier() for n in names):
-        raise ScheduleError(wanted)
-    own = [Var(n) for n in names]
+        raise ScheduleError(expectation)
+    dims = [Var(n) for n in names]
     scope: dict[str, Expr] = {
         **{f"f{a}": f for a, f in enumerate(factors)},
         **{f"n{a}": d for a, d in enumerate(old.shape)},
-        **dict(zip(names, own)),
+        **dict(zip(names, dims)),
     }
     try:
         indices = read_scalars(right, scope.get, ", ".join(scope), ("add", "mul", "floordiv", "floormod"))
     except ScheduleError as error:
-        raise ScheduleError(f"{wanted}: {error}") from None
-    return own, indices
+        raise ScheduleError(f"{expectation}: {error}") from None
+    return dims, indices
 
 
 def _extent(func: PrimFunc, e: Expr, ranges: Mapping[Var, Expr]) -> Expr:
@@ -155,7 +155,7 @@ def _extent(func: PrimFunc, e: Expr, ranges: Mapping[Var, Expr]) -> Expr:
     if e.op == "add":
         return x + y - 1
     if set(free_vars(a)) & set(free_vars(b)) & set(ranges):
-        raise ScheduleError(f"{func.name}: transform_layout wants sums of multiples, found {e!r}")
+        raise ScheduleError(f"{func.name}: transform_layout expects sums of multiples, got {e!r}")
     return (x - 1) * (y - 1) + 1
 
 
@@ -172,20 +172,20 @@ def storage_align(func: PrimFunc, buffer: str, factor: ExprLike, offset: int = 0
     f = positive(func, f"storage_align({buffer!r})", factor, *writers(func, old))
     if not 0 <= offset < LIMIT:
         raise ScheduleError(
-            f"{func.name}: storage_align({buffer!r}) wants no negative offset, and one below {LIMIT}; found {offset}"
+            f"{func.name}: storage_align({buffer!r}) expects no negative offset, and one below {LIMIT}; got {offset}"
         )
     if len(old.shape) < 2:
-        raise ScheduleError(f"{func.name}: storage_align wants rows, and {old!r} has {len(old.shape)} dims")
+        raise ScheduleError(f"{func.name}: storage_align expects rows, and {old!r} has {len(old.shape)} dims")
     if old.swizzle:
         raise ScheduleError(
-            f"{func.name}: storage_align wants rows with room between them, and those of {buffer!r} are swizzled"
+            f"{func.name}: storage_align expects rows that can be padded, and the rows of {buffer!r} are swizzled"
         )
     if old.scope == "global":
         last = simplify(add(mul(ceildiv(old.shape[-1], f), f), offset))
         new = replace(old, shape=(*old.shape[:-1], last))
     elif not only_tunables(f):
         raise ScheduleError(
-            f"{func.name}: storage_align({buffer!r}) wants a factor without shape symbols for {old.scope} memory, found {f!r}"
+            f"{func.name}: storage_align({buffer!r}) expects a factor without shape symbols for {old.scope} memory, got {f!r}"
         )
     else:
         new = replace(old, row_alignment=(f, offset))
@@ -205,15 +205,15 @@ def swizzle(func: PrimFunc, buffer: str, vector: int) -> PrimFunc:
     old = find_alloc(func, buffer)
     if old.scope != "shared" or len(old.shape) < 2:
         raise ScheduleError(
-            f"{func.name}: swizzle wants rows in shared memory, found {old!r} in {old.scope} memory; use set_scope first"
+            f"{func.name}: swizzle expects rows in shared memory, got {old!r} in {old.scope} memory; use set_scope first"
         )
     if isinstance(vector, bool) or not may_swizzle(old, vector):
         raise ScheduleError(
-            f"{func.name}: swizzle({buffer!r}) wants vectors of {', '.join(map(str, ACCESS_BYTES))} bytes, found {vector!r} "
+            f"{func.name}: swizzle({buffer!r}) expects vectors of {', '.join(map(str, ACCESS_BYTES))} bytes, got {vector!r} "
             f"elements of {old.dtype}"
         )
     if old.row_alignment is not None:
         raise ScheduleError(
-            f"{func.name}: swizzle wants rows of {buffer!r} that are not aligned already, found {old.row_alignment}"
+            f"{func.name}: swizzle expects rows of {buffer!r} that are not aligned already, got {old.row_alignment}"
         )
     return swap_alloc(func, old, replace(old, row_alignment=(const(vector), 0), swizzle=vector))

@@ -56,7 +56,9 @@ MAX_STAGES = 16
 class WrittenRange:
     """The part of a dimension that one iteration writes.
 
-    start, extent: the interval; step: stride of `start` per iteration
+    Attributes:
+        start, extent: The interval.
+        step: Stride of `start` per iteration.
     """
 
     start: Expr
@@ -81,7 +83,7 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: ExprLike = 
     stages = expr(stages)
     known = stages.domain if isinstance(stages, Tunable) else (as_int(stages) or 0,)
     if not all(2 <= number <= MAX_STAGES for number in known):
-        raise ScheduleError(f"{func.name}: software_pipeline wants from two to {MAX_STAGES} stages, found {stages!r}")
+        raise ScheduleError(f"{func.name}: software_pipeline expects from two to {MAX_STAGES} stages, got {stages!r}")
     stmt = _statement(func, node, target)
     buffer = node.body.buffer
     path = enclosing(func, node)
@@ -94,8 +96,8 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: ExprLike = 
     moving = [0] if still else moving
     if len(moving) != 1 or (not still and prove(le(1, spans[moving[0]].step), env) is not Proof.YES):
         raise ScheduleError(
-            f"{func.name}: software_pipeline wants {loop!r} to move what {block!r} writes along one dimension of "
-            f"{buffer.name!r}, found {len(moving)}"
+            f"{func.name}: software_pipeline expects {loop!r} to move what {block!r} writes along one dimension of "
+            f"{buffer.name!r}, got {len(moving)}"
         )
     (along,) = moving
     _require_own_storage(func, buffer, spans[along], path[:at])
@@ -116,8 +118,8 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: ExprLike = 
         rebind(stmt, {target.var: target.var + (stages - 1)}), lt(target.var + (stages - 1), target.extent), env
     )
     changed = replace(target, body=replace_node(target.body, stmt, ahead))
-    made = with_body(func, replace_node(func.body, target, seq(prologue, changed)))
-    return with_layout(made, buffer, replace(buffer, shape=shape), where)
+    pipelined = with_body(func, replace_node(func.body, target, seq(prologue, changed)))
+    return with_layout(pipelined, buffer, replace(buffer, shape=shape), where)
 
 
 def _only_where(s: Stmt, condition: Expr, env: Env) -> Stmt:
@@ -135,17 +137,17 @@ def _statement(func: PrimFunc, node: Block, target: For) -> Stmt:
     stmt = next((s for s in parts if blocks(s) == (node,)), None)
     if stmt is None or len(parts) < 2:
         raise ScheduleError(
-            f"{func.name}: software_pipeline wants the nest of {node.name!r} as one of several statements of {target.var.name!r}"
+            f"{func.name}: software_pipeline expects the nest of {node.name!r} as one of several statements of {target.var.name!r}"
         )
     require_compute_block(func, "software_pipeline", *inside)
     if buffer not in func.allocs or len(writers(func, buffer)) != 1 or updates_in_place(node):
-        raise ScheduleError(f"{func.name}: software_pipeline wants {node.name!r} to make an intermediate by itself")
+        raise ScheduleError(f"{func.name}: software_pipeline expects {node.name!r} to make an intermediate by itself")
     after = set(inside[inside.index(node) + 1 :])
     early = [b.name for b in readers(func, buffer) if b not in after]
     if early:
         raise ScheduleError(
-            f"{func.name}: software_pipeline wants readers of {buffer.name!r} after {node.name!r} in {target.var.name!r}; "
-            f"found {', '.join(early)}"
+            f"{func.name}: software_pipeline expects readers of {buffer.name!r} after {node.name!r} in {target.var.name!r}; "
+            f"got {', '.join(early)}"
         )
     used = {x.buffer for x in block_loads(node)} | {
         x.buffer for x in loads(*(() if node.init is None else (node.init.value,)))
@@ -166,18 +168,18 @@ def written_ranges(func: PrimFunc, node: Block, path: Sequence[For], at: int, en
             raise ScheduleError(
                 f"{func.name}: the reduction over {it.var.name!r} of {node.name!r} goes on through iterations"
             )
-    found, seen, inside = list[WrittenRange](), set[Var](), loop_env(path)
+    ranges, used, inside = list[WrittenRange](), set[Var](), loop_env(path)
     for e in (simplify(block_value(node, i), inside) for i in node.body.indices):
-        own = {v: inner[v] for v in free_vars(e) if v in inner}
-        parts = linear(e, (target.var, *own), env)
-        if parts is None or seen & set(own) or not is_dense(e, own, env):
+        extents = {v: inner[v] for v in free_vars(e) if v in inner}
+        parts = linear(e, (target.var, *extents), env)
+        if parts is None or used & set(extents) or not is_dense(e, extents, env):
             raise ScheduleError(
                 f"{func.name}: what {node.name!r} writes in one iteration of {target.var.name!r} is no box: {e!r}"
             )
-        seen |= set(own)
+        used |= set(extents)
         step = parts[0].get(target.var, const(0))
-        found.append(WrittenRange(simplify(parts[1] + mul(step, target.var), env), extent_of(e, own, env), step))
-    return found
+        ranges.append(WrittenRange(simplify(parts[1] + mul(step, target.var), env), extent_of(e, extents, env), step))
+    return ranges
 
 
 def _require_own_storage(func: PrimFunc, buffer: Buffer, span: WrittenRange, around: Sequence[For]) -> None:
@@ -202,10 +204,10 @@ def require_reads_own_iteration(
         for it, bound in zip(node.iters, node.bindings):
             if it.var is e and simplify(it.extent) is simplify(dim):
                 bounds += [le(0, bound), lt(bound, it.extent)]
-    strange = [c for c in conjuncts(node.predicate) if c not in known and c not in bounds]
-    if strange:
+    unknown = [c for c in conjuncts(node.predicate) if c not in known and c not in bounds]
+    if unknown:
         raise ScheduleError(
-            f"{func.name}: {node.name!r} runs only where {strange[0]!r}, which {reader.name!r} does not ask for"
+            f"{func.name}: {node.name!r} runs only where {unknown[0]!r}, which {reader.name!r} does not ask for"
         )
     path = enclosing(func, reader)
     inner, inside = {p.var: p.extent for p in path[path.index(target) + 1 :]}, loop_env(path)
@@ -213,11 +215,11 @@ def require_reads_own_iteration(
         if access.buffer is not buffer:
             continue
         for e, span in zip((simplify(block_value(reader, i), inside) for i in access.indices), spans):
-            own = {v: inner[v] for v in free_vars(e) if v in inner}
-            parts = None if loads(e) else linear(e, tuple(own), env)
+            extents = {v: inner[v] for v in free_vars(e) if v in inner}
+            parts = None if loads(e) else linear(e, tuple(extents), env)
             ends = None
             if parts is not None and all(prove(le(0, k), env) is Proof.YES for k in parts[0].values()):
-                ends = [le(span.start, parts[1]), le(parts[1] + extent_of(e, own, env), span.start + span.extent)]
+                ends = [le(span.start, parts[1]), le(parts[1] + extent_of(e, extents, env), span.start + span.extent)]
             if ends is None or any(prove(c, env) is not Proof.YES for c in ends):
                 raise ScheduleError(
                     f"{func.name}: {reader.name!r} may read elements of {buffer.name!r} that another iteration of "

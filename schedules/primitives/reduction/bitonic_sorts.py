@@ -41,36 +41,39 @@ def bitonic_sort(func: PrimFunc, block: str, size: int) -> PrimFunc:
     Before: `for i: for k: R[i] += x(k) ahead of x(i)`, then `for j: for k: Y[j] += k if R[k] == j`
     After: `V[i] = key(x(i)), i`, then `for s: for t in range(s + 1): for i: W[i] = smaller or larger of V[i], V[i ^ 2 ** (s - t)];
     for i: V[i] = W[i]`, then `for j: Y[j] = place of V[j]`
-    Checks: the block picks by ranks that one other block alone makes for it alone. Both have their own nests of serial unsplit
+    Checks: the block picks by ranks with one writer, whose only reader it is. Both have their own nests of serial unsplit
     loops, under no condition, and agree on the rows. All elements are ranked, and not written again. They have at most 32 bits,
     and provably are at most `size`, a power of two from 4 to 65,536.
     """
     if not LEAST_SIZE <= size <= MOST_SIZE or size & (size - 1):
         raise ScheduleError(
-            f"{func.name}: bitonic_sort({block!r}) wants a power of two from {LEAST_SIZE} to {MOST_SIZE} as size, found {size}"
+            f"{func.name}: bitonic_sort({block!r}) expects a power of two from {LEAST_SIZE} to {MOST_SIZE} as size, got {size}"
         )
     picked = picked_rows(func, "bitonic_sort", block)
     if picked.element.dtype.bytes > 4:
         raise ScheduleError(
-            f"{func.name}: bitonic_sort wants elements of at most 32 bits, found {picked.element.dtype}"
+            f"{func.name}: bitonic_sort expects elements of at most 32 bits, got {picked.element.dtype}"
         )
     if prove(le(picked.length, size)) is not Proof.YES:
         raise ScheduleError(
-            f"{func.name}: bitonic_sort({block!r}) wants rows of provably at most {size} elements, found {picked.length!r}"
+            f"{func.name}: bitonic_sort({block!r}) expects rows of provably at most {size} elements, got {picked.length!r}"
         )
-    made = _BitonicSort(picked, size)
-    return picked.replaced(made.nest(made.body()), (made.keys, made.held))
+    rewrite = _BitonicSort(picked, size)
+    return picked.replaced(rewrite.nest(rewrite.body()), (rewrite.keys, rewrite.stepped))
 
 
 class _BitonicSort(RowNests):
-    """Maker of the nest that sorts, with its buffers.
+    """Builder of the sorting nest and its buffers.
 
-    keys: of the elements, with their places, and the largest number behind the last element. held: the keys after a step."""
+    Attributes:
+        keys: Buffer of the elements' keys with their positions, padded with the largest number.
+        stepped: Buffer of the keys after a step.
+    """
 
     def __init__(self, picked: PickedRows, size: int) -> None:
         super().__init__(picked)
         self.size, self.stages = const(size), size.bit_length() - 1
-        self.keys, self.held = (self.row_buffer(name, u64, self.size) for name in ("keys", "held"))
+        self.keys, self.stepped = (self.row_buffer(name, u64, self.size) for name in ("keys", "stepped"))
 
     def body(self) -> Stmt:
         """Make the keys of a row, the steps of the network, and the results."""
@@ -107,17 +110,19 @@ class _BitonicSort(RowNests):
 
         def exchanged(r: Row, x: Row) -> BufferStore:
             s, t, i = x
-            apart = maximum(sub(s, t), 0)
-            partner = _bits("bitwise_xor", i, _bits("shift_left", const(1), apart))
+            distance = maximum(sub(s, t), 0)
+            partner = _bits("bitwise_xor", i, _bits("shift_left", const(1), distance))
             other = load(self.keys, (*r, _bits("bitwise_and", partner, sub(self.size, 1))))
-            own = load(self.keys, (*r, i))
-            smaller = eq(_bit(i, add(s, 1)), _bit(i, apart))
-            return BufferStore(self.held, (*r, i), select(smaller, minimum(own, other), maximum(own, other)))
+            key = load(self.keys, (*r, i))
+            smaller = eq(_bit(i, add(s, 1)), _bit(i, distance))
+            return BufferStore(self.stepped, (*r, i), select(smaller, minimum(key, other), maximum(key, other)))
 
-        def kept(r: Row, x: Row) -> BufferStore:
-            return BufferStore(self.keys, (*r, *x), load(self.held, (*r, *x)))
+        def save_key(r: Row, x: Row) -> BufferStore:
+            return BufferStore(self.keys, (*r, *x), load(self.stepped, (*r, *x)))
 
-        both = seq(self.block("exchange", over, exchanged), self.block("keep", [("spatial", self.size, None)], kept))
+        both = seq(
+            self.block("exchange", over, exchanged), self.block("keep", [("spatial", self.size, None)], save_key)
+        )
         return For(stage, const(self.stages), For(step, add(stage, 1), both))
 
 

@@ -39,7 +39,7 @@ def hoist_factors(func: PrimFunc, block: str) -> PrimFunc:
     After: `C[i] += A[i, k] * B[k]`, `D[i] = f(C[i] * S[i])`
     Checks: the block adds products of floats at plain iterators into an intermediate that starts at 0 and nothing else writes.
     Its reduction is not empty. The factors are constants or in-range reads of buffers that only `prepack` blocks write. At
-    least one factor stays. It rounds and overflows elsewhere, as any other order of summing does.
+    least one factor stays. It rounds and overflows at other places, like any other order of summing.
     """
     node = find_block(func, block)
     operation, term = combiner(node)
@@ -47,30 +47,30 @@ def hoist_factors(func: PrimFunc, block: str) -> PrimFunc:
     steps = [i for i in node.iters if i.kind == "reduce"]
     if operation != "add" or not steps or not term.dtype.is_float or target not in func.allocs:
         raise ScheduleError(
-            f"{func.name}: hoist_factors wants a sum of products of floats in an intermediate, found {block!r}"
+            f"{func.name}: hoist_factors expects a sum of products of floats in an intermediate, got {block!r}"
         )
     require_compute_block(func, "hoist_factors", node)
     starts = [b.body.value for b in writers(func, target) if b is not node]
     starts += [] if node.init is None else [node.init.value]
     if not starts or any(v.value != 0 for v in starts):
-        raise ScheduleError(f"{func.name}: hoist_factors wants {target.name!r} to start at 0, found {starts}")
+        raise ScheduleError(f"{func.name}: hoist_factors expects {target.name!r} to start at 0, got {starts}")
     env = Env()
     for i in node.iters:
         env = env.with_loop(i.var, i.extent)
     if any(prove(le(1, i.extent)) is not Proof.YES for i in steps):
-        raise ScheduleError(f"{func.name}: hoist_factors wants block {block!r} to sum over something")
+        raise ScheduleError(f"{func.name}: hoist_factors expects block {block!r} to sum over something")
     spatial = spatial_of(node)
-    kept: list[Expr] = []
+    remaining: list[Expr] = []
     moved: list[Expr] = []
     for factor in _factors(term):
         plain = _simplified(factor, env)
-        (moved if _may_move(func, plain, {i.var for i in steps}, spatial, env) else kept).append(plain)
-    if not moved or not kept:
-        raise ScheduleError(f"{func.name}: no factor of {block!r} can leave the sum and none stay: found {term!r}")
+        (moved if _may_move(func, plain, {i.var for i in steps}, spatial, env) else remaining).append(plain)
+    if not moved or not remaining:
+        raise ScheduleError(f"{func.name}: no factor of {block!r} can leave the sum while another stays, got {term!r}")
     constant = reduce(mul, moved)
-    inner = reduce(mul, kept)
-    own = load(target, node.body.indices)
-    changed = replace(node, body=replace(node.body, value=own + inner))
+    inner = reduce(mul, remaining)
+    total = load(target, node.body.indices)
+    changed = replace(node, body=replace(node.body, value=total + inner))
 
     def read(e: Expr) -> Expr | None:
         if isinstance(e, Load) and e.buffer is target:
@@ -91,15 +91,15 @@ def hoist_factors(func: PrimFunc, block: str) -> PrimFunc:
 
 def _factors(e: Expr) -> list[Expr]:
     """Return the leaves of a product, left to right."""
-    found: list[Expr] = []
+    factors: list[Expr] = []
     stack = [e]
     while stack:
         n = stack.pop()
         if n.op == "mul":
             stack.extend(reversed(n.args))
         else:
-            found.append(n)
-    return found
+            factors.append(n)
+    return factors
 
 
 def _simplified(e: Expr, env: Env) -> Expr:
@@ -114,13 +114,13 @@ def _may_move(func: PrimFunc, e: Expr, steps: set[Var], spatial: list[Var], env:
     if isinstance(e, Const):
         return True
     variables = set(free_vars(e))
-    found = loads(e)
-    if not found or steps & variables or variables - set(spatial) - set(func.symbols):
+    accesses = loads(e)
+    if not accesses or steps & variables or variables - set(spatial) - set(func.symbols):
         return False
     return all(
         all(w.role == "prepack" for w in writers(func, x.buffer))
         and all(
             prove(and_(le(0, i), lt(i, d)), env) is Proof.YES for i, d in zip(x.indices, x.buffer.shape, strict=True)
         )
-        for x in found
+        for x in accesses
     )

@@ -1,6 +1,8 @@
 """Ranges of keys that a mask does not exclude entirely for a tile of queries (e.g. the causal bound).
 
 They are derived from the comparisons of the mask's condition.
+
+Tests: `tests/schedules/primitives/reduction/test_online_softmax.py`.
 """
 
 from __future__ import annotations
@@ -45,15 +47,17 @@ MAX_DEPTH = 16
 def unmasked_range(
     func: PrimFunc, score: Expr, loop: For, ranges: Mapping[Var, Expr], env: Env, from_first: bool = True
 ) -> tuple[Expr, Expr]:
-    """Return (first, count) of the iterations of `loop` with a score that may exceed minus infinity. count may be
-    negative.
+    """Return (first, count) of the iterations of `loop` with a score that may exceed minus infinity. count may be negative.
 
     Each conjunct of the mask's condition bounds the iterations by itself, over all rows; the range is conservative.
 
-    ranges: extents of the variables over which a score counts (rows of the tile)
-    env: facts known at the loop, but not in its iterations, which may be none
-    from_first: whether leading masked iterations are skipped too
-    Raises: ScheduleError if no condition bounds the iterations.
+    Args:
+        ranges: Extents of the variables over which a score counts (rows of the tile).
+        env: Facts known at the loop, but not in its iterations, which may be none.
+        from_first: Whether leading masked iterations are skipped too.
+
+    Raises:
+        ScheduleError: If no condition bounds the iterations.
     """
     inner = dict(ranges)
     first: Expr = const(0)
@@ -78,8 +82,8 @@ def unmasked_range(
     first = _in_proof_form(first, env)
     if end is loop.extent and prove(eq(first, 0), env) is Proof.YES:
         raise ScheduleError(
-            f"{func.name}: wanted scores under a condition on rows and keys by comparisons that are linear in {loop.var.name!r}, found "
-            f"{score!r}, of which every step may be seen"
+            f"{func.name}: expected scores under a condition on rows and keys by comparisons that are linear in {loop.var.name!r}, got "
+            f"{score!r}, where every step may be unmasked"
         )
     return first, simplify(sub(end, first), env)
 
@@ -92,17 +96,17 @@ def _in_proof_form(e: Expr, env: Env) -> Expr:
 
 def _conditions(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> list[Expr]:
     """Return conditions that all hold where a score is above minus infinity; iterators of maxima join `ranges`."""
-    found: list[Expr] = []
+    conditions: list[Expr] = []
     for _ in range(MAX_DEPTH):
         if score.op == "select" and _is_masked(score.args[2]):
-            found += conjuncts(score.args[0])
+            conditions += conjuncts(score.args[0])
             score = score.args[1]
             continue
-        made = _definition(func, score, ranges)
-        if made is None:
+        definition = _definition(func, score, ranges)
+        if definition is None:
             break
-        score = made
-    return found
+        score = definition
+    return conditions
 
 
 def _definition(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> Expr | None:
@@ -125,8 +129,8 @@ def _definition(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> Expr | 
         if operation != "max" or not (starts if node.init is None else _is_masked(node.init.value)):
             return None
     ranges.update({steps[i.var]: i.extent for i in node.iters if i.var in steps})
-    own = by_variable(at, score.indices)
-    return substitute(term, own | steps)
+    values = by_variable(at, score.indices)
+    return substitute(term, values | steps)
 
 
 def _is_masked(e: Expr) -> bool:

@@ -71,8 +71,9 @@ from relax_tune.schedules.symbols import by_variable, variables_of
 class WeightedSum:
     """A sum `A[...] = A[...] + term` over the keys.
 
-    access: the weight, a factor of `term`
-    step: the iterator of the keys
+    Attributes:
+        access: The weight, a factor of `term`.
+        step: The iterator of the keys.
     """
 
     block: Block
@@ -86,8 +87,12 @@ class SoftmaxPattern:
 
     W may hold 16-bit floats, which the sums cast up.
 
-    row_max: the block that makes M; step: its iterator of the keys; score: s
-    rows: the iterators of `weights` that index M, in the order of its dimensions; key: the other one
+    Attributes:
+        row_max: The block that makes M.
+        step: The iterator of the keys in `row_max`.
+        score: The scores s(i, k).
+        rows: The iterators of `weights` that index M, in the order of its dimensions.
+        key: The iterator of `weights` over keys.
     """
 
     row_max: Block
@@ -101,8 +106,8 @@ class SoftmaxPattern:
     def weight(self) -> Expr:
         """Return the value of a weight, 0 for a score of minus infinity."""
         m = load(self.row_max.body.buffer, self.rows)
-        made = _masked_exp(_score_at(self.row_max, self.step, self.score, self.rows, self.key), m)
-        return cast(made, self.weights.body.buffer.dtype)
+        value = _masked_exp(_score_at(self.row_max, self.step, self.score, self.rows, self.key), m)
+        return cast(value, self.weights.body.buffer.dtype)
 
     def rows_of(self, s: WeightedSum) -> tuple[Expr, ...]:
         """Return the indices of the maximum of a sum's row."""
@@ -125,12 +130,12 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     Above 60 lines, since each member's two nests share buffers and fresh names.
     """
     f = positive(func, f"split_k_update({block!r})", factor)
-    found = softmax_of(func, block)
-    members = (found.row_max, found.weights, *(s.block for s in found.sums))
+    pattern = softmax_of(func, block)
+    members = (pattern.row_max, pattern.weights, *(s.block for s in pattern.sums))
     require_compute_block(func, "split_k_update", *members)
     nests = {b: (trivial_loops(func, b) or (b,))[0] for b in members}
     names: list[str] = []
-    count = simplify(ceildiv(found.step.extent, f))
+    count = simplify(ceildiv(pattern.step.extent, f))
 
     def new(name: str) -> str:
         names.append(fresh(func, name, names))
@@ -139,9 +144,9 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     def partial(b: Buffer, suffix: str) -> Buffer:
         return Buffer(new(f"{b.name}_{suffix}"), (count, *b.shape), b.dtype)
 
-    top = found.row_max.body.buffer
+    top = pattern.row_max.body.buffer
     local, scale = partial(top, "rf"), partial(top, "scale")
-    parts = {s.block: partial(s.block.body.buffer, "rf") for s in found.sums}
+    parts = {s.block: partial(s.block.body.buffer, "rf") for s in pattern.sums}
 
     def factored(b: Block, step: IterVar, target: Buffer) -> Stmt:
         """Reduce each block of keys."""
@@ -152,44 +157,50 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
             return load(target, (part.var, *x.indices)) if isinstance(x, Load) and x.buffer is b.body.buffer else None
 
         value = substitute(transform(b.body.value, moved), {step.var: part.var * f + inside.var})
-        kept = tuple(i for i in b.iters if i is not step)
+        spatial = tuple(i for i in b.iters if i is not step)
         where = (part.var, *b.body.indices)
         body = BufferStore(target, where, value)
-        made = (*kept, part, inside)
-        nest = _block_nest(new(f"{b.name}_rf"), made, body, replace(b.init, buffer=target, indices=where), new)
+        iterators = (*spatial, part, inside)
+        nest = _block_nest(new(f"{b.name}_rf"), iterators, body, replace(b.init, buffer=target, indices=where), new)
         return _limit_keys(nest, f, step.extent)
 
     def combined(b: Block, step: IterVar, value: Expr, part: Var) -> Stmt:
         """Reduce over the blocks of keys."""
-        kept = tuple(i for i in b.iters if i is not step)
+        spatial = tuple(i for i in b.iters if i is not step)
         merged = op(b.body.value.op, (b.body.value.args[0], value), value.dtype)
-        made = (*kept, IterVar(part, count, "reduce"))
-        return _block_nest(b.name, made, BufferStore(b.body.buffer, b.body.indices, merged), b.init, new)
+        iterators = (*spatial, IterVar(part, count, "reduce"))
+        return _block_nest(b.name, iterators, BufferStore(b.body.buffer, b.body.indices, merged), b.init, new)
 
     over = Var("vb")
-    at = found.row_max.body.indices
-    own = tuple(i for i in found.row_max.iters if i.kind == "spatial")
-    here = load(local, (over, *at))
-    weight = _masked_exp(here, load(top, at))
-    stmts: dict[Block, Stmt] = {found.row_max: factored(found.row_max, found.step, local)}
+    at = pattern.row_max.body.indices
+    row_iters = tuple(i for i in pattern.row_max.iters if i.kind == "spatial")
+    local_maximum = load(local, (over, *at))
+    weight = _masked_exp(local_maximum, load(top, at))
+    stmts: dict[Block, Stmt] = {pattern.row_max: factored(pattern.row_max, pattern.step, local)}
     late: dict[Block, Stmt] = {
-        found.row_max: seq(
-            combined(found.row_max, found.step, here, over),
+        pattern.row_max: seq(
+            combined(pattern.row_max, pattern.step, local_maximum, over),
             _block_nest(
-                new(f"{block}_scale"), (*own, IterVar(over, count)), BufferStore(scale, (over, *at), weight), None, new
+                new(f"{block}_scale"),
+                (*row_iters, IterVar(over, count)),
+                BufferStore(scale, (over, *at), weight),
+                None,
+                new,
             ),
         )
     }
 
-    def own_maximum(e: Expr) -> Expr | None:
-        return load(local, (found.key // f, *e.indices)) if isinstance(e, Load) and e.buffer is top else None
+    def partial_maximum(e: Expr) -> Expr | None:
+        return load(local, (pattern.key // f, *e.indices)) if isinstance(e, Load) and e.buffer is top else None
 
-    w = found.weights
-    stmts[w] = replace_node(nests[w], w, replace(w, body=replace(w.body, value=transform(found.weight(), own_maximum))))
-    for s in found.sums:
+    w = pattern.weights
+    stmts[w] = replace_node(
+        nests[w], w, replace(w, body=replace(w.body, value=transform(pattern.weight(), partial_maximum)))
+    )
+    for s in pattern.sums:
         part = Var("vb")
         buffer = parts[s.block]
-        value = mul(load(buffer, (part, *s.block.body.indices)), load(scale, (part, *found.rows_of(s))))
+        value = mul(load(buffer, (part, *s.block.body.indices)), load(scale, (part, *pattern.rows_of(s))))
         stmts[s.block] = factored(s.block, s.step, buffer)
         late[s.block] = combined(s.block, s.step, value, part)
     # all partial results first, then the combinations, unless a block in between reads a result
@@ -208,23 +219,23 @@ def _may_combine_last(func: PrimFunc, members: Sequence[Block]) -> bool:
     every = blocks(func.body)
     places = [every.index(b) for b in members]
     between = [b for b in every[min(places) : max(places)] if b not in members]
-    made = {b.body.buffer for b in members}
-    return not any(x.buffer in made for b in between for x in block_loads(b))
+    written = {b.body.buffer for b in members}
+    return not any(x.buffer in written for b in between for x in block_loads(b))
 
 
 def _block_nest(
     name: str, iters: Sequence[IterVar], body: BufferStore, init: BufferStore | None, new: Callable[[str], str]
 ) -> Stmt:
-    """Make a block under a loop of its own for each iterator."""
-    own = tuple(replace(i, var=Var(i.var.name)) for i in iters)
-    values: dict[Var, Expr] = {old.var: i.var for old, i in zip(iters, own, strict=True)}
+    """Build a block with one loop for each iterator."""
+    new_iters = tuple(replace(i, var=Var(i.var.name)) for i in iters)
+    values: dict[Var, Expr] = {old.var: i.var for old, i in zip(iters, new_iters, strict=True)}
     names = tuple(Var(new(f"{name}_{i.var.name.removeprefix('v')}")) for i in iters)
 
     def placed(s: BufferStore) -> BufferStore:
         return BufferStore(s.buffer, tuple(substitute(e, values) for e in s.indices), substitute(s.value, values))
 
-    s: Stmt = Block(name, own, names, placed(body), init and placed(init))
-    for var, i in reversed(list(zip(names, own, strict=True))):
+    s: Stmt = Block(name, new_iters, names, placed(body), init and placed(init))
+    for var, i in reversed(list(zip(names, new_iters, strict=True))):
         s = For(var, i.extent, s)
     return s
 
@@ -263,20 +274,24 @@ def softmax_of(func: PrimFunc, block: str) -> SoftmaxPattern:
     inner = [b for b in readers(func, maxima) if b is not top and _feeds_sum(func, b)]
     if len(inner) != 1:
         raise ScheduleError(
-            f"{func.name}: wanted one block that makes weights of the maxima of {block!r}, found "
+            f"{func.name}: expected one block that makes weights of the maxima of {block!r}, got "
             f"{', '.join(b.name for b in inner) or 'none'}"
         )
     (weights,) = inner
     rows, key = _weights(func, weights, top, step, score)
     target = weights.body.buffer
     if target not in func.allocs or len(writers(func, target)) != 1:
-        raise ScheduleError(f"{func.name}: {weights.name!r} alone must make an intermediate, found {target.name!r}")
+        raise ScheduleError(
+            f"{func.name}: expected {weights.name!r} to be the only writer of an intermediate, got {target.name!r}"
+        )
     sums = tuple(_sum(func, b, weights, key) for b in readers(func, target))
-    made = {top.body.buffer, target, *(s.block.body.buffer for s in sums)}
+    intermediates = {top.body.buffer, target, *(s.block.body.buffer for s in sums)}
     for s in sums:
-        strange = [x for x in block_loads(s.block) if x.buffer in made and x is not s.access]
-        if any(x.buffer is not s.block.body.buffer for x in strange):
-            raise ScheduleError(f"{func.name}: {s.block.name!r} reads {strange[0]!r}, which is made beside it")
+        unexpected = [x for x in block_loads(s.block) if x.buffer in intermediates and x is not s.access]
+        if any(x.buffer is not s.block.body.buffer for x in unexpected):
+            raise ScheduleError(
+                f"{func.name}: {s.block.name!r} reads {unexpected[0]!r}, which the same pattern computes"
+            )
     return SoftmaxPattern(top, step, score, weights, rows, key, sums)
 
 
@@ -287,33 +302,43 @@ def _feeds_sum(func: PrimFunc, b: Block) -> bool:
 
 def _reduced(func: PrimFunc, node: Block, operation: str, start: float) -> tuple[IterVar, Expr]:
     """Return the one reduction iterator and the term of a reduction by `operation` from `start`. Raises ScheduleError."""
-    found, term = combiner(node)
+    combined, term = combiner(node)
     steps = [i for i in node.iters if i.kind == "reduce"]
     init = node.init.value if node.init is not None else None
-    if found != operation or len(steps) != 1 or init is None or init.value != start:
+    if combined != operation or len(steps) != 1 or init is None or init.value != start:
         raise ScheduleError(
-            f"{func.name}: wanted {node.name!r} to combine by {operation!r} over one iterator from {start}, found {found!r} "
+            f"{func.name}: expected {node.name!r} to combine by {operation!r} over one iterator from {start}, got {combined!r} "
             f"over {len(steps)} from {init!r}"
         )
     if len(writers(func, node.body.buffer)) != 1 or not term.dtype.is_float:
-        raise ScheduleError(f"{func.name}: wanted {node.name!r} alone to make floats, found {node.body.buffer!r}")
+        raise ScheduleError(
+            f"{func.name}: expected {node.name!r} to be the only writer of floats, got {node.body.buffer!r}"
+        )
     return steps[0], term
 
 
 def _weights(func: PrimFunc, node: Block, top: Block, step: IterVar, score: Expr) -> tuple[tuple[Var, ...], Var]:
     """Return the row iterators and the key iterator of a block that makes `exp(score - maximum)`. Raises ScheduleError."""
-    own = spatial_of(node)
-    found = dict.fromkeys(x.indices for x in block_loads(node) if x.buffer is top.body.buffer)
-    rows = next(iter(found), ())
-    left = [v for v in own if v not in rows]
-    plain = tuple(v for v in variables_of(rows) if v in own)
-    if node.is_reduction or len(found) != 1 or len(plain) != len(rows) or len(set(rows)) != len(rows) or len(left) != 1:
-        raise ScheduleError(f"{func.name}: wanted {node.name!r} to make a weight for each row and key of {top.name!r}")
+    iterators = spatial_of(node)
+    maxima = dict.fromkeys(x.indices for x in block_loads(node) if x.buffer is top.body.buffer)
+    rows = next(iter(maxima), ())
+    left = [v for v in iterators if v not in rows]
+    plain = tuple(v for v in variables_of(rows) if v in iterators)
+    if (
+        node.is_reduction
+        or len(maxima) != 1
+        or len(plain) != len(rows)
+        or len(set(rows)) != len(rows)
+        or len(left) != 1
+    ):
+        raise ScheduleError(
+            f"{func.name}: expected {node.name!r} to make a weight for each row and key of {top.name!r}"
+        )
     s, m = _score_at(top, step, score, plain, left[0]), load(top.body.buffer, plain)
     target = node.body.buffer.dtype
     if node.body.value not in (cast(_masked_exp(s, m), target), cast(call("exp", sub(s, m)), target)):
         raise ScheduleError(
-            f"{func.name}: wanted {node.name!r} to make exp(score - maximum) of the scores of {top.name!r}, found "
+            f"{func.name}: expected {node.name!r} to make exp(score - maximum) of the scores of {top.name!r}, got "
             f"{node.body.value!r}"
         )
     extents = {i.var: i.extent for i in node.iters}
@@ -328,16 +353,18 @@ def _sum(func: PrimFunc, node: Block, weights: Block, key: Var) -> WeightedSum:
     step, term = _reduced(func, node, "add", 0.0)
     spatial_of(node)
     target = weights.body.buffer
-    found = [x for x in loads(term) if x.buffer is target]
+    accesses = [x for x in loads(term) if x.buffer is target]
     keys = next(i.extent for i in weights.iters if i.var is key)
-    if len(found) != 1 or not _is_factor(term, found[0]) or prove(eq(step.extent, keys)) is not Proof.YES:
+    if len(accesses) != 1 or not _is_factor(term, accesses[0]) or prove(eq(step.extent, keys)) is not Proof.YES:
         raise ScheduleError(
-            f"{func.name}: wanted {node.name!r} to add up weights of {weights.name!r}, once as a factor, found {term!r}"
+            f"{func.name}: expected {node.name!r} to add up weights of {weights.name!r}, once as a factor, got {term!r}"
         )
-    at = dict(zip(weights.body.indices, found[0].indices))
+    at = dict(zip(weights.body.indices, accesses[0].indices))
     if at[key] is not step.var or any(step.var in free_vars(e) for v, e in at.items() if v is not key):
-        raise ScheduleError(f"{func.name}: {node.name!r} reads {found[0]!r}, wanted keys at {step.var.name!r} alone")
-    return WeightedSum(node, found[0], step)
+        raise ScheduleError(
+            f"{func.name}: {node.name!r} reads {accesses[0]!r}, expected keys at {step.var.name!r} only"
+        )
+    return WeightedSum(node, accesses[0], step)
 
 
 def _is_factor(e: Expr, access: Load) -> bool:
@@ -370,59 +397,65 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["none", "after_last
     Checks also: the condition has comparisons that are linear in the step and monotonic in the rows, and mask a step.
     """
     if skip not in ("none", "after_last", "masked"):
-        raise ScheduleError(f"{func.name}: rolling_update wants skip to be none, after_last or masked, found {skip!r}")
-    found = softmax_of(func, block)
-    members = (found.row_max, found.weights, *(s.block for s in found.sums))
+        raise ScheduleError(f"{func.name}: rolling_update expects skip to be none, after_last or masked, got {skip!r}")
+    pattern = softmax_of(func, block)
+    members = (pattern.row_max, pattern.weights, *(s.block for s in pattern.sums))
     require_compute_block(func, "rolling_update", *members)
-    keys, start = _consecutive_nests(func, found, members)
+    keys, start = _consecutive_nests(func, pattern, members)
     order = list(keys.values())
     env = loop_env(enclosing(func, order[0]))
     first: Expr = const(0)
     count = order[0].extent
     if skip != "none":
-        path = enclosing(func, found.row_max)
+        path = enclosing(func, pattern.row_max)
         rows = {p.var: p.extent for p in path[path.index(order[0]) + 1 :]}
         first, count = unmasked_range(
-            func, block_value(found.row_max, found.score), order[0], rows, env, skip == "masked"
+            func, block_value(pattern.row_max, pattern.score), order[0], rows, env, skip == "masked"
         )
-    made = func
-    for b in (found.row_max, *(s.block for s in found.sums)):
-        made = decompose_reduction(made, b.name, keys[b].var.name)
-    body = next(n for n in walk(made.body) if isinstance(n, Seq) and find_loop(made, order[0].var.name) in n.stmts)
-    part = body.stmts[start : start + len(order) + len(found.sums) + 1]  # with their initial values
-    loops_ = [find_loop(made, k.var.name) for k in order]
-    maxima = found.row_max.body.buffer
+    updated = func
+    for b in (pattern.row_max, *(s.block for s in pattern.sums)):
+        updated = decompose_reduction(updated, b.name, keys[b].var.name)
+    body = next(
+        n for n in walk(updated.body) if isinstance(n, Seq) and find_loop(updated, order[0].var.name) in n.stmts
+    )
+    part = body.stmts[start : start + len(order) + len(pattern.sums) + 1]  # with their initial values
+    loops_ = [find_loop(updated, k.var.name) for k in order]
+    maxima = pattern.row_max.body.buffer
     name = fresh(func, f"{maxima.name}_factor")
-    factor = Buffer(name, (found.step.extent, *maxima.shape), found.score.dtype, maxima.scope)
-    nests = [_factor_nest(made, found, loops_[0], factor)]
+    factor = Buffer(name, (pattern.step.extent, *maxima.shape), pattern.score.dtype, maxima.scope)
+    nests = [_factor_nest(updated, pattern, loops_[0], factor)]
     for b, k in zip(members, loops_):
         (node,) = blocks(k)
-        changed = replace_node(k.body, node, _rescaled(found, b, node, factor))
+        changed = replace_node(k.body, node, _rescaled(pattern, b, node, factor))
         nests.append(rebind(changed, {k.var: loops_[0].var}))
     body_ = seq(*nests) if first is const(0) else rebind(seq(*nests), {loops_[0].var: first + loops_[0].var})
     rolled = replace(loops_[0], extent=count, body=body_)
     stmts = (*body.stmts[:start], *(s for s in part if s not in loops_), rolled, *body.stmts[start + len(part) :])
-    return replace(made, body=replace_node(made.body, body, seq(*stmts)), allocs=(*made.allocs, factor))
+    return replace(updated, body=replace_node(updated.body, body, seq(*stmts)), allocs=(*updated.allocs, factor))
 
 
-def _consecutive_nests(func: PrimFunc, found: SoftmaxPattern, members: Sequence[Block]) -> tuple[dict[Block, For], int]:
+def _consecutive_nests(
+    func: PrimFunc, pattern: SoftmaxPattern, members: Sequence[Block]
+) -> tuple[dict[Block, For], int]:
     """Return the loop over keys of each member, and the position of the first in its sequence.
 
-    Raises: ScheduleError unless the loops follow each other with equal extents, over the same rows."""
-    steps = (found.step.var, found.key, *(s.step.var for s in found.sums))
+    Raises:
+        ScheduleError: Unless the loops follow each other with equal extents, over the same rows.
+    """
+    steps = (pattern.step.var, pattern.key, *(s.step.var for s in pattern.sums))
     keys = {b: _key_loop(func, b, v) for b, v in zip(members, steps)}
     order = list(keys.values())
     parent = next((n for n in walk(func.body) if isinstance(n, Seq) and order[0] in n.stmts), None)
     start = -1 if parent is None else parent.stmts.index(order[0])
-    if parent is None or not found.sums or list(parent.stmts[start : start + len(order)]) != order:
+    if parent is None or not pattern.sums or list(parent.stmts[start : start + len(order)]) != order:
         raise ScheduleError(
-            f"{func.name}: rolling_update wants the nests of {', '.join(b.name for b in members)} one after the other in one "
+            f"{func.name}: rolling_update expects the nests of {', '.join(b.name for b in members)} one after the other in one "
             "body; move what is between them first"
         )
     env = loop_env(enclosing(func, order[0]))
     if any(prove(eq(k.extent, order[0].extent), env) is not Proof.YES for k in order):
-        raise ScheduleError(f"{func.name}: rolling_update wants equal extents, found {[k.extent for k in order]}")
-    _require_same_rows(func, found, keys)
+        raise ScheduleError(f"{func.name}: rolling_update expects equal extents, got {[k.extent for k in order]}")
+    _require_same_rows(func, pattern, keys)
     return keys, start
 
 
@@ -431,19 +464,19 @@ def _key_loop(func: PrimFunc, node: Block, key: Var) -> For:
     bound = next(b for i, b in zip(node.iters, node.bindings) if i.var is key)
     extent = next(i.extent for i in node.iters if i.var is key)
     path = enclosing(func, node)
-    found = next((p for p in path if p.var is bound), None)
-    if found is None or blocks(found) != (node,):
+    loop = next((p for p in path if p.var is bound), None)
+    if loop is None or blocks(loop) != (node,):
         raise ScheduleError(
-            f"{func.name}: rolling_update wants a loop over all keys of {node.name!r} around nothing else, found {bound!r}"
+            f"{func.name}: rolling_update expects a loop over all keys of {node.name!r} around nothing else, got {bound!r}"
         )
-    require_serial(func, found, "rolling_update")
-    own = path[path.index(found) :]
-    if found.var in free_vars(node.predicate) or prove(eq(found.extent, extent), loop_env(path)) is not Proof.YES:
+    require_serial(func, loop, "rolling_update")
+    inner = path[path.index(loop) :]
+    if loop.var in free_vars(node.predicate) or prove(eq(loop.extent, extent), loop_env(path)) is not Proof.YES:
         raise ScheduleError(
-            f"{func.name}: rolling_update wants {found.var.name!r} to run through all keys of {node.name!r}"
+            f"{func.name}: rolling_update expects {loop.var.name!r} to run through all keys of {node.name!r}"
         )
-    require_rectangular(func, own, "rolling_update")
-    return found
+    require_rectangular(func, inner, "rolling_update")
+    return loop
 
 
 def _require_same_rows(func: PrimFunc, p: SoftmaxPattern, keys: Mapping[Block, For]) -> None:
@@ -461,14 +494,14 @@ def _require_same_rows(func: PrimFunc, p: SoftmaxPattern, keys: Mapping[Block, F
                 raise ScheduleError(f"{func.name}: the rows of {node.name!r} are no interval: {e!r}")
         return region_of(where, path, keys[node], buffer, env)
 
-    wanted = rows(p.row_max, maxima.indices, maxima.buffer)
-    found = [(p.weights, rows(p.weights, p.rows, maxima.buffer))]
-    found += [(s.block, rows(s.block, tuple(s.access.indices[d] for d in at), maxima.buffer)) for s in p.sums]
-    for node, spans in found:
-        if spans != wanted:
+    expected = rows(p.row_max, maxima.indices, maxima.buffer)
+    by_block = [(p.weights, rows(p.weights, p.rows, maxima.buffer))]
+    by_block += [(s.block, rows(s.block, tuple(s.access.indices[d] for d in at), maxima.buffer)) for s in p.sums]
+    for node, spans in by_block:
+        if spans != expected:
             raise ScheduleError(
-                f"{func.name}: rolling_update wants {node.name!r} to run through the rows of {p.row_max.name!r}, found {spans!r} "
-                f"for {wanted!r}"
+                f"{func.name}: rolling_update expects {node.name!r} to run through the rows of {p.row_max.name!r}, got {spans!r} "
+                f"for {expected!r}"
             )
 
 
@@ -490,6 +523,6 @@ def _rescaled(p: SoftmaxPattern, old: Block, node: Block, factor: Buffer) -> Blo
     s = next((s for s in p.sums if s.block is old), None)
     if s is None:
         return node
-    own, term = node.body.value.args
-    value = op("add", (mul(own, load(factor, (s.step.var, *p.rows_of(s)))), term), term.dtype)
+    total, term = node.body.value.args
+    value = op("add", (mul(total, load(factor, (s.step.var, *p.rows_of(s)))), term), term.dtype)
     return replace(node, body=replace(node.body, value=value))

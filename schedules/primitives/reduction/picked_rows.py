@@ -1,4 +1,7 @@
-"""Rows whose places are picked by ranks (`top_k`): what the primitives that sort them share."""
+"""Rows whose places are picked by ranks (`top_k`): what the primitives that sort them share.
+
+Tests: `tests/schedules/primitives/reduction/test_radix_sorts.py`.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +59,17 @@ def ordered_key(x: Expr, largest: bool) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class PickedRows:
-    """A block that picks places by the ranks that another one counts for it alone.
+    """A block that picks places by the ranks that another block counts for no other reader.
 
-    func: the function of both; node: the block that picks; nests: the loops of the ranking and of the pick
-    slot: the iterator of the results of a row; length: the number of elements of a row; ranks: the buffer of the ranks
-    position, element: the iterator of the elements, and the element at it; largest: whether larger ones come first
+    Attributes:
+        func: The function.
+        node: The block that picks.
+        nests: The loops of the ranking and of the pick.
+        slot: The iterator of the results of a row.
+        length: The number of elements of a row.
+        ranks: The buffer of the ranks.
+        position, element: The iterator of the elements, and the element at it.
+        largest: Whether larger elements come first.
     """
 
     func: PrimFunc
@@ -77,61 +86,67 @@ class PickedRows:
         """Return the function with one nest in place of ranking and pick, and buffers in place of the ranks."""
         counted, picked = (nest[0] for nest in self.nests)
         parts = [nest if s is picked else s for s in statements(self.func.body) if s is not counted]
-        kept = tuple(a for a in self.func.allocs if a is not self.ranks)
-        return with_body(replace(self.func, allocs=(*kept, *allocs)), seq(*parts))
+        others = tuple(a for a in self.func.allocs if a is not self.ranks)
+        return with_body(replace(self.func, allocs=(*others, *allocs)), seq(*parts))
 
 
 def picked_rows(func: PrimFunc, step: str, block: str) -> PickedRows:
-    """Match a block that picks by ranks which one other block makes for it alone.
+    """Match a block that picks by ranks with one writer and no other reader.
 
-    Both have nests of serial unsplit loops of their own, under no condition, and agree on the rows. All elements are ranked, and
-    not written again. Raises ScheduleError, in the name of the primitive `step`, for any other block."""
+    Both have nests of serial unsplit loops of their own, under no condition, and agree on the rows. All elements are ranked, and not
+    written again.
+
+    Raises:
+        ScheduleError: In the name of the primitive `step`, for any other block.
+    """
     node = find_block(func, block)
-    found = pick(node)
-    makers = () if found is None else writers(func, found.ranks.buffer)
+    picked = pick(node)
+    makers = () if picked is None else writers(func, picked.ranks.buffer)
     pattern = ranking(makers[0]) if len(makers) == 1 else None
-    if found is None or pattern is None:
+    if picked is None or pattern is None:
         raise ScheduleError(
-            f"{func.name}: {step} wants {block!r} to pick places by ranks that another block counts, as `top_k` does, "
-            f"found {node.body.value!r}"
+            f"{func.name}: {step} expects {block!r} to pick places by ranks that another block counts, as `top_k` does, "
+            f"got {node.body.value!r}"
         )
     (ranked,) = makers
     require_compute_block(func, step, node, ranked)
-    if len(readers(func, found.ranks.buffer)) != 1 or found.ranks.buffer in func.output_buffers:
-        raise ScheduleError(f"{func.name}: {step} wants {block!r} alone to read {found.ranks.buffer.name!r}")
+    if len(readers(func, picked.ranks.buffer)) != 1 or picked.ranks.buffer in func.output_buffers:
+        raise ScheduleError(
+            f"{func.name}: {step} expects {block!r} to be the only reader of {picked.ranks.buffer.name!r}"
+        )
     if len(writers(func, node.body.buffer)) != 1 or any(x.buffer is node.body.buffer for x in loads(pattern.term)):
-        raise ScheduleError(f"{func.name}: {step} wants {block!r} alone to make {node.body.buffer.name!r}")
-    rows = same_rows(ranked, pattern, found, node.body.indices)
+        raise ScheduleError(f"{func.name}: {step} expects {block!r} to be the only writer of {node.body.buffer.name!r}")
+    rows = same_rows(ranked, pattern, picked, node.body.indices)
     sizes = {i.var: i.extent for b in (ranked, node) for i in b.iters}
-    alike = [(pattern.position.extent, pattern.step.extent), (pattern.position.extent, found.step.extent)]
+    alike = [(pattern.position.extent, pattern.step.extent), (pattern.position.extent, picked.step.extent)]
     alike += [(sizes[a], sizes[b]) for a, b in (rows or {}).items()]
     if rows is None or any(prove(eq(a, b)) is not Proof.YES for a, b in alike):
         raise ScheduleError(
-            f"{func.name}: {step} wants {block!r} and {ranked.name!r} to index rows alike, and all elements of a row to be ranked"
+            f"{func.name}: {step} expects {block!r} and {ranked.name!r} to index rows alike, and all elements of a row to be ranked"
         )
     if (changed := overwritten_later(func, ranked)) is not None:
         raise ScheduleError(
-            f"{func.name}: {step} wants the elements to stay as they were ranked, {changed.name!r} is written again"
+            f"{func.name}: {step} expects the elements to stay as they were ranked, {changed.name!r} is written again"
         )
     nests = trivial_loops(func, ranked, any_order=True), trivial_loops(func, node, any_order=True)
     for f in (*nests[0], *nests[1]):
         require_serial(func, f, step)
     if pattern.term.dtype is not bool_ and pattern.term.dtype.is_small:
-        raise ScheduleError(f"{func.name}: {step} wants numbers of whole bytes, found {pattern.term.dtype}")
+        raise ScheduleError(f"{func.name}: {step} expects numbers of whole bytes, got {pattern.term.dtype}")
     element, length = substitute(pattern.term, rows), pattern.position.extent
     return PickedRows(
-        func, node, nests, found.slot, length, found.ranks.buffer, pattern.position.var, element, pattern.largest
+        func, node, nests, picked.slot, length, picked.ranks.buffer, pattern.position.var, element, pattern.largest
     )
 
 
 Store = Callable[[tuple[Expr, ...], tuple[Expr, ...]], BufferStore]
 """What a block stores, from the indices of the row and the block's other iterators."""
 Iters = Sequence[tuple[IterKind, Expr, Var | None]]
-"""The iterators of a block beside those of the row: kind, extent, and the loop's variable, None for a loop of its own."""
+"""The iterators of a block that follow the row's: kind, extent, and the variable of the loop, None for a new loop."""
 
 
 class RowNests:
-    """Maker of blocks, each over the rows of a pick, with their loops and buffers."""
+    """Builder of blocks over the rows of a pick, with their loops and buffers."""
 
     def __init__(self, picked: PickedRows) -> None:
         self.picked, self.func, self.node, self.slot = picked, picked.func, picked.node, picked.slot
@@ -143,8 +158,8 @@ class RowNests:
         self.row_loops = [next(f for f in nest if f.var is loops[i.var]) for i in self.rows]
         self.slot_loop = next(f for f in nest if f.var is loops[self.slot.var])
 
-    def name(self, wanted: str) -> str:
-        self.names.append(fresh(self.func, f"{self.node.name}_{wanted}", self.names))
+    def name(self, suffix: str) -> str:
+        self.names.append(fresh(self.func, f"{self.node.name}_{suffix}", self.names))
         return self.names[-1]
 
     def row_buffer(self, name: str, dtype: DType, *extra: Expr) -> Buffer:
@@ -157,7 +172,7 @@ class RowNests:
         return body
 
     def in_row(self, e: Expr, row: tuple[Expr, ...]) -> Expr:
-        """Express `e`, over the pick's iterators of rows, over those of another block."""
+        """Rewrite `e` from the pick's row iterators to the row iterators of another block."""
         return substitute(e, {i.var: r for i, r in zip(self.rows, row, strict=True)})
 
     def block(self, name: str, extra: Iters, store: Store, init: Store | None = None) -> Stmt:
@@ -181,7 +196,11 @@ class RowNests:
         return s
 
     def reduction(self, name: str, target: Buffer, extra: Iters, start: Expr, step: Callable[..., Expr]) -> Stmt:
-        """Make a block that reduces over its last iterator. step: of the old value, the row, and the iterators."""
+        """Make a block that reduces over its last iterator.
+
+        Args:
+            step: Builds the update from the old value, the row and the iterators.
+        """
         lead = len(extra) - 1
 
         def store(r: tuple[Expr, ...], x: tuple[Expr, ...]) -> BufferStore:
@@ -191,6 +210,6 @@ class RowNests:
         return self.block(name, extra, store, lambda r, x: BufferStore(target, (*r, *x[:lead]), start))
 
     def result(self, row: tuple[Expr, ...], slot: Expr, place: Expr) -> BufferStore:
-        """Store a place as the result at a slot; results behind the last element are 0."""
+        """Store a place as the result at a slot; results after the last element are 0."""
         where = tuple(self.in_row(substitute(e, {self.slot.var: slot}), row) for e in self.node.body.indices)
         return BufferStore(self.node.body.buffer, where, select(lt(slot, self.length), place, const(0)))

@@ -72,23 +72,27 @@ def radix_sort(func: PrimFunc, block: str, digit_bits: int) -> PrimFunc:
     Before: `for i: for k: R[i] += x(k) ahead of x(i)`, then `for j: for k: Y[j] += k if R[k] == j`
     After: `V[i] = key(x(i)); P[i] = i; C[d] = number of keys with digit d`, then for each digit: `for d: F[d] = C[0] + ... + C[d - 1]`;
     `for i: d = digit of V[i]; W[F[d]] = V[i]; Q[F[d]] = P[i]; F[d] += 1`, then `for j: Y[j] = Q[j]`
-    Checks: the block picks by ranks that one other block alone makes for it alone. Both have their own nests of serial unsplit
+    Checks: the block picks by ranks with one writer, whose only reader it is. Both have their own nests of serial unsplit
     loops, under no condition, and agree on the rows. All elements are ranked, and not written again. A digit has 1 to 16 bits.
     Afterwards the order of the loops over elements is part of the meaning.
     """
     if not 1 <= digit_bits <= MOST_DIGIT_BITS:
         raise ScheduleError(
-            f"{func.name}: radix_sort({block!r}) wants digits of 1 to {MOST_DIGIT_BITS} bits, found {digit_bits}"
+            f"{func.name}: radix_sort({block!r}) expects digits of 1 to {MOST_DIGIT_BITS} bits, got {digit_bits}"
         )
-    made = _RadixSort(picked_rows(func, "radix_sort", block), digit_bits)
-    return made.picked.replaced(made.nest(made.body()), made.allocs)
+    rewrite = _RadixSort(picked_rows(func, "radix_sort", block), digit_bits)
+    return rewrite.picked.replaced(rewrite.nest(rewrite.body()), rewrite.allocs)
 
 
 class _RadixSort(RowNests):
-    """Maker of the nest that sorts, with its buffers.
+    """Builder of the sorting nest and its buffers.
 
-    keys, places: of elements, in the order before a pass and after it. counts: of the elements with each digit of each pass.
-    total: the sum of counts so far. first: the next position for an element with each digit."""
+    Attributes:
+        keys, places: Buffers of keys and positions before and after a pass.
+        counts: Number of elements with each digit of each pass.
+        total: The sum of counts so far.
+        first: The next position for an element with each digit.
+    """
 
     def __init__(self, picked: PickedRows, digit_bits: int) -> None:
         super().__init__(picked)
@@ -122,7 +126,7 @@ class _RadixSort(RowNests):
 
         last, passes = self.places[self.passes % 2], const(self.passes)
         return seq(
-            # a row without elements has one place, which is read and not taken
+            # a row without elements has one position, which is read and never selected
             self.block("none", [], lambda r, _: BufferStore(last, (*r, const(0)), const(0, self.positions))),
             self.block("key", [("spatial", self.length, None)], keyed),
             self.block(
@@ -167,7 +171,7 @@ class _RadixSort(RowNests):
             place = load(self.places[old], (*r, *x)) if number else cast(x[0], self.positions)
             return BufferStore(self.places[new], to(r, x[0]), place)
 
-        def kept(r: Row, x: Row) -> BufferStore:
+        def move_key(r: Row, x: Row) -> BufferStore:
             return BufferStore(self.keys[new], to(r, x[0]), load(self.keys[old], (*r, *x)))
 
         def counted(r: Row, x: Row) -> BufferStore:
@@ -175,7 +179,7 @@ class _RadixSort(RowNests):
 
         moves = [self.block(f"move_{number}", elements, moved)]
         if number + 1 < self.passes:
-            moves.append(self.block(f"move_key_{number}", elements, kept))
+            moves.append(self.block(f"move_key_{number}", elements, move_key))
         return (
             self.block(f"start_{number}", [], lambda r, _: BufferStore(self.total, r, const(0, self.positions))),
             For(d, self.radix, seq(

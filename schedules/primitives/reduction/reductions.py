@@ -70,7 +70,7 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
             raise ScheduleError(f"{func.name}: the reduction over {it.var.name!r} starts outside {loop!r}")
     _require_once(func, node, inner, path)
     spatial = [(i, b) for i, b in zip(node.iters, node.bindings) if i.kind == "spatial"]
-    wanted = {v for _, b in spatial for v in free_vars(b)} & {p.var for p in path}
+    feeding = {v for _, b in spatial for v in free_vars(b)} & {p.var for p in path}
     copies: dict[Var, Expr] = {}
     nest: list[For] = []
     names: list[str] = []
@@ -78,15 +78,17 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     for p in inner:
         runs = prove(le(1, p.extent), loop_env(path[: path.index(p)])) is Proof.YES
         # a loop of at most one iteration selects no element, but may run zero times
-        if p.var in wanted or (p.var not in reduce_vars and not runs):
+        if p.var in feeding or (p.var not in reduce_vars and not runs):
             names.append(fresh(func, f"{p.var.name}_init", names))
             var = Var(names[-1])
             copies[p.var] = var
             nest.append(replace(p, var=var, body=EMPTY, tail="predicate"))
-    skipped = reduce_vars - wanted
-    kept = [c for c in conjuncts(node.predicate) if not skipped & set(free_vars(c))]
+    skipped = reduce_vars - feeding
+    conditions = [c for c in conjuncts(node.predicate) if not skipped & set(free_vars(c))]
     for c in conjuncts(node.predicate):
-        if c not in kept and not _stays_in_range(spatial, wanted & set(free_vars(c)), loop_env(path), kept):
+        if c not in conditions and not _stays_in_range(
+            spatial, feeding & set(free_vars(c)), loop_env(path), conditions
+        ):
             raise ScheduleError(
                 f"{func.name}: the condition {c!r} of block {block!r} ties its reduction to the elements it writes"
             )
@@ -101,7 +103,7 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
             tuple(substitute(e, as_expr) for e in node.init.indices),
             substitute(node.init.value, as_expr),
         ),
-        predicate=and_(*(substitute(c, copies) for c in kept)),
+        predicate=and_(*(substitute(c, copies) for c in conditions)),
     )
     for p in reversed(nest):
         init = replace(p, body=init)
@@ -132,11 +134,11 @@ def _stays_in_range(spatial: Sequence[tuple[IterVar, Expr]], moved: set[Var], en
 def combiner(block: Block) -> tuple[str, Expr]:
     """Return (operation, x) of an update `C = op(C, x)`. Raises ScheduleError for any other form."""
     value = block.body.value
-    own = load(block.body.buffer, block.body.indices)
-    if value.op in ASSOCIATIVE and value.args[0] is own:
+    accumulator = load(block.body.buffer, block.body.indices)
+    if value.op in ASSOCIATIVE and value.args[0] is accumulator:
         return value.op, value.args[1]
     raise ScheduleError(
-        f"block {block.name!r}: wanted `C = op(C, x)` with op one of {sorted(ASSOCIATIVE)}, found {value!r}"
+        f"block {block.name!r}: expected `C = op(C, x)` with op one of {sorted(ASSOCIATIVE)}, got {value!r}"
     )
 
 
@@ -162,7 +164,7 @@ def rfactor(
     Above 60 lines, since the nests of the accumulators and of the combination share the checks and variables of one block.
     """
     if scope not in ("local", "global"):
-        raise ScheduleError(f"{func.name}: rfactor wants accumulators in local or global memory, found {scope!r}")
+        raise ScheduleError(f"{func.name}: rfactor expects accumulators in local or global memory, got {scope!r}")
     node, target = find_block(func, block), find_loop(func, loop)
     operation, term = combiner(node)
     old = node.body.buffer
@@ -172,43 +174,43 @@ def rfactor(
             f"{func.name}: rfactor would combine the initial value {first!r} of {block!r} once per accumulator"
         )
     path = enclosing(func, node)
-    fed = [(i, b) for i, b in zip(node.iters, node.bindings) if target.var in free_vars(b)]
-    if target not in path or len(fed) != 1 or fed[0][0].kind != "reduce":
-        raise ScheduleError(f"{func.name}: rfactor wants {loop!r} to feed one reduction iterator of {block!r}")
-    it, bound = fed[0]
+    fed_iters = [(i, b) for i, b in zip(node.iters, node.bindings) if target.var in free_vars(b)]
+    if target not in path or len(fed_iters) != 1 or fed_iters[0][0].kind != "reduce":
+        raise ScheduleError(f"{func.name}: rfactor expects {loop!r} to feed one reduction iterator of {block!r}")
+    it, bound = fed_iters[0]
     if {p.var for p in path} & set(free_vars(target.extent)):  # as many accumulators as the longest has
         raise ScheduleError(
-            f"{func.name}: rfactor wants as many accumulators for every element, found {target.extent!r} iterations of {loop!r}"
+            f"{func.name}: rfactor expects as many accumulators for every element, got {target.extent!r} iterations of {loop!r}"
         )
     reduce_loops = [
         p for p in path if any(p.var in free_vars(b) for i, b in zip(node.iters, node.bindings) if i.kind == "reduce")
     ]
     others = [p for p in reduce_loops if p is not target and p.var in free_vars(bound)]
     if linear(bound, tuple(p.var for p in (*others, target))) is None:
-        raise ScheduleError(f"{func.name}: rfactor wants {it.var.name!r} linear in its loops, found {bound!r}")
+        raise ScheduleError(f"{func.name}: rfactor expects {it.var.name!r} linear in its loops, got {bound!r}")
     elements = {v for i, b in zip(node.iters, node.bindings) if i.kind == "spatial" for v in free_vars(b)}
     mixed = next((p for p in reduce_loops if p.var in elements), None)
     if mixed is not None:  # its elements have no loop where the combination is
         raise ScheduleError(
-            f"{func.name}: rfactor wants loops of {block!r} over elements or over steps, found {mixed.var.name!r} over both"
+            f"{func.name}: rfactor expects loops of {block!r} over elements or over steps, got {mixed.var.name!r} over both"
         )
     top = reduce_loops[0]
-    _require_alone(func, node, top)
+    _require_own_nest(func, node, top)
     partial = Buffer(fresh(func, f"{old.name}_rf"), (*old.shape, target.extent), old.dtype, scope)
     lane = Var(f"v{target.var.name}")
     rest = [(IterVar(Var(f"v{p.var.name}"), p.extent, "reduce"), p.var) for p in others]
     inside: dict[Var, Expr] = {target.var: lane, **{v: i.var for i, v in rest}}
     index = substitute(bound, inside)
     where = (*node.body.indices, lane)
-    kept = [(i, b) for i, b in zip(node.iters, node.bindings) if i is not it]
-    alone = not rest and all(i.kind == "spatial" for i, _ in kept)
-    start = first if alone else load(partial, where)
+    rest_of_iters = [(i, b) for i, b in zip(node.iters, node.bindings) if i is not it]
+    one_partial = not rest and all(i.kind == "spatial" for i, _ in rest_of_iters)
+    start = first if one_partial else load(partial, where)
     factored = Block(
         fresh(func, f"{block}_rf"),
-        (*(i for i, _ in kept), IterVar(lane, target.extent), *(i for i, _ in rest)),
-        (*(b for _, b in kept), target.var, *(v for _, v in rest)),
+        (*(i for i, _ in rest_of_iters), IterVar(lane, target.extent), *(i for i, _ in rest)),
+        (*(b for _, b in rest_of_iters), target.var, *(v for _, v in rest)),
         BufferStore(partial, where, _combine(operation, start, substitute(term, {it.var: index}))),
-        None if alone else BufferStore(partial, where, first),
+        None if one_partial else BufferStore(partial, where, first),
         node.predicate,
     )
     names = [factored.name]
@@ -220,16 +222,18 @@ def rfactor(
     for p in between:
         if reduce_vars & set(free_vars(p.extent)):
             raise ScheduleError(
-                f"{func.name}: rfactor wants loops over elements inside the reduction that do not depend on it, found "
+                f"{func.name}: rfactor expects loops over elements inside the reduction that do not depend on it, got "
                 f"{p.extent!r} for {p.var.name!r}"
             )
         names.append(fresh(func, f"{p.var.name}_r", names))
         copies[p.var] = Var(names[-1])
-    fresh_vars = {i.var: Var(i.var.name) for i, _ in kept}
+    fresh_vars = {i.var: Var(i.var.name) for i, _ in rest_of_iters}
     as_expr: dict[Var, Expr] = dict(fresh_vars)
     v_r = Var("vr")
     spot = tuple(substitute(e, as_expr) for e in node.body.indices)
-    spatial = [(replace(i, var=fresh_vars[i.var]), substitute(b, copies)) for i, b in kept if i.kind == "spatial"]
+    spatial = [
+        (replace(i, var=fresh_vars[i.var]), substitute(b, copies)) for i, b in rest_of_iters if i.kind == "spatial"
+    ]
     guard = and_(*(c for c in conjuncts(node.predicate) if not reduce_vars & set(free_vars(c))))
     final: Stmt = Block(
         block,
@@ -245,28 +249,28 @@ def rfactor(
         kind = p.kind if p.kind in ("vectorized", "unrolled") else "serial"
         final = For(var, p.extent, final, kind)
     body = seq(replace_node(top, node, factored), For(r, target.extent, final))
-    made = replace(func, body=replace_node(func.body, top, body), allocs=(*func.allocs, partial))
-    if whole and not alone and node.predicate is not TRUE:
+    result = replace(func, body=replace_node(func.body, top, body), allocs=(*func.allocs, partial))
+    if whole and not one_partial and node.predicate is not TRUE:
         raise ScheduleError(
-            f"{func.name}: rfactor wants a block that runs everywhere to keep initial values with its sums, found {node.predicate!r}"
+            f"{func.name}: rfactor expects a block that runs everywhere to keep initial values with its sums, got {node.predicate!r}"
         )
-    if not alone and not whole:
+    if not one_partial and not whole:
         inner = reduce_loops[1] if target is top and len(reduce_loops) > 1 else top
-        return decompose_reduction(made, factored.name, inner.var.name)
+        return decompose_reduction(result, factored.name, inner.var.name)
     if any(target.var in free_vars(c) for c in conjuncts(node.predicate)):
         raise ScheduleError(
             f"{func.name}: some iterations of {loop!r} are skipped, whose accumulators nothing would set"
         )
-    return made
+    return result
 
 
-def _require_alone(func: PrimFunc, node: Block, top: For) -> None:
+def _require_own_nest(func: PrimFunc, node: Block, top: For) -> None:
     """Check that no other block inside the outermost reduction loop touches the block's output. Raises ScheduleError."""
     for other in blocks(top):
         buffer = node.body.buffer
         if other is not node and (other.body.buffer is buffer or buffer in (x.buffer for x in block_loads(other))):
             raise ScheduleError(
-                f"{func.name}: rfactor wants {node.name!r} alone with {buffer.name!r} inside {top.var.name!r}, which "
+                f"{func.name}: rfactor expects no other block to use {buffer.name!r} next to {node.name!r} inside {top.var.name!r}, which "
                 f"{other.name!r} touches"
             )
 
@@ -288,14 +292,14 @@ def tree_reduce(func: PrimFunc, block: str) -> PrimFunc:
     reduce = [(i, b) for i, b in zip(node.iters, node.bindings) if i.kind == "reduce"]
     if len(reduce) != 1 or node.init is None:
         raise ScheduleError(
-            f"{func.name}: tree_reduce wants block {block!r} with one reduction iterator and its initial value"
+            f"{func.name}: tree_reduce expects block {block!r} with one reduction iterator and its initial value"
         )
     it, bound = reduce[0]
     count = as_int(it.extent)
     loop = next((p for p in enclosing(func, node) if p.var is bound), None)
     if count is None or not 1 <= count <= 64 or loop is None or loop.body is not node:
         raise ScheduleError(
-            f"{func.name}: tree_reduce wants a reduction over a small constant extent innermost, found {it.extent!r}"
+            f"{func.name}: tree_reduce expects a reduction over a small constant extent innermost, got {it.extent!r}"
         )
     if not _is_neutral(operation, node.init.value):
         raise ScheduleError(f"{func.name}: {node.init.value!r} is not neutral for {operation!r}")
@@ -305,11 +309,11 @@ def tree_reduce(func: PrimFunc, block: str) -> PrimFunc:
     while len(level) > 1:
         pairs = [_combine(operation, a, b) for a, b in zip(level[::2], level[1::2])]
         level = pairs + level[2 * len(pairs) :]
-    kept = [(i, b) for i, b in zip(node.iters, node.bindings) if i is not it]
+    others = [(i, b) for i, b in zip(node.iters, node.bindings) if i is not it]
     combined = replace(
         node,
-        iters=tuple(i for i, _ in kept),
-        bindings=tuple(b for _, b in kept),
+        iters=tuple(i for i, _ in others),
+        bindings=tuple(b for _, b in others),
         body=replace(node.body, value=level[0]),
         init=None,
     )

@@ -41,7 +41,7 @@ from relax_tune.schedules.primitives.reduction.picked_rows import (
 
 
 def quadratic_select(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
-    """Select elements in order, the largest first, from chunks whose largest elements are kept (Friend 1956, quadratic selection).
+    """Select elements in order, the largest first, from chunks whose largest elements are stored (Friend 1956, quadratic selection).
 
     Knuth, volume 3, 5.2.3. One of n elements then costs n / factor + factor steps instead of n. Elements become integer keys.
     `factor` is the number of elements of a chunk.
@@ -49,20 +49,24 @@ def quadratic_select(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     Before: `for i: for k: R[i] += x(k) ahead of x(i)`, then `for j: for k: Y[j] += k if R[k] == j`
     After: `V[i] = key(x(i)); M[c], P[c] = largest key and its place of each chunk`, then `for j: c = first chunk with the largest
     M; Y[j] = c * factor + P[c]; M[c], P[c] = the next of chunk c`
-    Checks: the block picks by ranks that one other block alone makes for it alone. Both have their own nests of serial unsplit
+    Checks: the block picks by ranks with one writer, whose only reader it is. Both have their own nests of serial unsplit
     loops, under no condition, and agree on the rows. All elements are ranked, and not written again. Afterwards the order of the
     loop over `j` is part of the meaning.
     """
     size = positive(func, f"quadratic_select({block!r})", factor, find_block(func, block))
-    made = _Selection(picked_rows(func, "quadratic_select", block), size)
-    return made.picked.replaced(made.nest(seq(*made.before(), made.taken())), made.allocs)
+    rewrite = _Selection(picked_rows(func, "quadratic_select", block), size)
+    return rewrite.picked.replaced(rewrite.nest(seq(*rewrite.before(), rewrite.taken())), rewrite.allocs)
 
 
 class _Selection(RowNests):
-    """Maker of the nest that selects, with its buffers.
+    """Builder of the selecting nest and its buffers.
 
-    keys: of all elements, in whole chunks. best, places: of each chunk, its largest key that was not taken and its place in the chunk,
-    `size` where all were. top, chunk, at: the key taken, its chunk, its place there. next_best, next_place: of that chunk afterwards."""
+    Attributes:
+        keys: Keys of all elements, padded to whole chunks.
+        best, places: For each chunk, the largest key that was not selected yet and its position; `size` if all were selected.
+        top, chunk, at: The selected key, its chunk, and its position there.
+        next_best, next_place: The largest key that is left in that chunk, and its position.
+    """
 
     def __init__(self, picked: PickedRows, size: Expr) -> None:
         super().__init__(picked)
@@ -110,11 +114,11 @@ class _Selection(RowNests):
         return load(self.keys, (*r, add(mul(c, self.size), e)))
 
     def chosen(self, r: tuple[Expr, ...]) -> Expr:
-        """Return the chunk of the key taken, as an index that is proved to be inside."""
+        """Return the chunk of the selected key, as an index that is provably in range."""
         return maximum(minimum(cast(load(self.chunk, r), i64), sub(self.chunks, 1)), 0)
 
     def left(self, r: tuple[Expr, ...], e: Expr) -> Expr:
-        """Return whether an element of the chosen chunk comes behind the one that was taken."""
+        """Return whether an element of the chosen chunk follows the selected one in order."""
         value = self.element(r, self.chosen(r), e)
         tied = and_(eq(value, load(self.top, r)), lt(load(self.at, r), cast(e, self.dtype)))
         return or_(lt(value, load(self.top, r)), tied)
@@ -124,15 +128,15 @@ class _Selection(RowNests):
         dtype, size, j = self.dtype, cast(self.size, self.dtype), self.slot_loop.var
 
         def first(old: Expr, r: tuple[Expr, ...], c: Expr) -> Expr:
-            there = and_(eq(load(self.best, (*r, c)), load(self.top, r)), lt(load(self.places, (*r, c)), size))
-            return minimum(old, select(there, cast(c, dtype), self.highest))
+            is_best = and_(eq(load(self.best, (*r, c)), load(self.top, r)), lt(load(self.places, (*r, c)), size))
+            return minimum(old, select(is_best, cast(c, dtype), self.highest))
 
         def result(r: tuple[Expr, ...], x: tuple[Expr, ...]) -> BufferStore:
             return self.result(r, x[0], add(mul(self.chosen(r), self.size), cast(load(self.at, r), i64)))
 
         def next_place(old: Expr, r: tuple[Expr, ...], e: Expr) -> Expr:
-            there = and_(self.left(r, e), eq(self.element(r, self.chosen(r), e), load(self.next_best, r)))
-            return minimum(old, select(there, cast(e, dtype), size))
+            is_best = and_(self.left(r, e), eq(self.element(r, self.chosen(r), e), load(self.next_best, r)))
+            return minimum(old, select(is_best, cast(e, dtype), size))
 
         def keep(target: Buffer, value: Buffer) -> Store:
             return lambda r, x: BufferStore(target, (*r, self.chosen(r)), load(value, r))

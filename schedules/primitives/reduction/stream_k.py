@@ -81,12 +81,12 @@ def stream_k(func: PrimFunc, block: str, tiles: Sequence[str], steps: str, worke
     tile loop selects equal, adjacent parts of one dimension of the copy. Other results of a step are read in the same step.
     """
     node, target = find_block(func, block), find_loop(func, steps)
-    wanted = positive(func, f"stream_k({block!r})", workers, node)
+    count = positive(func, f"stream_k({block!r})", workers, node)
     operation, term = combiner(node)
-    alone = all(x.buffer is not node.body.buffer for x in loads(term))
-    if not starts_neutral(node) or not alone or node.predicate is not TRUE:
+    reads_no_sums = all(x.buffer is not node.body.buffer for x in loads(term))
+    if not starts_neutral(node) or not reads_no_sums or node.predicate is not TRUE:
         raise ScheduleError(
-            f"{func.name}: stream_k wants {block!r} to combine what it reads elsewhere, under no condition and from an initial value "
+            f"{func.name}: stream_k expects {block!r} to combine elements of other buffers, under no condition and from an initial value "
             f"that may be combined more than once"
         )
     outer = tuple(find_loop(func, t) for t in tiles)
@@ -96,19 +96,20 @@ def stream_k(func: PrimFunc, block: str, tiles: Sequence[str], steps: str, worke
     require_compute_block(func, "stream_k", *blocks(outer[0]))
     tilings = dim_tilings(func, copy, outer)
     require_private_to_step(func, node, copy, outer[-1], target, tilings)
-    made = decompose_reduction(func, block, steps)
-    work = WorkRanges(reduce(mul, (p.extent for p in outer)), target.extent, wanted)
+    decomposed = decompose_reduction(func, block, steps)
+    work = WorkRanges(reduce(mul, (p.extent for p in outer)), target.extent, count)
     assert node.init is not None
-    return _Rewrite(made, copy, tuple(find_loop(made, t) for t in tiles), find_loop(made, steps), tilings, work).run(
-        operation, node.init.value
-    )
+    return _Rewrite(
+        decomposed, copy, tuple(find_loop(decomposed, t) for t in tiles), find_loop(decomposed, steps), tilings, work
+    ).run(operation, node.init.value)
 
 
 @dataclass(frozen=True, slots=True)
 class _TileBuffer:
     """A buffer for one tile, or for consecutive pieces along a dimension.
 
-    dim, size: the dimension in which pieces follow each other (None: one tile), and the elements of a piece
+    Attributes:
+        dim, size: The dimension in which pieces follow each other (None: one tile), and the elements of a piece.
     """
 
     buffer: Buffer
@@ -129,7 +130,10 @@ def _same_strides(a: Mapping[Var, Expr], b: Mapping[Var, Expr] | None) -> bool:
 class _Rewrite:
     """The rewrite of a function whose initial values are already separate.
 
-    copy: the write-back block; outer, target: the loops over tiles and steps; tilings: by iterator of `copy`
+    Attributes:
+        copy: The write-back block.
+        outer, target: The loops over tiles and steps.
+        tilings: The tiling of each iterator of `copy`.
     """
 
     func: PrimFunc
@@ -143,8 +147,8 @@ class _Rewrite:
         """Return the function with the workers' nest and the fix-up nest."""
         func, work, names = self.func, self.work, list[str]()
 
-        def name(wanted: str) -> str:
-            names.append(fresh(func, wanted, names))
+        def name(hint: str) -> str:
+            names.append(fresh(func, hint, names))
             return names[-1]
 
         worker, piece, step = (Var(name(f"{self.target.var.name}_{x}")) for x in ("worker", "piece", "step"))
@@ -157,25 +161,30 @@ class _Rewrite:
         shape = (work.workers, work.max_tiles_per_worker, *(sizes[e] for e in self.copy.body.indices))
         parts = Buffer(name(f"{old.name}_parts"), shape, old.dtype)
 
-        made_here = {b.body.buffer: b for b in blocks(self.target) if b.body.buffer is not source.buffer}
-        kept = {source.buffer: _TileBuffer(small, None, const(0))}
-        kept |= {buffer: found for buffer, b in made_here.items() if (found := self._tile_buffer(b)) is not None}
+        # Results of a step that move with the tiles need room for one tile only; all others keep their buffers.
+        producers = {b.body.buffer: b for b in blocks(self.target) if b.body.buffer is not source.buffer}
+        tile_buffers = {source.buffer: _TileBuffer(small, None, const(0))}
+        tile_buffers |= {
+            buffer: tile_buffer for buffer, b in producers.items() if (tile_buffer := self._tile_buffer(b)) is not None
+        }
 
         def moved(b: Block) -> Block:
             if b is self.copy:
                 return self._partial_sums(b, small, parts, (worker, piece), count)
-            return self._block_of_tile(b, kept, begin, piece, step)
+            return self._block_of_tile(b, tile_buffers, begin, piece, step)
 
         whole = self.outer[-1].body
         assert isinstance(whole, Seq)
-        own = {**places, self.target.var: begin[self.target.var] + step}
+        values = {**places, self.target.var: begin[self.target.var] + step}
         stmts: list[Stmt] = []
         for s in whole.stmts:
-            made = rebind(map_blocks(s, moved), own)
-            stmts.append(replace(made, var=step, extent=count) if s is self.target and isinstance(made, For) else made)
+            rebound = rebind(map_blocks(s, moved), values)
+            stmts.append(
+                replace(rebound, var=step, extent=count) if s is self.target and isinstance(rebound, For) else rebound
+            )
         nest = For(worker, work.workers, For(piece, work.max_tiles_per_worker, seq(*stmts)))
         body = replace_node(func.body, self.outer[0], seq(nest, self._fixup_nest(name, parts, operation, first)))
-        allocs = tuple(kept[a].buffer if a in kept else a for a in func.allocs)
+        allocs = tuple(tile_buffers[a].buffer if a in tile_buffers else a for a in func.allocs)
         return replace(func, body=body, allocs=(*allocs, parts))
 
     def _tile_shape(self, access: Load) -> tuple[Expr, ...]:
@@ -189,11 +198,11 @@ class _Rewrite:
 
     def _tile_indices(self, tile: Expr) -> dict[Var, Expr]:
         """Return the values of the tile loops' variables for a tile's number."""
-        found: dict[Var, Expr] = {}
+        indices: dict[Var, Expr] = {}
         for p in reversed(self.outer):
-            found[p.var] = floormod(tile, p.extent)
+            indices[p.var] = floormod(tile, p.extent)
             tile = floordiv(tile, p.extent)
-        return found
+        return indices
 
     def _outer_strides(self, e: Expr) -> Mapping[Var, Expr] | None:
         """Return the strides of an expression along the loops over tiles and steps; None if it is not linear in them.
@@ -209,24 +218,32 @@ class _Rewrite:
 
         None unless all readers move like the block.
         """
-        made = b.body.buffer
-        spots = [(r, x.indices) for r in readers(self.func, made) for x in block_loads(r) if x.buffer is made]
+        buffer = b.body.buffer
+        spots = [(r, x.indices) for r in readers(self.func, buffer) for x in block_loads(r) if x.buffer is buffer]
         cut: tuple[int, Expr] | None = None
         for d, e in enumerate(b.body.indices):
             bound = block_value(b, e) if isinstance(e, Var) else None
-            own = None if bound is None else self._outer_strides(bound)
-            found = [self._outer_strides(block_value(r, where[d])) for r, where in spots]
-            if bound is None or own is None or not all(_same_strides(own, other) for other in found):
+            stored_strides = None if bound is None else self._outer_strides(bound)
+            strides = [self._outer_strides(block_value(r, where[d])) for r, where in spots]
+            if (
+                bound is None
+                or stored_strides is None
+                or not all(_same_strides(stored_strides, other) for other in strides)
+            ):
                 return None
+            # parts of consecutive tiles may share the buffer only if they do not overlap in it
             size = self._step_extent(b, bound)
-            disjoint = size is not None and all(prove(le(size, times)) is Proof.YES for times in own.values())
+            disjoint = size is not None and all(
+                prove(le(size, times)) is Proof.YES for times in stored_strides.values()
+            )
+            # A dimension that moves with the steps is no piece of a tile: its elements follow each other in time.
             if cut is None and size is not None and disjoint and self.target.var not in free_vars(bound):
                 cut = d, size
         if cut is None or any(linear(e, [i.var for i in r.iters]) is None for r, where in spots for e in where):
             return None
         d, each = cut
-        shape = (*made.shape[:d], mul(self.work.max_tiles_per_worker, each), *made.shape[d + 1 :])
-        return _TileBuffer(replace(made, shape=shape), d, each)
+        shape = (*buffer.shape[:d], mul(self.work.max_tiles_per_worker, each), *buffer.shape[d + 1 :])
+        return _TileBuffer(replace(buffer, shape=shape), d, each)
 
     def _step_extent(self, b: Block, bound: Expr) -> Expr | None:
         """Return the extent of one step of a tile in a dimension; None unless its start follows from the outer loops."""
@@ -236,27 +253,28 @@ class _Rewrite:
         return extent_of(rest, inner) if parts is not None and prove_equal(parts[1], 0) is Proof.YES else None
 
     def _block_of_tile(
-        self, b: Block, kept: Mapping[Buffer, _TileBuffer], begin: Mapping[Var, Expr], piece: Var, step: Var
+        self, b: Block, tile_buffers: Mapping[Buffer, _TileBuffer], begin: Mapping[Var, Expr], piece: Var, step: Var
     ) -> Block:
         """Rewrite a block of a tile: its iterators count from the start of the tile and its steps, which new iterators hold.
 
-        kept: buffers that are shrunk to a tile
+        Args:
+            tile_buffers: Buffers that are shrunk to a tile.
         """
         lead: dict[Var, IterVar] = {}
         values: dict[Var, Expr] = {}
         iters, bindings = list[IterVar](), list[Expr]()
         extents = {p.var: p.extent for p in (*self.outer, self.target)}
-        here: dict[Var, Expr] = {**{v: const(0) for v in begin}, self.target.var: step}
-        to = kept.get(b.body.buffer)
+        in_tile: dict[Var, Expr] = {**{v: const(0) for v in begin}, self.target.var: step}
+        to = tile_buffers.get(b.body.buffer)
         sizes = {} if to is None or to.dim is not None else dict(zip(b.body.indices, to.buffer.shape, strict=True))
         for i, bound in zip(b.iters, b.bindings, strict=True):
             chosen = self._outer_strides(bound)
             if chosen is None:
                 raise ScheduleError(
-                    f"{self.func.name}: stream_k wants sums of multiples of loops in {b.name!r}, found {bound!r}"
+                    f"{self.func.name}: stream_k expects sums of multiples of loops in {b.name!r}, got {bound!r}"
                 )
             iters.append(replace(i, extent=sizes.get(i.var, i.extent)))
-            bindings.append(simplify(substitute(bound, here)))
+            bindings.append(simplify(substitute(bound, in_tile)))
             for v, times in chosen.items():
                 lead.setdefault(v, IterVar(Var(f"v{v.name}"), extents[v]))
                 values[i.var] = mul(lead[v].var, times) + values.get(i.var, i.var)
@@ -264,8 +282,8 @@ class _Rewrite:
         turn = IterVar(Var(f"v{piece.name}"), self.work.max_tiles_per_worker)
 
         def placed(e: Expr) -> Expr | None:
-            if isinstance(e, Load) and e.buffer in kept:
-                return load(kept[e.buffer].buffer, kept[e.buffer].at(e.indices, turn.var))
+            if isinstance(e, Load) and e.buffer in tile_buffers:
+                return load(tile_buffers[e.buffer].buffer, tile_buffers[e.buffer].at(e.indices, turn.var))
             return values.get(e) if isinstance(e, Var) else None
 
         value = replaced(b.body.value, placed)
@@ -328,7 +346,7 @@ class _Rewrite:
         extents = {i.var: i.extent for i in copy.iters}
         at = list(variables_of(copy.body.indices))
         loops = [Var(name(f"{block}_{letter}")) for letter in "ijlpqst"[: len(at)]]
-        own = [Var(v.name) for v in at]
+        dims = [Var(v.name) for v in at]
         vr, r = Var("vr"), Var(name(f"{block}_r"))
 
         def tile(elements: Sequence[Var]) -> Expr:
@@ -340,21 +358,21 @@ class _Rewrite:
                 number = mul(number, p.extent) + digits.get(p.var, const(0))
             return number
 
-        worker = work.workers_before(mul(tile(own), work.steps) + 1) - 1 + vr
-        piece = tile(own) - work.tile_of(worker, const(0))
-        inside = [v if self.tilings[u].loop is None else floormod(v, self.tilings[u].size) for u, v in zip(at, own)]
-        value = op(operation, (load(old, own), load(parts, (worker, piece, *inside))), old.dtype)
+        worker = work.workers_before(mul(tile(dims), work.steps) + 1) - 1 + vr
+        piece = tile(dims) - work.tile_of(worker, const(0))
+        inside = [v if self.tilings[u].loop is None else floormod(v, self.tilings[u].size) for u, v in zip(at, dims)]
+        value = op(operation, (load(old, dims), load(parts, (worker, piece, *inside))), old.dtype)
         # no workers without steps: the initial value is stored then
         most = minimum(work.workers, mul(work.total, work.workers))
-        made: Stmt = Block(
+        sums: Stmt = Block(
             block,
-            (*(IterVar(v, extents[u]) for u, v in zip(at, own)), IterVar(vr, most, "reduce")),
+            (*(IterVar(v, extents[u]) for u, v in zip(at, dims)), IterVar(vr, most, "reduce")),
             (*loops, r),
-            BufferStore(old, tuple(own), value),
-            BufferStore(old, tuple(own), first),
+            BufferStore(old, tuple(dims), value),
+            BufferStore(old, tuple(dims), first),
         )
         before, end = mul(tile(loops), work.steps) + 1, mul(tile(loops) + 1, work.steps)
-        made = For(r, work.workers_before(end) - work.workers_before(before) + 1, made)
+        sums = For(r, work.workers_before(end) - work.workers_before(before) + 1, sums)
         for u, v in reversed(list(zip(at, loops))):
-            made = For(v, extents[u], made)
-        return made
+            sums = For(v, extents[u], sums)
+        return sums

@@ -1,4 +1,7 @@
-"""The tiles that stream_k finds around a reduction, and the checks of their intermediates."""
+"""The tiles that stream_k finds around a reduction, and the checks of their intermediates.
+
+Tests: `tests/schedules/primitives/reduction/test_stream_k.py`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,8 @@ from relax_tune.schedules.symbols import only_tunables
 class WorkRanges:
     """The reduction steps of all tiles in one sequence, divided evenly among workers; ranges differ by one step at most.
 
-    steps: reduction steps of a tile
+    Attributes:
+        steps: Reduction steps of a tile.
     """
 
     tiles: Expr
@@ -86,8 +90,9 @@ class WorkRanges:
 class DimTiling:
     """The tiling of a dimension.
 
-    loop: the loop that selects the tile; None if each tile has the whole dimension
-    size: elements of a tile
+    Attributes:
+        loop: The loop that selects the tile; None if each tile has the whole dimension.
+        size: Elements of a tile.
     """
 
     loop: Var | None
@@ -104,19 +109,19 @@ def write_back_block(func: PrimFunc, node: Block, outer: Sequence[For], target: 
     sums = node.body.buffer
     if len(after) == 1 and not after[0].is_reduction and isinstance(after[0].body.value, Load):
         (copy,) = after
-        made = copy.body.buffer
+        result = copy.body.buffer
         places = copy.body.indices, sums_read(copy).indices
         plain = all(set(where) == {i.var for i in copy.iters} and len(where) == len(copy.iters) for where in places)
-        lone = (
-            made in func.allocs
-            and writers(func, made) == (copy,)
+        is_private = (
+            result in func.allocs
+            and writers(func, result) == (copy,)
             and sums_read(copy).buffer is sums
             and sums in func.allocs
         )
-        if plain and lone and writers(func, sums) == (node,) and readers(func, sums) == (copy,):
+        if plain and is_private and writers(func, sums) == (node,) and readers(func, sums) == (copy,):
             return copy
     raise ScheduleError(
-        f"{func.name}: stream_k wants {', '.join(p.var.name for p in outer) or 'loops over tiles'} around {target.var.name!r}, which "
+        f"{func.name}: stream_k expects {', '.join(p.var.name for p in outer) or 'loops over tiles'} around {target.var.name!r}, which "
         f"holds {node.name!r}, and then one block that copies its sums to an intermediate, and nothing else"
     )
 
@@ -124,10 +129,10 @@ def write_back_block(func: PrimFunc, node: Block, outer: Sequence[For], target: 
 def require_private_to_step(
     func: PrimFunc, node: Block, copy: Block, outer: For, target: For, tilings: Mapping[Var, DimTiling]
 ) -> None:
-    """Check that the intermediates of a tile's steps are private to the tile, or to a step. Raises ScheduleError.
+    """Check that the intermediates of a tile's steps are private to the tile, or to a step.
 
-    One iteration of the innermost tile loop makes and stores the sums of a tile. Results of other blocks among its steps are
-    read in the same step, and nowhere else.
+    One iteration of the innermost tile loop makes and stores the sums of a tile. Results of other blocks among its steps are read in the
+    same step, and nowhere else.
     """
     env = loop_env((*enclosing(func, outer), outer))
     for e, span in zip(sums_read(copy).indices, _require_same_region(func, node, copy, outer), strict=True):
@@ -141,19 +146,19 @@ def require_private_to_step(
             or (cut.loop is not None and prove(le(span.extent, cut.size), env) is not Proof.YES)
         ):
             raise ScheduleError(
-                f"{func.name}: stream_k wants {node.name!r} to sum up what {copy.name!r} stores of a tile, found {span.start!r}"
+                f"{func.name}: stream_k expects {node.name!r} to sum up what {copy.name!r} stores of a tile, got {span.start!r}"
             )
     order = blocks(target)
     for b in order:
         if b is node:
             continue
-        made = b.body.buffer
-        if made not in func.allocs or writers(func, made) != (b,) or updates_in_place(b):
-            raise ScheduleError(f"{func.name}: stream_k wants {b.name!r} to make an intermediate by itself")
-        for reader in readers(func, made):
+        buffer = b.body.buffer
+        if buffer not in func.allocs or writers(func, buffer) != (b,) or updates_in_place(b):
+            raise ScheduleError(f"{func.name}: stream_k expects {b.name!r} to make an intermediate by itself")
+        for reader in readers(func, buffer):
             if reader not in order or order.index(reader) <= order.index(b):
                 raise ScheduleError(
-                    f"{func.name}: stream_k wants readers of {made.name!r} after {b.name!r} in {target.var.name!r}, found "
+                    f"{func.name}: stream_k expects readers of {buffer.name!r} after {b.name!r} in {target.var.name!r}, got "
                     f"{reader.name!r}"
                 )
             _require_same_region(func, b, reader, target)
@@ -180,37 +185,37 @@ def dim_tilings(func: PrimFunc, copy: Block, outer: Sequence[For]) -> dict[Var, 
     """Return the tiling of each dimension of the stored elements, by iterator. Raises ScheduleError."""
     inner = {p.var: p.extent for p in enclosing(func, copy)[len(outer) :]}
     chosen = {p.var: p for p in outer}
-    found: dict[Var, DimTiling] = {}
+    tilings: dict[Var, DimTiling] = {}
     bounds: list[Expr] = []
     for it, bound in zip(copy.iters, copy.bindings):
         bounds += [le(0, bound), lt(bound, it.extent)]
         parts = linear(bound, (*chosen, *inner))
-        own = [] if parts is None else [chosen[v] for v in parts[0] if v in chosen]
-        if parts is None or len(own) > 1 or any(p.var is c.loop for p in own for c in found.values()):
+        tile_loops = [] if parts is None else [chosen[v] for v in parts[0] if v in chosen]
+        if parts is None or len(tile_loops) > 1 or any(p.var is c.loop for p in tile_loops for c in tilings.values()):
             raise ScheduleError(
-                f"{func.name}: stream_k wants tiles along single dimensions of {copy.name!r}, found {it.var.name} = {bound!r}"
+                f"{func.name}: stream_k expects tiles along single dimensions of {copy.name!r}, got {it.var.name} = {bound!r}"
             )
-        rest = simplify(substitute(bound, {p.var: const(0) for p in own}))
-        size = extent_of(rest, {v: x for v, x in inner.items() if v in free_vars(rest)}) if own else it.extent
-        even = not own or prove_equal(parts[0][own[0].var], size) is Proof.YES
+        rest = simplify(substitute(bound, {p.var: const(0) for p in tile_loops}))
+        size = extent_of(rest, {v: x for v, x in inner.items() if v in free_vars(rest)}) if tile_loops else it.extent
+        even = not tile_loops or prove_equal(parts[0][tile_loops[0].var], size) is Proof.YES
         if (
             not even
             or prove_equal(parts[1], 0) is not Proof.YES
-            or (own and not _covers(mul(own[0].extent, size), it.extent))
+            or (tile_loops and not _covers(mul(tile_loops[0].extent, size), it.extent))
         ):
             raise ScheduleError(
-                f"{func.name}: stream_k wants tiles of {it.var.name!r} side by side over {it.extent!r}, found {bound!r}"
+                f"{func.name}: stream_k expects tiles of {it.var.name!r} side by side over {it.extent!r}, got {bound!r}"
             )
-        found[it.var] = DimTiling(own[0].var if own else None, size)
-    used = {c.loop for c in found.values()}
+        tilings[it.var] = DimTiling(tile_loops[0].var if tile_loops else None, size)
+    used = {c.loop for c in tilings.values()}
     idle = [p.var.name for p in outer if p.var not in used and prove(le(p.extent, 1)) is not Proof.YES]
-    strange = [c for c in conjuncts(copy.predicate) if c not in bounds]
-    if idle or strange:
+    unexpected = [c for c in conjuncts(copy.predicate) if c not in bounds]
+    if idle or unexpected:
         raise ScheduleError(
-            f"{func.name}: stream_k wants tiles of {copy.name!r} under no condition but its bounds, found "
-            f"{strange[0] if strange else f'{idle[0]!r}, which chooses none'!r}"
+            f"{func.name}: stream_k expects tiles of {copy.name!r} under no condition but its bounds, got "
+            f"{unexpected[0] if unexpected else f'{idle[0]!r}, which chooses none'!r}"
         )
-    return found
+    return tilings
 
 
 def _covers(tiles: Expr, extent: Expr) -> bool:
@@ -218,5 +223,5 @@ def _covers(tiles: Expr, extent: Expr) -> bool:
 
     If only tunables decide, the split without a condition has added a constraint.
     """
-    found = prove(le(extent, tiles))
-    return found is Proof.YES or (found is Proof.UNKNOWN and only_tunables(tiles, extent))
+    proof = prove(le(extent, tiles))
+    return proof is Proof.YES or (proof is Proof.UNKNOWN and only_tunables(tiles, extent))

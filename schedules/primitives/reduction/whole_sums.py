@@ -1,4 +1,7 @@
-"""The primitive that sums products of whole numbers in int32: sum_as."""
+"""The primitive that sums products of whole numbers in int32: sum_as.
+
+Tests: `tests/schedules/primitives/test_golden.py`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def sum_as(func: PrimFunc, block: str, dtype: str) -> PrimFunc:
     target = node.body.buffer
     if dtype != "i32" or operation != "add" or target.dtype is not f32 or target not in func.allocs:
         raise ScheduleError(
-            f"{func.name}: sum_as wants a sum of products in an intermediate of f32, and i32, found {block!r} and {dtype!r}"
+            f"{func.name}: sum_as expects a sum of products in an intermediate of f32, and i32, got {block!r} and {dtype!r}"
         )
     require_compute_block(func, "sum_as", node)
     steps = [as_int(i.extent) for i in node.iters if i.kind == "reduce"]
@@ -35,20 +38,20 @@ def sum_as(func: PrimFunc, block: str, dtype: str) -> PrimFunc:
     if None in steps or prod(n or 0 for n in steps) * largest >= 1 << 31:
         raise ScheduleError(f"{func.name}: sums of {block!r} over {steps} steps may pass 2^31")
     new = replace(target, dtype=i32)
-    own = load(new, node.body.indices)
+    total = load(new, node.body.indices)
 
     def read(e: Expr) -> Expr | None:
         return cast(load(new, e.indices), f32) if isinstance(e, Load) and e.buffer is target else None
 
     def start(s: BufferStore) -> BufferStore:
         if not isinstance(s.value, Const) or s.value.value != 0:
-            raise ScheduleError(f"{func.name}: sum_as wants {target.name!r} to start at 0, found {s.value!r}")
+            raise ScheduleError(f"{func.name}: sum_as expects {target.name!r} to start at 0, got {s.value!r}")
         return BufferStore(new, s.indices, const(0, i32))
 
     def visit(b: Block) -> Block:
         if b is node:
             first = None if b.init is None else start(b.init)
-            return replace(b, init=first, body=BufferStore(new, b.body.indices, own + product))
+            return replace(b, init=first, body=BufferStore(new, b.body.indices, total + product))
         if b.body.buffer is target:
             return replace(b, body=start(b.body))
         if not any(x.buffer is target for x in loads(b.body.value)):
@@ -56,7 +59,7 @@ def sum_as(func: PrimFunc, block: str, dtype: str) -> PrimFunc:
         return replace(b, body=BufferStore(b.body.buffer, b.body.indices, transform(b.body.value, read)))
 
     if any(x.buffer is target for b in blocks(func.body) for x in loads(*b.body.indices)):
-        raise ScheduleError(f"{func.name}: {target.name!r} is an index somewhere")
+        raise ScheduleError(f"{func.name}: {target.name!r} is used as an index")
     changed = with_body(func, map_blocks(func.body, visit))
     return swap_alloc(changed, target, new)
 
@@ -68,5 +71,5 @@ def _whole(func: PrimFunc, e: Expr) -> tuple[Expr, int]:
         return mul(a, b), most_a * most_b
     (x,) = e.args if e.op == "cast" else (e,)
     if e.op != "cast" or not x.dtype.is_int or x.dtype.bits > 16:
-        raise ScheduleError(f"{func.name}: sum_as wants factors that are whole numbers of at most 16 bits, found {e!r}")
+        raise ScheduleError(f"{func.name}: sum_as expects factors that are whole numbers of at most 16 bits, got {e!r}")
     return cast(x, i32), max(abs(n) for n in x.dtype.limits)

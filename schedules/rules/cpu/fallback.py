@@ -1,6 +1,8 @@
 """The schedule that fits every function: a nest per block, chunks of points spread over workers, reductions inside.
 
-It serves functions that no other rule takes, and is the `generic` variant of every task.
+It schedules functions that no other rule accepts, and is the `generic` variant of every task.
+
+Tests: `tests/schedules/rules/test_on_devices.py`.
 """
 
 from __future__ import annotations
@@ -29,31 +31,31 @@ DIGIT_BITS = 8
 """Bits of a digit that rows are sorted by."""
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield exactly one sketch, for any function."""
-    s, taken = Schedule(func), set[str]()
-    for block in () if machine.is_gpu else picks(func):
-        taken |= _select(s, block, machine)
-    ordered = {b.name for b in serial_scans(func, machine)}
-    scattered = {b.name for b in serial_scatters(func, machine)}
+    s, handled = Schedule(func), set[str]()
+    for block in () if hardware.is_gpu else picks(func):
+        handled |= _select(s, block, hardware)
+    ordered = {b.name for b in serial_scans(func, hardware)}
+    scattered = {b.name for b in serial_scatters(func, hardware)}
     for block in blocks(func.body):
-        if block.name in taken or (block.name in ordered and _scan(s, block, machine)):
+        if block.name in handled or (block.name in ordered and _scan(s, block, hardware)):
             continue
-        if block.name not in scattered or not _scatter(s, block, machine):
-            _schedule_block(s, block, machine)
+        if block.name not in scattered or not _scatter(s, block, hardware):
+            _schedule_block(s, block, hardware)
     yield "fallback", s
 
 
-def _scatter(s: Schedule, block: Block, machine: HardwareInfo) -> bool:
+def _scatter(s: Schedule, block: Block, hardware: HardwareInfo) -> bool:
     """Combine updates in their order; rows that no update leaves are spread over workers. Return whether that fits."""
     before = s.func, list(s.steps)
     try:
-        made = s.apply("serial_scatter", block=block.name)
+        new = s.serial_scatter(block=block.name)
     except ScheduleError:
         s.func, s.steps = before
         return False
-    for name in made:
-        _schedule_block(s, find_block(s.func, name), machine)
+    for name in new:
+        _schedule_block(s, find_block(s.func, name), hardware)
     node, (*rows, step) = find_block(s.func, block.name), s.loops_of(block.name)
     try:
         if rows:
@@ -62,15 +64,15 @@ def _scatter(s: Schedule, block: Block, machine: HardwareInfo) -> bool:
                 outer, inner = s.split(rows[-1], [None, _chunk_size(column.extent)])
                 rows = [*rows[:-1], outer]
                 s.reorder([*rows, step, inner])
-            s.set_kind(s.fuse(rows), "group" if machine.has_grid else "parallel")
+            s.set_kind(s.fuse(rows), "group" if hardware.has_grid else "parallel")
     except ScheduleError:
         pass  # rows that are not independent stay serial
     return True
 
 
-def _select(s: Schedule, block: Block, machine: HardwareInfo) -> set[str]:
+def _select(s: Schedule, block: Block, hardware: HardwareInfo) -> set[str]:
     """Select or sort the elements row by row. Return the names of the blocks that this replaces, none where it does not fit."""
-    before, found, length = (s.func, list(s.steps)), pick(block), row_length(block)
+    before, pattern, length = (s.func, list(s.steps)), pick(block), row_length(block)
     if length is not None and length <= FEW:
         return set()
     try:
@@ -79,14 +81,14 @@ def _select(s: Schedule, block: Block, machine: HardwareInfo) -> set[str]:
         else:
             rows = select_rows(s, block.name, CHUNK if length is None or length > CHUNK**2 else 2 * FEW).rows
         if rows:
-            s.set_kind(s.fuse(rows), "group" if machine.has_grid else "parallel")
+            s.set_kind(s.fuse(rows), "group" if hardware.has_grid else "parallel")
     except ScheduleError:
         s.func, s.steps = before
         return set()
-    return set() if found is None else {block.name, *(b.name for b in writers(before[0], found.ranks.buffer))}
+    return set() if pattern is None else {block.name, *(b.name for b in writers(before[0], pattern.ranks.buffer))}
 
 
-def _scan(s: Schedule, block: Block, machine: HardwareInfo) -> bool:
+def _scan(s: Schedule, block: Block, hardware: HardwareInfo) -> bool:
     """Compute the rows of a prefix scan in order, several together where they are neighbours in memory. Return whether that fits."""
     before = s.func, list(s.steps)
     column = next(
@@ -96,26 +98,26 @@ def _scan(s: Schedule, block: Block, machine: HardwareInfo) -> bool:
         across = column is not None and _is_contiguous_along(block, column.var)
         rows = scan_rows(s, block.name, _chunk_size(column.extent) if column is not None and across else None).rows
         if rows:
-            s.set_kind(s.fuse(rows), "group" if machine.has_grid else "parallel")
+            s.set_kind(s.fuse(rows), "group" if hardware.has_grid else "parallel")
     except ScheduleError:
         s.func, s.steps = before
         return False
     return True
 
 
-def _schedule_block(s: Schedule, block: Block, machine: HardwareInfo) -> None:
+def _schedule_block(s: Schedule, block: Block, hardware: HardwareInfo) -> None:
     """Split the last spatial dimension into chunks. A nest that this does not fit, such as one of several blocks, stays serial.
 
     Reductions run outside a chunk where that makes its points neighbours in memory.
     """
     before = s.func, list(s.steps)
     try:
-        _cut_nest(s, block, machine)
+        _cut_nest(s, block, hardware)
     except ScheduleError:
         s.func, s.steps = before
 
 
-def _cut_nest(s: Schedule, block: Block, machine: HardwareInfo) -> None:
+def _cut_nest(s: Schedule, block: Block, hardware: HardwareInfo) -> None:
     node = find_block(s.func, block.name)
     names = s.loops_of(block.name)
     spatial = [n for n, i in zip(names, node.iters) if i.kind == "spatial"]
@@ -132,10 +134,10 @@ def _cut_nest(s: Schedule, block: Block, machine: HardwareInfo) -> None:
         s.reorder([*spatial[:-1], outer, *reduce, inner] if across else [*spatial[:-1], outer, inner, *reduce])
         top = s.fuse([*spatial[:-1], outer])
     if node.init is not None and reduce:
-        s.apply("decompose_reduction", block=block.name, loop=reduce[0])
+        s.decompose_reduction(block=block.name, loop=reduce[0])
     if top is not None:
         try:
-            s.set_kind(top, "group" if machine.has_grid else "parallel")
+            s.set_kind(top, "group" if hardware.has_grid else "parallel")
         except ScheduleError:
             return  # a nest whose points are not independent stays serial
 

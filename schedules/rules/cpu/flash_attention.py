@@ -3,6 +3,8 @@
 A tile of queries is transposed once, so that vector lanes are queries: scores, maxima, exponentials and sums need no
 operation across lanes. Blocks of keys run under a running maximum (`rolling_update`), and their scores stay in cache.
 Weighted values of a block are summed in registers of a few queries by vectors of columns, then added to the tile's.
+
+Tests: `tests/schedules/rules/test_causal_attention.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from relax_tune.schedules.rules.shared.blocks import loops_of_iter, writer_of
 from relax_tune.schedules.rules.shared.flash import (
     SKIPS,
     AttentionRoles,
+    Skip,
     find_attention_roles,
     outer_loops,
     value_widths,
@@ -29,20 +32,22 @@ from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield one sketch of an attention; none for other functions."""
     if len(reductions(func)) != 4:
         return
-    yield from first_applicable("flash_attention", (partial(build, func, machine, skip) for skip in SKIPS))
+    yield from first_applicable(func, "flash_attention", (partial(build, func, hardware, skip) for skip in SKIPS))
 
 
-def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedule:
-    """Schedule tiles of queries and blocks of keys. Raises ScheduleError unless the function is an attention of constant
-    sizes.
+def build(func: PrimFunc, hardware: HardwareInfo, skip: Skip = SKIPS[0]) -> Schedule:
+    """Schedule tiles of queries and blocks of keys.
+
+    Raises:
+        ScheduleError: Unless the function is an attention of constant sizes.
     """
     s = Schedule(func)
     r = find_attention_roles(s)
-    lanes = machine.lanes
+    lanes = hardware.lanes
     height = s.tunable("MR", (1, 2, 4, 6, 8))
     groups = s.tunable("IU", (2, 4, 8, 16))
     unroll = s.tunable("JU", (2, 4, 8, 16))
@@ -50,17 +55,17 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedu
     width = s.tunable("NR", value_widths(r.width, lanes))
     tile, block = mul(groups, height), mul(steps, unroll)
     s.require(eq(floormod(tile, lanes), 0))
-    s.require(le(height * ceildiv(width, lanes) + ceildiv(width, lanes) + 1, machine.registers))
-    s.require(le(unroll * (tile // lanes) + tile // lanes + 1, machine.registers))
-    s.require(le(tile * (block * 2 + r.depth + r.width) * 4, machine.l2_bytes // 2))
+    s.require(le(height * ceildiv(width, lanes) + ceildiv(width, lanes) + 1, hardware.registers))
+    s.require(le(unroll * (tile // lanes) + tile // lanes + 1, hardware.registers))
+    s.require(le(tile * (block * 2 + r.depth + r.width) * 4, hardware.l2_bytes // 2))
 
-    s.apply("cache_read", block=r.product, buffer=r.query, scope="local")
+    s.cache_read(block=r.product, buffer=r.query, scope="local")
     transposed = writer_of(s, f"{r.query}_cache")
-    s.apply("permute_layout", buffer=f"{r.query}_cache", order=with_last(r.query_rank, [r.query_dim]))
-    s.apply("pad_spatial", block=r.row_max, dim=r.row_max_dim, factor=tile)
-    s.apply("split_k_update", block=r.row_max, factor=block)
+    s.permute_layout(buffer=f"{r.query}_cache", order=with_last(r.query_rank, [r.query_dim]))
+    s.pad_spatial(block=r.row_max, dim=r.row_max_dim, factor=tile)
+    s.split_k_update(block=r.row_max, factor=block)
     for a in s.func.allocs:
-        s.apply("set_scope", buffer=a.name, scope="local")
+        s.set_scope(buffer=a.name, scope="local")
 
     loops = outer_loops(s, r, tile, skip)
     i_0, key = loops.tile, loops.key_block
@@ -74,7 +79,7 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedu
         inner = s.nest_of(b.name)[-1]
         if inner.kind == "serial":
             s.vectorize(inner.var.name)
-    s.set_kind(s.fuse([*loops.outer, i_0]), "group" if machine.has_grid else "parallel")
+    s.set_kind(s.fuse([*loops.outer, i_0]), "group" if hardware.has_grid else "parallel")
     return s
 
 
@@ -89,9 +94,8 @@ def _weighted_values(s: Schedule, r: AttentionRoles, key: str, height: Tunable, 
     (step,) = loops_of_iter(s, part, c_0, "vt")
     _loops_first(s, part, c_0, "vt", *_other_loops(s, part, c_0, "vt"))
     s.set_tail(step, "peel")
-    for loop in (a_1, s.inner_loops(part, c_0)[1]):
-        s.unroll(loop)
-    s.apply("decompose_reduction", block=part, loop=step)
+    s.unroll(a_1, s.inner_loops(part, c_0)[1])
+    s.decompose_reduction(block=part, loop=step)
 
 
 def _exponentials(s: Schedule, r: AttentionRoles, key: str) -> None:
@@ -100,7 +104,7 @@ def _exponentials(s: Schedule, r: AttentionRoles, key: str) -> None:
     s.compute_at(part, key)
     _loops_first(s, part, key, "vt", *_other_loops(s, part, key, "vt"))
     (step,) = loops_of_iter(s, part, key, "vt")
-    s.apply("decompose_reduction", block=part, loop=step)
+    s.decompose_reduction(block=part, loop=step)
     s.compute_at(r.weights, key)
     lanes, keys = (loops_of_iter(s, r.weights, key, v) for v in (r.weight_row, r.weight_key))
     s.reorder([*keys, *lanes])
@@ -114,7 +118,7 @@ def _scores(s: Schedule, r: AttentionRoles, key: str, unroll: Tunable) -> None:
     s.compute_at(part, key)
     m_0, m_1 = s.split(loops_of_iter(s, part, key, "vt")[0], [None, unroll])
     s.reorder([m_0, m_1, *(n for n in s.inner_loops(part, key) if n not in (m_0, m_1))])
-    s.apply("decompose_reduction", block=part, loop=m_0)
+    s.decompose_reduction(block=part, loop=m_0)
     s.unroll(m_1)
     s.compute_at(r.scores, key)
     lanes, keys = (loops_of_iter(s, r.scores, key, v)[0] for v in (r.score_row, r.score_key))
@@ -128,7 +132,7 @@ def _scores(s: Schedule, r: AttentionRoles, key: str, unroll: Tunable) -> None:
     loops = [loops_of_iter(s, r.product, j_0, v)[0] for v in (*steps, r.product_key, r.product_row)]
     s.reorder(loops)
     s.unroll(loops[1])
-    s.apply("decompose_reduction", block=r.product, loop=loops[0])
+    s.decompose_reduction(block=r.product, loop=loops[0])
 
 
 def _iter_at(s: Schedule, block: str, dim: int) -> str:
@@ -138,8 +142,8 @@ def _iter_at(s: Schedule, block: str, dim: int) -> str:
 
 def _other_loops(s: Schedule, block: str, loop: str, iterator: str) -> list[str]:
     """Return the loops of a block inside `loop` that do not feed an iterator."""
-    own = loops_of_iter(s, block, loop, iterator)
-    return [n for n in s.inner_loops(block, loop) if n not in own]
+    feeding = loops_of_iter(s, block, loop, iterator)
+    return [n for n in s.inner_loops(block, loop) if n not in feeding]
 
 
 def _loops_first(s: Schedule, block: str, loop: str, first: str, *rest: str) -> None:

@@ -23,32 +23,30 @@ from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield one sketch of an attention; none for other functions."""
     if len(reductions(func)) == 4:
-        yield from try_forms([("flash_decoding", partial(build, func, machine))])
+        yield from try_forms(func, [("flash_decoding", partial(build, func, hardware))])
 
 
-def build(func: PrimFunc, machine: HardwareInfo) -> Schedule:
+def build(func: PrimFunc, hardware: HardwareInfo) -> Schedule:
     """Give each task MR queries and KR vectors of keys, and multiply KU keys at a time."""
     s = Schedule(func)
     r = find_attention_roles(s)
-    lanes = machine.lanes
+    lanes = hardware.lanes
     if r.depth % lanes:
-        raise ScheduleError(f"{func.name}: queries of {r.depth} are no whole vectors")
+        raise ScheduleError(f"{func.name}: queries of {r.depth} elements are not multiples of a vector")
     queries, together = s.tunable("MR", (1, 2, 4)), s.tunable("KU", (1, 2, 4, 8))
     keys = mul(s.tunable("KR", (4, 8, 16, 32, 64)), lanes)
     width = s.tunable("NR", value_widths(r.width, lanes))
-    s.require(le(mul(queries, together + ceildiv(width, lanes)), const(machine.registers)))
+    s.require(le(mul(queries, together + ceildiv(width, lanes)), const(hardware.registers)))
     for name in (r.product, r.scores, r.weights):
-        buffer = find_block(s.func, name).body.buffer
+        buffer = s.buffer_of(name)
         rank = len(buffer.shape)
-        s.apply("permute_layout", buffer=buffer.name, order=[*range(rank - 2), rank - 1, rank - 2])
-    s.apply("pad_spatial", block=r.row_max, dim=r.row_max_dim, factor=queries)
-    s.apply("split_k_update", block=r.row_max, factor=keys)
-    written = {
-        name: find_block(s.func, f"{name}_rf").body.buffer.name for name in (r.row_max, r.row_sum, r.weighted_values)
-    }
+        s.permute_layout(buffer=buffer.name, order=[*range(rank - 2), rank - 1, rank - 2])
+    s.pad_spatial(block=r.row_max, dim=r.row_max_dim, factor=queries)
+    s.split_k_update(block=r.row_max, factor=keys)
+    written = {name: s.buffer_of(f"{name}_rf").name for name in (r.row_max, r.row_sum, r.weighted_values)}
     path = split_kv_loops(s, r, queries)
     step = path[-1]
     _scores(s, r, step, together, lanes)
@@ -61,17 +59,17 @@ def build(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     c_0, c_1 = s.split(columns, [None, width], divides=True)
     s.reorder([c_0, key, *rows, c_1])
     s.set_tail(key, "peel")
-    s.apply("decompose_reduction", block=part, loop=key)
+    s.decompose_reduction(block=part, loop=key)
     for name in (part, f"{part}_init", writer_of(s, written[r.weighted_values])):
         s.vectorize(s.inner_loops(name, step)[-1])
     for p in loops(s.func.body):
         if p.kind == "serial" and p.extent is queries:
             s.unroll(p.var.name)
-    _combine(s, r, width, machine)
+    _combine(s, r, width, hardware)
     for a in s.func.allocs:
         if a.name not in written.values():
-            s.apply("set_scope", buffer=a.name, scope="local")
-    s.set_kind(s.fuse(path), "group" if machine.has_grid else "parallel")
+            s.set_scope(buffer=a.name, scope="local")
+    s.set_kind(s.fuse(path), "group" if hardware.has_grid else "parallel")
     return s
 
 
@@ -81,25 +79,24 @@ def _scores(s: Schedule, r: AttentionRoles, step: str, together: Tunable, lanes:
     k_0, k_1 = s.split(keys, [None, together])
     s.reorder([k_0, rows, k_1])
     s.set_tail(k_0, "peel")
-    own = s.compute_at(r.product, k_0)
+    score_loops = s.compute_at(r.product, k_0)
     depth = next(i.var.name for i in find_block(s.func, r.product).iters if i.kind == "reduce")
     (d,) = loops_of_iter(s, r.product, k_0, depth)
     d_0, d_1 = s.split(d, [None, lanes], divides=True)
-    each = [n for n in own if n != d]
+    each = [n for n in score_loops if n != d]
     s.reorder([d_0, *each, d_1])
     accumulate(s, r.product, d_1)
-    s.set_kind(d_1, "vectorized")
+    s.vectorize(d_1)
     left, *copies = s.inner_loops(r.product, k_0)
     s.reorder([*copies, left])
-    s.apply("decompose_reduction", block=r.product, loop=left)
+    s.decompose_reduction(block=r.product, loop=left)
     set_kind_of_copies(s, {n: "unrolled" for n in (*each, k_1)})
 
 
-def _combine(s: Schedule, r: AttentionRoles, width: Tunable, machine: HardwareInfo) -> None:
+def _combine(s: Schedule, r: AttentionRoles, width: Tunable, hardware: HardwareInfo) -> None:
     """Combine the partial results of all blocks of keys for every query."""
     s.compute_inline(f"{r.row_max}_scale")
-    last = find_block(s.func, r.output)
-    nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.output), strict=True)}
+    nest = s.iter_loops(r.output)
     query = nest[r.row]
     *outer, column = (name for v, name in nest.items() if v is not r.row)
     s.reorder([*outer, query, column])
@@ -112,7 +109,7 @@ def _combine(s: Schedule, r: AttentionRoles, width: Tunable, machine: HardwareIn
         s.reorder(
             [*steps, *(n for n in s.inner_loops(name, c_0 if name == r.weighted_values else query) if n not in steps)]
         )
-        s.apply("decompose_reduction", block=name, loop=steps[0])
+        s.decompose_reduction(block=name, loop=steps[0])
     for name in (r.weighted_values, f"{r.weighted_values}_init", r.output):
         s.vectorize(s.inner_loops(name, c_0)[-1])
-    s.set_kind(s.fuse([*outer, query]), "group" if machine.has_grid else "parallel")
+    s.set_kind(s.fuse([*outer, query]), "group" if hardware.has_grid else "parallel")

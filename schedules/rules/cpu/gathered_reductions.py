@@ -3,6 +3,8 @@
 Neither the terms nor the results' operands are neighbours in memory, so vectors would gather. A worker takes chunks of results, and
 adds the terms of one result after the other in a register. The loop over the terms ends where the data say that the rest is neutral
 (`end_loops_at_data`).
+
+Tests: `tests/schedules/rules/test_on_devices.py`.
 """
 
 from __future__ import annotations
@@ -26,13 +28,17 @@ CHUNKS = (1, 4, 16, 64, 256, 1024)
 """Results that a worker takes at a time."""
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Yield chunks of results spread over workers, and all on one; none unless one reduction gathers its terms."""
-    found = reductions(func)
-    if len(found) != 1 or not gathers(found[0]) or searches(func):
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+    """Yield chunks of results spread over workers, and all on one worker, if one reduction gathers its terms."""
+    nodes = reductions(func)
+    if len(nodes) != 1 or not gathers(nodes[0]) or searches(func):
         return
     yield from try_forms(
-        (f"gathered_reductions.{order}", partial(build, func, machine, order == "parallel")) for order in machine.orders
+        func,
+        (
+            (f"gathered_reductions.{order}", partial(build, func, hardware, order == "parallel"))
+            for order in hardware.orders
+        ),
     )
 
 
@@ -42,26 +48,26 @@ def gathers(block: Block) -> bool:
     return any(loads(*x.indices) and steps & set(free_vars(*x.indices)) for x in block_loads(block))
 
 
-def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
+def build(func: PrimFunc, hardware: HardwareInfo, parallel: bool) -> Schedule:
     """Compute each result of the last stage in a register, right before it is used."""
     s = Schedule(func)
     for block in blocks(func.body):
         if inlinable(s.func, find_block(s.func, block.name)):
             s.compute_inline(block.name)
     if final_block(s.func).is_reduction:
-        s.apply("cache_write", block=final_block(s.func).name, scope="local")
+        s.cache_write(block=final_block(s.func).name, scope="local")
     last = final_block(s.func)
     stages = [b.name for b in blocks(s.func.body) if b.name != last.name]
     if len(stages) != 1:
-        raise ScheduleError(f"{func.name}: wanted one reduction with what can be computed beside it")
+        raise ScheduleError(f"{func.name}: expected one reduction, and other blocks that can be inlined")
     rows = s.fuse(s.loops_of(last.name))
     if parallel:
         chunk, rows = s.split(rows, [None, s.tunable("CH", list(CHUNKS))])
         s.set_tail(chunk, "peel")
     (stage,) = stages
     s.compute_at(stage, rows)
-    s.apply("set_scope", buffer=find_block(s.func, stage).body.buffer.name, scope="local")
+    s.set_scope(buffer=s.buffer_of(stage).name, scope="local")
     decompose(s, stage, s.inner_loops(stage, rows))
     if parallel:
-        s.set_kind(chunk, "group" if machine.has_grid else "parallel")
+        s.set_kind(chunk, "group" if hardware.has_grid else "parallel")
     return s

@@ -4,6 +4,8 @@
 every tile, and a tile of several panels reads several streams at once. Weights stored in few bits are decoded in the
 kernel.
 `dots`: vector lanes are steps of the reduction, which runs along memory in both operands; nothing is packed.
+
+Tests: `tests/schedules/rules/test_on_devices.py`.
 """
 
 from __future__ import annotations
@@ -17,18 +19,18 @@ from typing import Literal
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.dtype import i8, i16, u8
-from relax_tune.ir.core.expr import Expr, Var, add, as_int, floordiv, free_vars, le, mul
+from relax_tune.ir.core.expr import Var, add, as_int, floordiv, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.ir.core.stmt import blocks
 from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.rules.shared.contraction import (
     FEW_ROWS,
     Contraction,
-    find_contraction,
+    contraction_roles,
+    fits_worker_cache,
     inline_around,
     is_product,
-    output_column,
     packed_steps,
 )
 from relax_tune.schedules.rules.shared.forms import try_forms
@@ -41,18 +43,19 @@ Form = Literal["columns", "dots"]
 PREFETCH_BYTES = 2048
 """The distance of a prefetch from its use in a panel."""
 GROUPS_PREFETCH_BYTES = 8192
-"""The same where an iteration reads a group of steps: beyond the panels of a tile, to those of the next one."""
+"""The same where an iteration reads a group of steps: beyond the panels of a tile, to the panels of the next tile."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemvChoice:
     """The structural decisions of one sketch.
 
-    form: `columns` or `dots`.
-    parallel: whether tiles are spread over workers.
-    grouped: whether the scale of a group of steps is multiplied by once per group.
-    prefetch: whether panels are prefetched.
-    whole: whether the products of a group are summed as whole numbers, two steps at a time by an instruction.
+    Attributes:
+        form: `columns` or `dots`.
+        parallel: Whether tiles are spread over workers.
+        grouped: Whether the scale of a group of steps is multiplied by once per group.
+        prefetch: Whether panels are prefetched.
+        whole: Whether the products of a group are summed as whole numbers, two steps at a time by an instruction.
     """
 
     form: Form
@@ -67,11 +70,12 @@ class GemvChoice:
         return f"gemv.{self.form}{marks}.{'parallel' if self.parallel else 'serial'}"
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield every sketch of a product with few or unknown rows; none for other functions."""
     if not is_product(func) or searches(func):
         return
-    for order in machine.orders:
+    # The likeliest sketch first: a build without records and without a prior dispatches the first guess of the first one.
+    for order in hardware.orders:
         parallel = order == "parallel"
         choices = (
             GemvChoice("columns", parallel, grouped=True, whole=True),
@@ -81,55 +85,55 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
             GemvChoice("columns", parallel, grouped=True),
             GemvChoice("dots", parallel),
         )
-        yield from try_forms((choice.name, partial(build, func, machine, choice)) for choice in choices)
+        yield from try_forms(func, ((choice.name, partial(build, func, hardware, choice)) for choice in choices))
 
 
-def build(func: PrimFunc, machine: HardwareInfo, choice: GemvChoice) -> Schedule:
+def build(func: PrimFunc, hardware: HardwareInfo, choice: GemvChoice) -> Schedule:
     """Apply one structural choice. Raises ScheduleError where it does not fit the function."""
     s = Schedule(func)
     main = reductions(func)[0].name
     inline_around(s, main)
-    target = find_block(s.func, main).body.buffer
+    target = s.buffer_of(main)
     if target in s.func.output_buffers:
-        s.apply("cache_write", block=main, scope="local")
+        s.cache_write(block=main, scope="local")
     else:
-        s.apply("set_scope", buffer=target.name, scope="local")
+        s.set_scope(buffer=target.name, scope="local")
     epilogue = final_block(s.func)
-    roles = find_contraction(find_block(s.func, main), output_column(s, main, epilogue))
-    rows = None if roles.row is None else as_int(_extent(roles.block, roles.row))
-    if roles.row is not None and rows is not None and rows > FEW_ROWS and not _is_decoded(roles):
-        raise ScheduleError(f"{func.name}: {rows} rows are many")
+    roles = contraction_roles(s, main)
+    rows = roles.known_extent(roles.row)
+    if rows is not None and rows > FEW_ROWS and not _is_decoded(roles):
+        raise ScheduleError(f"{func.name}: {rows} rows are too many")
     with suppress(ScheduleError):  # no factor may be independent of the reduction
-        s.apply("hoist_factors", block=main)
+        s.hoist_factors(block=main)
     if choice.form == "dots":
-        return _dots(s, main, epilogue.name, roles, machine, choice)
-    return _columns(s, main, epilogue.name, roles, machine, choice)
+        return _dots(s, main, epilogue.name, roles, hardware, choice)
+    return _columns(s, main, epilogue.name, roles, hardware, choice)
 
 
 def _columns(
-    s: Schedule, main: str, epilogue: str, roles: Contraction, machine: HardwareInfo, choice: GemvChoice
+    s: Schedule, main: str, epilogue: str, roles: Contraction, hardware: HardwareInfo, choice: GemvChoice
 ) -> Schedule:
     """Compute tiles of some rows by some vectors of columns, each vector from its own panel; lanes are columns."""
     block = find_block(s.func, main)
     halves, group = packed_steps(block, roles)
     if choice.grouped and (group is None or len(roles.reduce) != 1):
-        raise ScheduleError(f"{s.func.name}: no factor belongs to a group of steps")
-    dot = _dot_of(s, roles, machine, group) if choice.whole else ""
-    held = roles.operand.buffer
-    sizes = [as_int(d) for d in held.shape]
-    few = None not in sizes and prod(n or 0 for n in sizes) * held.dtype.bytes <= machine.l2_bytes // 4
-    if choice.prefetch and (machine.has_grid or not choice.parallel or few):
-        raise ScheduleError(f"{s.func.name}: only C prefetches, and only panels too large for its workers' caches")
-    nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
-    _pack_panels(s, main, roles, machine)
+        raise ScheduleError(f"{s.func.name}: no factor is constant over a group of steps")
+    dot = _dot_of(s, roles, hardware, group) if choice.whole else ""
+    matrix = roles.operand.buffer
+    if choice.prefetch and (hardware.has_grid or not choice.parallel or fits_worker_cache(matrix, hardware)):
+        raise ScheduleError(f"{s.func.name}: prefetches need C, and panels larger than the workers' caches")
+    nest = s.iter_loops(main)
+    _pack_panels(s, main, roles, hardware)
     at_once = [halves]
     if choice.whole:  # the steps of an instruction lie next to each other, four bytes of two or one pair
-        at_once = [4, 2] if held.dtype is u8 else [2]
-        s.apply("tile_layout", buffer=f"{held.name}_cache", dim=1, factor=at_once[0], order=[0, 1, 3, 2])
-    j_v, j_2 = s.split(nest[roles.column], [None, machine.lanes], divides=_divides(block, roles.column, machine.lanes))
-    panels = s.tunable("V", _dividing(s.extent(j_v), (1, 2, 3, 4, 6, 8)))
+        at_once = [4, 2] if matrix.dtype is u8 else [2]
+        s.tile_layout(buffer=f"{matrix.name}_cache", dim=1, factor=at_once[0], order=[0, 1, 3, 2])
+    count = roles.known_extent(roles.column)
+    divides = count is not None and count % hardware.lanes == 0
+    j_v, j_2 = s.split(nest[roles.column], [None, hardware.lanes], divides=divides)
+    panels = s.tunable("V", _dividing(as_int(s.extent(j_v)), (1, 2, 3, 4, 6, 8)))
     j_0, j_1 = s.split(j_v, [None, panels], divides=as_int(s.extent(j_v)) is not None)
-    i_0, i_1 = _row_tiles(s, block, roles, nest)
+    i_0, i_1 = _row_tiles(s, roles, nest)
     *others, k = [nest[v] for v in roles.reduce]
     if choice.grouped and group is not None:
         steps = s.split(k, [None, group // prod(at_once), *at_once])
@@ -141,8 +145,8 @@ def _columns(
     s.reorder([*outer, *inner, *reduce])
     sums = mul(s.tunables["MR"], panels) if i_1 else panels
     # totals change once for a group of whole numbers
-    kept = mul(sums, 2) if choice.grouped and not choice.whole else sums
-    s.require(le(add(add(kept, panels), 2), machine.registers))
+    accumulators = mul(sums, 2) if choice.grouped and not choice.whole else sums
+    s.require(le(add(add(accumulators, panels), 2), hardware.registers))
     heights = [{"MR": h} for h in (4, 2, 1) if h in s.tunables["MR"].domain] if i_1 else [{}]
     s.guess(*({"V": v, **h} for h in heights for v in (4, 2, 1) if v in panels.domain))
     _place_epilogue(s, epilogue, outer[-1])
@@ -151,18 +155,18 @@ def _columns(
         over_steps = _sum_groups(s, main, steps, outer, inner, dot)
     else:
         s.reorder([*reduce, *inner])
-        s.apply("decompose_reduction", block=main, loop=reduce[0])
+        s.decompose_reduction(block=main, loop=reduce[0])
     if halves > 1 and not choice.whole:
-        s.set_kind(steps[-1], "unrolled")
+        s.unroll(steps[-1])
     if choice.prefetch:
-        each = held.dtype.bytes * machine.lanes
+        each = matrix.dtype.bytes * hardware.lanes
         grouped = choice.grouped and group is not None
         distance = GROUPS_PREFETCH_BYTES // (each * (group or 1) // halves) if grouped else PREFETCH_BYTES // each
-        s.apply("prefetch", loop=over_steps, iterations=max(1, distance))
+        s.prefetch(loop=over_steps, iterations=max(1, distance))
     for stage in blocks(s.func.body):
         if stage.name != epilogue and stage.role == "compute" and not (choice.whole and stage.name == f"{main}_rf"):
             _set_kinds(s, [x for x in s.loops_of(stage.name)[len(outer) :] if x not in reduce][-len(inner) :])
-    _parallelise(s, machine, choice, batch, j_0)
+    _parallelise(s, hardware, choice, batch, j_0)
     return s
 
 
@@ -171,60 +175,64 @@ def _sum_groups(
 ) -> str:
     """Sum each iteration of the first of `steps` by itself. Add the sum, times the group's scale, to the total.
 
-    Return the loop over groups.
+    Args:
+        dot: The intrinsic that sums those after the second in whole numbers; empty for sums of floats.
 
-    dot: the intrinsic that sums those after the second in whole numbers; empty for sums of floats
+    Returns:
+        The loop over groups.
     """
-    s.apply("rfactor", block=main, loop=steps[0])
+    s.rfactor(block=main, loop=steps[0])
     factored = f"{main}_rf"
-    sums = find_block(s.func, factored).body.buffer
+    sums = s.buffer_of(factored)
     last = len(sums.shape) - 1
-    s.apply("permute_layout", buffer=sums.name, order=[last, *range(last)])  # lanes are its columns
-    s.apply("hoist_factors", block=factored)
+    s.permute_layout(buffer=sums.name, order=[last, *range(last)])  # lanes are its columns
+    s.hoist_factors(block=factored)
     if dot:
-        s.apply("sum_as", block=factored, dtype="i32")
-    s.apply("decompose_reduction", block=main, loop=s.loops_of(main)[-1])
+        s.sum_as(block=factored, dtype="i32")
+    s.decompose_reduction(block=main, loop=s.loops_of(main)[-1])
     _separate_nests(s, [f"{factored}_init"], len(outer), len(inner) + 1)
     _separate_nests(s, [factored, f"{main}_init"], len(outer), len(inner))
     around = []
     for name in (f"{factored}_init", factored, main):
-        own = s.loops_of(name)[len(outer) :]
-        tile, reduce = own[: len(inner)], own[len(inner) :]
+        group_loops = s.loops_of(name)[len(outer) :]
+        tile, reduce = group_loops[: len(inner)], group_loops[len(inner) :]
         within = reduce[2:] if dot and name == factored else []
         s.reorder([*reduce[: len(reduce) - len(within)], *tile, *within])
         around.append(reduce[0])
         if within:
-            for x in (reduce[1], *tile[:-1]):
-                s.set_kind(x, "unrolled")  # sums stay in registers
-            s.apply("tensorize", loop=tile[-1], intrinsic=dot)
+            s.unroll(reduce[1], *tile[:-1])  # sums stay in registers
+            s.tensorize(loop=tile[-1], intrinsic=dot)
     s.fuse_sibling_loops(around[0], around[1])
     s.fuse_sibling_loops(around[0], around[2])
     return around[0]
 
 
-def _dot_of(s: Schedule, roles: Contraction, machine: HardwareInfo, group: int | None) -> str:
+def _dot_of(s: Schedule, roles: Contraction, hardware: HardwareInfo, group: int | None) -> str:
     """Return the intrinsic that multiplies some steps of whole numbers. Raises ScheduleError for other operands."""
-    held = roles.operand.buffer
-    found = [x.buffer for x in block_loads(roles.block) if roles.column not in free_vars(*x.indices)]
-    left = [b for b in found if b is not roles.block.body.buffer]
-    name = {(i16, i8): "dot2_i16i8", (i8, u8): "dot8_i8i4"}.get((left[0].dtype, held.dtype)) if len(left) == 1 else None
-    if machine.language != "c" or name is None or len(held.shape) != 2 or (held.dtype is u8 and (group or 0) % 8):
-        raise ScheduleError(f"{s.func.name}: wanted rows and a matrix of whole numbers in groups")
-    return f"{name}_x{machine.lanes}"
+    matrix = roles.operand.buffer
+    operands = [x.buffer for x in block_loads(roles.block) if roles.column not in free_vars(*x.indices)]
+    left = [b for b in operands if b is not roles.block.body.buffer]
+    name = (
+        {(i16, i8): "dot2_i16i8", (i8, u8): "dot8_i8i4"}.get((left[0].dtype, matrix.dtype)) if len(left) == 1 else None
+    )
+    if hardware.language != "c" or name is None or len(matrix.shape) != 2 or (matrix.dtype is u8 and (group or 0) % 8):
+        raise ScheduleError(f"{s.func.name}: expected rows and a matrix of whole numbers in groups")
+    return f"{name}_x{hardware.lanes}"
 
 
 def _separate_nests(s: Schedule, stages: Sequence[str], outer: int, inner: int) -> None:
     """Give blocks nests of their own inside the outer loops.
 
-    stages: blocks that share `inner` loops below the outer ones with a block that follows.
+    Args:
+        stages: Blocks that share `inner` loops below the outer ones with a block that follows.
     """
     for stage in stages:
         for depth in reversed(range(outer, outer + inner)):
-            s.apply("fission", loop=s.loops_of(stage)[depth], block=stage)
+            s.fission(loop=s.loops_of(stage)[depth], block=stage)
 
 
 def _dots(
-    s: Schedule, main: str, epilogue: str, roles: Contraction, machine: HardwareInfo, choice: GemvChoice
+    s: Schedule, main: str, epilogue: str, roles: Contraction, hardware: HardwareInfo, choice: GemvChoice
 ) -> Schedule:
     """Compute tiles of some rows by some columns, with a vector of partial sums per element.
 
@@ -238,42 +246,40 @@ def _dots(
         along = [i for i, d in zip(x.indices, x.buffer.shape, strict=True) if as_int(d) != 1][-1:]
         if step in free_vars(*x.indices) and (along != [step] or sum(step in free_vars(i) for i in x.indices) != 1):
             raise ScheduleError(f"{s.func.name}: the reduction does not run along {x.buffer.name!r}")
-    nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
-    columns = s.tunable("NR", _dividing(_extent(block, roles.column), (1, 2, 4, 8)))
+    nest = s.iter_loops(main)
+    columns = s.tunable("NR", _dividing(roles.known_extent(roles.column), (1, 2, 4, 8)))
     j_0, j_1 = s.split(nest[roles.column], [None, columns], divides=as_int(s.extent(nest[roles.column])) is not None)
-    i_0, i_1 = _row_tiles(s, block, roles, nest)
-    width = s.tunable("VL", [machine.lanes * u for u in (1, 2)])
+    i_0, i_1 = _row_tiles(s, roles, nest)
+    width = s.tunable("VL", [hardware.lanes * u for u in (1, 2)])
     k_0, k_1 = s.split(nest[step], [None, width])
     s.set_tail(k_0, "peel")
     batch = [nest[v] for v in roles.batch]
     outer, inner = [*batch, j_0, *i_0], [*i_1, j_1]
     s.reorder([*outer, *inner, k_0, k_1])
-    vectors = mul(columns, floordiv(width, machine.lanes))
-    s.require(le(add(mul(s.tunables["MR"], vectors) if i_1 else vectors, add(vectors, 2)), machine.registers))
+    vectors = mul(columns, floordiv(width, hardware.lanes))
+    s.require(le(add(mul(s.tunables["MR"], vectors) if i_1 else vectors, add(vectors, 2)), hardware.registers))
     _place_epilogue(s, epilogue, outer[-1])
-    s.apply("rfactor", block=main, loop=k_1)
-    s.apply("decompose_reduction", block=main, loop=s.loops_of(main)[-1])
+    s.rfactor(block=main, loop=k_1)
+    s.decompose_reduction(block=main, loop=s.loops_of(main)[-1])
     factored = f"{main}_rf"
     _separate_nests(s, [f"{factored}_init", factored, f"{main}_init"], len(outer), len(inner))
-    own = s.loops_of(factored)[len(outer) :]
-    s.reorder([k_0, *(x for x in own if x != k_0)])
+    inner_loops = s.loops_of(factored)[len(outer) :]
+    s.reorder([k_0, *(x for x in inner_loops if x != k_0)])
     for stage in (factored, f"{factored}_init"):
         _set_kinds(s, [name for name in s.loops_of(stage)[len(outer) :] if name != k_0])
     for stage in (main, f"{main}_init"):
-        for name in s.loops_of(stage)[len(outer) :][: len(inner)]:
-            s.set_kind(name, "unrolled")
-    narrow = (as_int(_extent(block, roles.column)) or machine.lanes) < machine.lanes
-    _parallelise(s, machine, choice, batch, i_0[0] if narrow and i_0 and not batch else j_0)
+        s.unroll(*s.loops_of(stage)[len(outer) :][: len(inner)])
+    narrow = (roles.known_extent(roles.column) or hardware.lanes) < hardware.lanes
+    _parallelise(s, hardware, choice, batch, i_0[0] if narrow and i_0 and not batch else j_0)
     return s
 
 
-def _row_tiles(
-    s: Schedule, block: Block, roles: Contraction, nest: Mapping[Var, str]
-) -> tuple[Sequence[str], Sequence[str]]:
+def _row_tiles(s: Schedule, roles: Contraction, nest: Mapping[Var, str]) -> tuple[Sequence[str], Sequence[str]]:
     """Return the loops over tiles of rows and over the rows of a tile; both empty without a row."""
     if roles.row is None:
         return (), ()
-    extent = as_int(_extent(block, roles.row))
+    extent = roles.known_extent(roles.row)
+    # The heights of t nearly equal tiles: a height between two of these needs as many tiles as the smaller one.
     even = {-(-(extent or 0) // t) for t in range(1, FEW_ROWS + 1)} & set(range(1, 9))
     height = s.tunable("MR", sorted(even) if extent else range(1, 9))
     i_0, i_1 = s.split(nest[roles.row], [None, height])
@@ -281,11 +287,13 @@ def _row_tiles(
     return (i_0,), (i_1,)
 
 
-def _pack_panels(s: Schedule, main: str, roles: Contraction, machine: HardwareInfo) -> None:
+def _pack_panels(s: Schedule, main: str, roles: Contraction, hardware: HardwareInfo) -> None:
     """Pack constant operands with columns into panels one vector wide.
 
-    Other operands must have columns last. Raises ScheduleError without a constant operand, since the matmul rule then
-    does as well.
+    Other operands must have columns last.
+
+    Raises:
+        ScheduleError: Without a constant operand, since the matmul rule then does as well.
     """
     packed = 0
     for access in block_loads(find_block(s.func, main)):
@@ -300,11 +308,11 @@ def _pack_panels(s: Schedule, main: str, roles: Contraction, machine: HardwareIn
         name = access.buffer.name
         if len(dims) != 1 or sum(x.buffer is access.buffer for x in block_loads(find_block(s.func, main))) != 1:
             raise ScheduleError(f"{s.func.name}: {name!r} cannot be packed by columns")
-        (copy,) = s.apply("cache_read", block=main, buffer=name, scope="global")
-        s.apply("mark_prepack", block=copy)
+        (copy,) = s.cache_read(block=main, buffer=name, scope="global")
+        s.mark_prepack(block=copy)
         rest = [d for d in range(rank + 1) if d not in (dims[0], dims[0] + 1)]
         order = [dims[0], *rest, dims[0] + 1]
-        s.apply("tile_layout", buffer=f"{name}_cache", dim=dims[0], factor=machine.lanes, order=order)
+        s.tile_layout(buffer=f"{name}_cache", dim=dims[0], factor=hardware.lanes, order=order)
         packed += 1
     if not packed:
         raise ScheduleError(f"{s.func.name}: no constant operand has columns")
@@ -315,43 +323,31 @@ def _is_decoded(roles: Contraction) -> bool:
     return any(x.buffer.dtype.is_int and roles.column in free_vars(*x.indices) for x in block_loads(roles.block))
 
 
-def _extent(block: Block, var: Var) -> Expr:
-    return next(i.extent for i in block.iters if i.var is var)
-
-
-def _divides(block: Block, var: Var, factor: int) -> bool:
-    extent = as_int(_extent(block, var))
-    return extent is not None and extent % factor == 0
-
-
-def _dividing(extent: Expr, options: Sequence[int]) -> Sequence[int]:
+def _dividing(extent: int | None, options: Sequence[int]) -> Sequence[int]:
     """Return the options that divide a constant extent, or all options for a symbolic one."""
-    size = as_int(extent)
-    return options if size is None else [o for o in options if size % o == 0] or [1]
+    return options if extent is None else [o for o in options if extent % o == 0] or [1]
 
 
 def _place_epilogue(s: Schedule, epilogue: str, loop: str) -> None:
     *rest, last = s.reverse_compute_at(epilogue, loop)
-    s.set_kind(last, "vectorized")
-    for name in rest:
-        s.set_kind(name, "unrolled")
+    s.vectorize(last)
+    s.unroll(*rest)
 
 
 def _set_kinds(s: Schedule, inner: Sequence[str]) -> None:
     """Vectorise the last loop and unroll the others."""
     *rest, last = inner
-    s.set_kind(last, "vectorized")
-    for name in rest:
-        s.set_kind(name, "unrolled")
+    s.vectorize(last)
+    s.unroll(*rest)
 
 
-def _parallelise(s: Schedule, machine: HardwareInfo, choice: GemvChoice, batch: Sequence[str], tiles: str) -> None:
+def _parallelise(s: Schedule, hardware: HardwareInfo, choice: GemvChoice, batch: Sequence[str], tiles: str) -> None:
     """Spread tiles over threads, or tiles and batch elements over two axes of work-groups."""
     if not choice.parallel:
         return
-    if not machine.has_grid:
-        s.set_kind(s.fuse([*batch, tiles]), "parallel")
+    if not hardware.has_grid:
+        s.parallel(s.fuse([*batch, tiles]))
         return
-    s.set_kind(tiles, "group", axis=0)
+    s.bind(tiles, "group", 0)
     if batch:
-        s.set_kind(s.fuse(batch), "group", axis=1)
+        s.bind(s.fuse(batch), "group", 1)

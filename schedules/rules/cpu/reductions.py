@@ -5,6 +5,8 @@ over the reduction, and the epilogue is computed while they are there.
 
 Some reductions take a few steps over elements around a result, such as the moments of a lattice Boltzmann cell. There all stages
 of a strip are unrolled: each index is then a number of elements from the strip.
+
+Tests: `tests/schedules/rules/test_on_devices.py`.
 """
 
 from __future__ import annotations
@@ -31,31 +33,34 @@ STEPS = 32
 """Steps of a stage that are unrolled at most."""
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Yield strips of columns spread over threads, and the same on one thread; none unless a reduction is across columns."""
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+    """Yield strips of columns spread over threads, and the same on one thread, if a reduction is across columns."""
     if not reductions(func) or searches(func):
         return
-    made = {"columns": build, "unrolled": build_unrolled}
+    builders = {"columns": build, "unrolled": build_unrolled}
     yield from try_forms(
-        (f"reductions.{name}.{order}", partial(form, func, machine, order == "parallel"))
-        for name, form in made.items()
-        for order in machine.orders
+        func,
+        (
+            (f"reductions.{name}.{order}", partial(form, func, hardware, order == "parallel"))
+            for name, form in builders.items()
+            for order in hardware.orders
+        ),
     )
 
 
-def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
+def build(func: PrimFunc, hardware: HardwareInfo, parallel: bool) -> Schedule:
     """Compute all stages inside the loop over strips of columns of the last one."""
     s = Schedule(func)
     for block in blocks(func.body):
         if inlinable(s.func, find_block(s.func, block.name)):
             s.compute_inline(block.name)
     if final_block(s.func).is_reduction:
-        s.apply("cache_write", block=final_block(s.func).name, scope="local")
+        s.cache_write(block=final_block(s.func).name, scope="local")
     last = final_block(s.func)
     stages, across = stages_across(s.func)
     hoist_reciprocal(s, last.name)
     *outer, column = s.loops_of(last.name)
-    widths = strip_widths(last.iters[-1], machine)
+    widths = strip_widths(last.iters[-1], hardware)
     width = s.tunable("W", widths)
     extent = as_int(last.iters[-1].extent)
     divides = extent is not None and all(extent % w == 0 for w in widths)
@@ -65,25 +70,25 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
     for block in reversed(stages):
         s.compute_at(block.name, strip)
     for block in stages:
-        buffer = find_block(s.func, block.name).body.buffer
-        s.apply("set_scope", buffer=buffer.name, scope="local")
+        buffer = s.buffer_of(block.name)
+        s.set_scope(buffer=buffer.name, scope="local")
         if block.name in across:
             _strip(s, block.name, strip)
         else:
-            in_vectors(s, block.name, s.inner_loops(block.name, strip)[-1], machine.lanes)
+            in_vectors(s, block.name, s.inner_loops(block.name, strip)[-1], hardware.lanes)
             decompose(s, block.name, s.inner_loops(block.name, strip))
-    s.set_kind(lanes, "vectorized")
-    if machine.has_grid and parallel:
-        s.set_kind(strip, "group", axis=0)
+    s.vectorize(lanes)
+    if hardware.has_grid and parallel:
+        s.bind(strip, "group", 0)
         if outer:
-            s.set_kind(s.fuse(outer), "group", axis=1)
+            s.bind(s.fuse(outer), "group", 1)
     elif parallel:
-        # a strip that may be incomplete is a loop of its own
-        s.set_kind(s.fuse([*outer, strip]) if divides else s.fuse(outer) if outer else strip, "parallel")
+        # a strip that may be incomplete has its own loop
+        s.parallel(s.fuse([*outer, strip]) if divides else s.fuse(outer) if outer else strip)
     return s
 
 
-def build_unrolled(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
+def build_unrolled(func: PrimFunc, hardware: HardwareInfo, parallel: bool) -> Schedule:
     """Compute all stages of a strip of results, their few steps unrolled. Raises ScheduleError for other functions."""
     s = Schedule(func)
     for block in blocks(func.body):
@@ -92,48 +97,47 @@ def build_unrolled(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Sch
     last = final_block(s.func)
     stages = [b for b in blocks(s.func.body) if b.name != last.name]
     places = _shared_indices(s.func, last, stages)
-    nest = dict(zip((i.var for i in last.iters), s.loops_of(last.name), strict=True))
+    nest = s.iter_loops(last.name)
     *outer, column = [nest[v] for v in places]
-    apart = [nest[i.var] for i in last.iters if i.var not in places]
-    width = s.tunable("W", [machine.lanes * v for v in (1, 2)])
+    others = [nest[i.var] for i in last.iters if i.var not in places]
+    width = s.tunable("W", [hardware.lanes * v for v in (1, 2)])
     strip, lanes = s.split(column, [None, width])
     s.set_tail(strip, "narrow")
-    s.reorder([*outer, strip, *apart, lanes])
+    s.reorder([*outer, strip, *others, lanes])
     for block in reversed(stages):
         s.compute_at(block.name, strip)
     for block in stages:
-        s.apply("set_scope", buffer=find_block(s.func, block.name).body.buffer.name, scope="local")
-        for loop in _strip(s, block.name, strip):
-            s.set_kind(loop, "unrolled")
-    for loop in apart:
-        s.set_kind(loop, "unrolled")
-    s.set_kind(lanes, "vectorized")
+        s.set_scope(buffer=s.buffer_of(block.name).name, scope="local")
+        s.unroll(*_strip(s, block.name, strip))
+    s.unroll(*others)
+    s.vectorize(lanes)
     if parallel:
         around = s.fuse(outer) if outer else strip
-        s.set_kind(around, "group" if machine.has_grid else "parallel")
+        s.set_kind(around, "group" if hardware.has_grid else "parallel")
     return s
 
 
 def _shared_indices(func: PrimFunc, last: Block, stages: Sequence[Block]) -> tuple[Var, ...]:
     """Return the iterators of the last block at which it reads every stage.
 
-    Raises ScheduleError unless there are several stages, of few steps each: other rules fit a single one.
+    Raises:
+        ScheduleError: Unless there are several stages, of few steps each: other rules fit a single one.
     """
     if len(stages) < 2:
-        raise ScheduleError(f"{func.name}: wanted several reductions before the last stage, found {len(stages)}")
-    found: set[tuple[Expr, ...]] = set()
+        raise ScheduleError(f"{func.name}: expected several reductions before the last stage, got {len(stages)}")
+    indices: set[tuple[Expr, ...]] = set()
     for block in stages:
         steps = [as_int(i.extent) for i in block.iters if i.kind == "reduce"]
         if not steps or prod(e or STEPS + 1 for e in steps) > STEPS or not are_variables(block.body.indices):
-            raise ScheduleError(f"{func.name}: block {block.name!r} has no few steps")
-        found |= {x.indices for x in block_loads(last) if x.buffer is block.body.buffer}
-    own = {i.var: as_int(i.extent) for i in last.iters if i.kind == "spatial"}
-    (places,) = found if len(found) == 1 else ((),)
-    rest = [e or STEPS + 1 for v, e in own.items() if v not in places]
-    if not places or last.is_reduction or any(v not in own for v in places) or prod(rest) > STEPS:
-        raise ScheduleError(f"{func.name}: the last stage does not read the others at one place")
+            raise ScheduleError(f"{func.name}: block {block.name!r} has too many steps to unroll")
+        indices |= {x.indices for x in block_loads(last) if x.buffer is block.body.buffer}
+    extents = {i.var: as_int(i.extent) for i in last.iters if i.kind == "spatial"}
+    (places,) = indices if len(indices) == 1 else ((),)
+    rest = [e or STEPS + 1 for v, e in extents.items() if v not in places]
+    if not places or last.is_reduction or any(v not in extents for v in places) or prod(rest) > STEPS:
+        raise ScheduleError(f"{func.name}: the last stage does not read the others at the same index")
     if last.body.indices[-1] is not places[-1] or len({len(b.body.indices) for b in stages}) > 1:
-        raise ScheduleError(f"{func.name}: results of a strip are no neighbours in memory")
+        raise ScheduleError(f"{func.name}: results of a strip are not contiguous in memory")
     return tuple(v for v in places if isinstance(v, Var))
 
 
@@ -147,7 +151,7 @@ def _strip(s: Schedule, block: str, strip: str) -> list[str]:
         raise ScheduleError(f"{s.func.name}: block {block!r} has no loop over the columns of a strip")
     reduce = [n for n in inner if n in steps]
     s.reorder([*reduce, *columns])
-    for made in decompose(s, block, reduce):
-        s.set_kind(s.loops_of(made)[-1], "vectorized")
-    s.set_kind(columns[0], "vectorized")
+    for new in decompose(s, block, reduce):
+        s.vectorize(s.loops_of(new)[-1])
+    s.vectorize(columns[0])
     return reduce

@@ -1,7 +1,9 @@
-"""Row-wise functions: softmax, normalisations, row reductions with what is fused around them.
+"""Row-wise functions: softmax, normalisations, row reductions, with fused producers and epilogues.
 
 A thread or work-group takes a chunk of rows. Every stage runs on a row while it is in cache, in vector loops with one
 accumulator per lane. Stages with the same steps along a row share one loop.
+
+Tests: `tests/schedules/rules/test_on_devices.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from relax_tune.schedules.target import HardwareInfo
 Keep = Literal["expensive", "all", "none"]
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield every sketch of a row-wise function; none for other functions, nor for searches."""
     if not reductions(func) or searches(func):
         return
@@ -35,28 +37,29 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
         ("keep_all", "all", False),
         ("keep_none", "none", False),
     ]
-    seen: set[str] = set()
+    traces: set[str] = set()
     short = False
-    for order in machine.orders:
+    for order in hardware.orders:
         for name, keep, in_registers in forms:
             if short and keep != "expensive":
                 continue  # a row in registers is neither stored nor computed again
             try:
-                schedule = build(func, machine, order == "parallel", keep, in_registers)
+                schedule = build(func, hardware, order == "parallel", keep, in_registers)
             except ScheduleError:
                 continue
             short = short or in_registers
             text = schedule.trace.to_json()
-            if text not in seen:
-                seen.add(text)
+            if text not in traces:
+                traces.add(text)
                 yield f"rowwise.{order}.{name}", schedule
 
 
-def build(func: PrimFunc, machine: HardwareInfo, parallel: bool, keep: Keep, in_registers: bool = False) -> Schedule:
+def build(func: PrimFunc, hardware: HardwareInfo, parallel: bool, keep: Keep, in_registers: bool = False) -> Schedule:
     """Apply one structural choice.
 
-    keep: the elementwise stages that are stored rather than computed again where they are read.
-    in_registers: whether a row and its stored stages stay in registers.
+    Args:
+        keep: The elementwise stages that are stored rather than computed again where they are read.
+        in_registers: Whether a row and its stored stages stay in registers.
     """
     s = Schedule(func)
     for block in blocks(func.body):
@@ -66,7 +69,7 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool, keep: Keep, in_
     for block in reductions(s.func):
         require_rowwise(block)
     if in_registers:
-        _require_short(s.func, machine)
+        _require_short(s.func, hardware)
     for block in blocks(s.func.body):
         hoist_reciprocal(s, block.name)
     per_thread = s.tunable("RB", (1, 2, 4, 8, 16, 32, 64, 128))
@@ -76,25 +79,25 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool, keep: Keep, in_
         f_0, f_1 = _outputs_together(s, per_thread)
     if in_registers:
         for block in blocks(s.func.body):
-            _vectorise_whole(s, block.name, f_1, machine)
+            _vectorise_whole(s, block.name, f_1, hardware)
     else:
-        width = s.tunable("VL", _widths(s.func, machine))
+        width = s.tunable("VL", _widths(s.func, hardware))
         stages = [_vectorise(s, block.name, f_1, width) for block in blocks(s.func.body)]
         _fuse_stage_loops(s, [loop for loop in stages if loop is not None])
     for block in blocks(s.func.body):
         decompose(s, block.name, s.inner_loops(block.name, f_1))
     if parallel:
-        s.set_kind(f_0, "group" if machine.has_grid else "parallel")
+        s.set_kind(f_0, "group" if hardware.has_grid else "parallel")
     return s
 
 
-def _widths(func: PrimFunc, machine: HardwareInfo) -> list[int]:
+def _widths(func: PrimFunc, hardware: HardwareInfo) -> list[int]:
     """Return the widths of one, two or four vectors, up to the length of constant rows."""
     extents = [as_int(b.iters[-1].extent) for b in _along_rows(func)]
     known = [e for e in extents if e is not None]
     longest = max(known) if known and len(known) == len(extents) else None
-    options = [machine.lanes * u for u in (1, 2, 4)]
-    return [w for w in options if longest is None or w < longest + machine.lanes] or options[:1]
+    options = [hardware.lanes * u for u in (1, 2, 4)]
+    return [w for w in options if longest is None or w < longest + hardware.lanes] or options[:1]
 
 
 def _along_rows(func: PrimFunc) -> list[Block]:
@@ -103,22 +106,22 @@ def _along_rows(func: PrimFunc) -> list[Block]:
     return [b for b in blocks(func.body) if len(b.iters) > rows]
 
 
-def _require_short(func: PrimFunc, machine: HardwareInfo) -> None:
+def _require_short(func: PrimFunc, hardware: HardwareInfo) -> None:
     """Raise ScheduleError unless every row fits in half of the vector registers."""
     for block in _along_rows(func):
         extent = as_int(block.iters[-1].extent)
-        if extent is None or -(-extent // machine.lanes) > machine.registers // 2:
+        if extent is None or -(-extent // hardware.lanes) > hardware.registers // 2:
             raise ScheduleError(f"{func.name}: the rows of block {block.name!r} do not fit in registers")
 
 
 def _outputs_together(s: Schedule, per_thread: Tunable) -> tuple[str, str]:
     """Fuse all stages of a function of several outputs into one loop over rows. Returns the loops over chunks and rows."""
-    found = blocks(s.func.body)
-    rows = min(len(b.body.indices) for b in found)
-    if rows == 0 or any(b.body.indices[:rows] != tuple(i.var for i in b.iters[:rows]) for b in found):
+    outputs = blocks(s.func.body)
+    rows = min(len(b.body.indices) for b in outputs)
+    if rows == 0 or any(b.body.indices[:rows] != tuple(i.var for i in b.iters[:rows]) for b in outputs):
         raise ScheduleError(f"{s.func.name}: rows are not the leading dimensions of every stage")
     # before fusing each nest: the loops of the dimensions show that rows are distinct, quotients of one fused loop do not
-    first, *others = [s.loops_of(b.name)[:rows] for b in found]
+    first, *others = [s.loops_of(b.name)[:rows] for b in outputs]
     for other in others:
         for a, b in zip(first, other, strict=True):
             s.fuse_sibling_loops(a, b)
@@ -142,9 +145,9 @@ def _under_output(s: Schedule, per_thread: Tunable, in_registers: bool) -> tuple
     for block in reversed(others):
         s.compute_at(block.name, f_1)
     for block in others:
-        buffer = find_block(s.func, block.name).body.buffer
+        buffer = s.buffer_of(block.name)
         if in_registers or len(block.body.indices) == rows or all(_is_one(d) for d in buffer.shape[rows:]):
-            s.apply("set_scope", buffer=buffer.name, scope="local")
+            s.set_scope(buffer=buffer.name, scope="local")
         else:
             _keep_in_output(s, buffer.name, last)
     return f_0, f_1
@@ -156,7 +159,7 @@ def _is_one(e: object) -> bool:
 
 def _keep_in_output(s: Schedule, buffer: str, last: Block) -> None:
     try:
-        s.apply("reuse_output", buffer=buffer, output=last.body.buffer.name)
+        s.reuse_output(buffer=buffer, output=last.body.buffer.name)
     except ScheduleError:
         return  # stays in global scratch memory
 
@@ -167,20 +170,20 @@ def _vectorise(s: Schedule, block: str, row: str, width: Tunable) -> str | None:
     return in_vectors(s, block, inner[-1], width) if inner else None
 
 
-def _vectorise_whole(s: Schedule, block: str, row: str, machine: HardwareInfo) -> None:
+def _vectorise_whole(s: Schedule, block: str, row: str, hardware: HardwareInfo) -> None:
     """Vectorise a whole row without a loop; in its last vector some lanes may be idle."""
     inner = s.inner_loops(block, row)
     if not inner:
         return
     column = inner[-1]
     outer = None
-    if not machine.has_grid:
-        outer, column = s.split(column, [None, machine.lanes])
+    if not hardware.has_grid:
+        outer, column = s.split(column, [None, hardware.lanes])
     if find_block(s.func, block).is_reduction:
         accumulate(s, block, column)
     if outer is not None:
-        s.set_kind(outer, "unrolled")
-    s.set_kind(column, "vectorized")
+        s.unroll(outer)
+    s.vectorize(column)
 
 
 def _fuse_stage_loops(s: Schedule, stages: list[str]) -> None:

@@ -3,6 +3,8 @@
 Each reduction is split into chunks; a thread or work-group computes a partial result of each. A later nest combines
 them.
 Blocks between reductions are inlined.
+
+Tests: `tests/schedules/rules/test_on_devices.py`.
 """
 
 from __future__ import annotations
@@ -30,20 +32,29 @@ ROWS = (1 << 6, 1 << 8, 1 << 10, 1 << 12)
 CHUNKS = (1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16)
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield the chunks spread over threads, and the same on one thread; none for functions without a long reduction.
 
     Each result of a search reduces others' terms again, which is too much work where chunks are long."""
     if not reductions(func) or searches(func):
         return
     yield from try_forms(
-        (f"reductions.two_pass.{order}", partial(build, func, machine, order == "parallel")) for order in machine.orders
+        func,
+        (
+            (f"reductions.two_pass.{order}", partial(build, func, hardware, order == "parallel"))
+            for order in hardware.orders
+        ),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _RowChunks:
-    """Tunables of reductions along memory. chunk: elements of a chunk; width: elements of the vectors of accumulators."""
+    """Tunables of reductions along memory.
+
+    Attributes:
+        chunk: Elements of a chunk.
+        width: Elements of the vectors of accumulators.
+    """
 
     chunk: Tunable
     width: Tunable
@@ -53,9 +64,10 @@ class _RowChunks:
 class _ColumnChunks:
     """Tunables of reductions across memory.
 
-    chunk: steps of a chunk.
-    width: neighbouring results in registers.
-    rows: steps with accumulators of their own.
+    Attributes:
+        chunk: Steps of a chunk.
+        width: Neighbouring results in registers.
+        rows: Steps with separate accumulators.
     """
 
     chunk: Tunable
@@ -63,27 +75,27 @@ class _ColumnChunks:
     rows: Tunable
 
 
-def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
+def build(func: PrimFunc, hardware: HardwareInfo, parallel: bool) -> Schedule:
     """Split every reduction into chunks; inline the other blocks or spread them over the workers."""
     s = Schedule(func)
     for block in blocks(func.body):
         if inlinable(s.func, find_block(s.func, block.name)):
             s.compute_inline(block.name)
-    found = reductions(s.func)
-    across = [_reduces_columns(block, machine) for block in found]
-    kind = "serial" if not parallel else "group" if machine.has_grid else "parallel"
+    nodes = reductions(s.func)
+    across = [_reduces_columns(block, hardware) for block in nodes]
+    kind = "serial" if not parallel else "group" if hardware.has_grid else "parallel"
     along = column_chunks = None
     if False in across:
-        along = _RowChunks(s.tunable("L", CHUNKS), s.tunable("VL", [machine.lanes * u for u in (2, 4, 8)]))
+        along = _RowChunks(s.tunable("L", CHUNKS), s.tunable("VL", [hardware.lanes * u for u in (2, 4, 8)]))
     if True in across:
-        columns = next(b.iters[len(b.body.indices) - 1] for b, yes in zip(found, across) if yes)
-        width, rows = s.tunable("W", strip_widths(columns, machine)), s.tunable("U", (1, 2, 4, 8))
+        columns = next(b.iters[len(b.body.indices) - 1] for b, yes in zip(nodes, across) if yes)
+        width, rows = s.tunable("W", strip_widths(columns, hardware)), s.tunable("U", (1, 2, 4, 8))
         column_chunks = _ColumnChunks(s.tunable("LR", ROWS), width, rows)
-        s.require(le(rows * width, (machine.registers - 4) * machine.lanes))
+        s.require(le(rows * width, (hardware.registers - 4) * hardware.lanes))
     for block in blocks(s.func.body):
-        if block not in found:
-            _elementwise(s, block.name, machine, kind)
-        elif across[found.index(block)]:
+        if block not in nodes:
+            _elementwise(s, block.name, hardware, kind)
+        elif across[nodes.index(block)]:
             assert column_chunks is not None
             _reduce_columns(s, block, column_chunks, kind)
         else:
@@ -92,11 +104,11 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
     return s
 
 
-def _reduces_columns(block: Block, machine: HardwareInfo) -> bool:
+def _reduces_columns(block: Block, hardware: HardwareInfo) -> bool:
     """Return True if the reduction walks across memory with neighbouring results, False if it walks along memory.
 
-    Raises ScheduleError for any other access, several reduction dimensions, short reductions, and for enough results to
-    occupy the workers.
+    Raises:
+        ScheduleError: For any other access, several reduction dimensions, short reductions, and for enough results to occupy the workers.
     """
     reduce = [i for i in block.iters if i.kind == "reduce"]
     step = reduce[0].var
@@ -112,8 +124,8 @@ def _reduces_columns(block: Block, machine: HardwareInfo) -> bool:
     results = 1
     for i in block.iters:
         results *= (as_int(i.extent) or 1) if i.kind == "spatial" else 1
-    if (length is not None and length < SHORT) or results >= 64 * machine.workers:
-        raise ScheduleError(f"block {block.name!r} has rows enough or too little to do")
+    if (length is not None and length < SHORT) or results >= 64 * hardware.workers:
+        raise ScheduleError(f"block {block.name!r} has enough rows for all workers, or too few steps")
     return ends != {step}
 
 
@@ -123,7 +135,7 @@ def _parallelise(s: Schedule, block: str, part: str, depth: int, kind: str) -> N
         return
     s.set_kind(s.fuse(s.loops_of(part)[: depth + 1]), "group" if kind == "group" else "parallel")
     if kind == "group" and depth:
-        s.set_kind(s.fuse(s.loops_of(block)[:depth]), "group")
+        s.bind(s.fuse(s.loops_of(block)[:depth]), "group")
 
 
 def _reduce_rows(s: Schedule, block: Block, numbers: _RowChunks, kind: str) -> None:
@@ -145,29 +157,29 @@ def _reduce_columns(s: Schedule, block: Block, numbers: _ColumnChunks, kind: str
     s.set_tail(strip, "peel")
     s.reorder([*outer, chunk, strip, several, row, lanes])
     part = reduce_in_chunks(s, block.name, chunk, len(outer))
-    made = find_block(s.func, part).body.buffer
-    rank = len(made.shape)
-    s.apply("permute_layout", buffer=made.name, order=[*range(rank - 2), rank - 1, rank - 2])
-    s.apply("rfactor", block=part, loop=row)
-    sums = next(b for b in s.func.allocs if b.name == f"{made.name}_rf")
-    s.apply("permute_layout", buffer=sums.name, order=[*range(rank - 1), rank, rank - 1])
+    partial_sums = s.buffer_of(part)
+    rank = len(partial_sums.shape)
+    s.permute_layout(buffer=partial_sums.name, order=[*range(rank - 2), rank - 1, rank - 2])
+    s.rfactor(block=part, loop=row)
+    sums = next(b for b in s.func.allocs if b.name == f"{partial_sums.name}_rf")
+    s.permute_layout(buffer=sums.name, order=[*range(rank - 1), rank, rank - 1])
     for b in blocks(s.func.body):
-        if b.body.buffer.name in (made.name, sums.name, block.body.buffer.name):
+        if b.body.buffer.name in (partial_sums.name, sums.name, block.body.buffer.name):
             names = s.loops_of(b.name)
-            s.set_kind(names[-1], "vectorized")
+            s.vectorize(names[-1])
             if b.body.buffer.name != block.body.buffer.name and names[-2] not in (several, strip):
-                s.set_kind(names[-2], "unrolled")
+                s.unroll(names[-2])
     _parallelise(s, block.name, part, len(outer), kind)
 
 
-def _elementwise(s: Schedule, block: str, machine: HardwareInfo, kind: str) -> None:
+def _elementwise(s: Schedule, block: str, hardware: HardwareInfo, kind: str) -> None:
     """Schedule a block without a reduction: vectors along its last dimension, chunks over workers."""
     hoist_reciprocal(s, block)
     names = s.loops_of(block)
     if not names:
         return
     *outer, column = names
-    vectors = in_vectors(s, block, column, machine.lanes)
+    vectors = in_vectors(s, block, column, hardware.lanes)
     if kind != "serial":
         chunk = s.fuse(outer) if outer else s.split(vectors, [None, 64])[0]
         s.set_kind(chunk, "group" if kind == "group" else "parallel")

@@ -4,6 +4,8 @@ implicit_gemm, implicit_gemm_split_k: the convolution is a matrix product of the
 matrix exist, in shared memory (implicit GEMM, Chetlur et al. 2014, cuDNN).
 direct: each thread computes a run of neighbouring output positions and reads their windows from the input. It serves depthwise
 convolutions, where few channels read the same input.
+
+Tests: `tests/schedules/rules/test_cuda.py`.
 """
 
 from __future__ import annotations
@@ -38,61 +40,68 @@ TAPS = 7
 """Reduction loops of at most this extent are unrolled."""
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield the sketches of a convolution; none for other functions."""
-    found = reductions(func)
-    if len(found) != 1 or found[0].init is None or find_convolution(found[0]) is None:
+    nodes = reductions(func)
+    if len(nodes) != 1 or nodes[0].init is None or find_convolution(nodes[0]) is None:
         return
     for name, split in (("implicit_gemm", False), ("implicit_gemm_split_k", True)):
-        some = (partial(_implicit_gemm, func, machine, split, way) for way in copy_strategies(machine))
-        yield from first_applicable(f"convolution.{name}", some)
-    yield from try_forms([("convolution.direct", partial(_direct, func, machine))])
+        some = (
+            partial(_implicit_gemm, func, hardware, split, asynchronous) for asynchronous in copy_strategies(hardware)
+        )
+        yield from first_applicable(func, f"convolution.{name}", some)
+    yield from try_forms(func, [("convolution.direct", partial(_direct, func, hardware))])
 
 
 def _prepared(s: Schedule) -> tuple[str, ConvolutionRoles, str | None]:
     """Inline producers and consumers into at most one block before and one after the convolution.
 
-    Returns the convolution's block, its roles, and the block that makes its input, if any.
+    Returns:
+        The convolution's block, its roles, and the block that makes its input, if any.
     """
     main = reductions(s.func)[0].name
-    made = inline_around_windows(s, main)
-    if find_block(s.func, main).body.buffer in s.func.output_buffers:
-        s.apply("cache_write", block=main, scope="global")
+    producer = inline_around_windows(s, main)
+    if s.buffer_of(main) in s.func.output_buffers:
+        s.cache_write(block=main, scope="global")
     roles = find_convolution(find_block(s.func, main))
     if roles is None:
-        raise ScheduleError(f"{s.func.name}: with what it reads put in place, it is no convolution")
-    return main, roles, made
+        raise ScheduleError(f"{s.func.name}: after inlining, it is no convolution")
+    return main, roles, producer
 
 
-def _implicit_gemm(func: PrimFunc, machine: HardwareInfo, split: bool, ahead: bool) -> Schedule:
+def _implicit_gemm(func: PrimFunc, hardware: HardwareInfo, split: bool, ahead: bool) -> Schedule:
     """Schedule an implicit GEMM: output positions are its columns, and channels and taps are its steps.
 
-    split: use split-K. ahead: copy slices ahead of their use with `cp.async`.
-    Raises ScheduleError for grouped convolutions.
+    Args:
+        split: Use split-K.
+        ahead: Copy slices ahead of their use with `cp.async`.
+
+    Raises:
+        ScheduleError: For grouped convolutions.
     """
     s = Schedule(func)
-    main, roles, made = _prepared(s)
+    main, roles, producer = _prepared(s)
     if roles.each is not None:
-        raise ScheduleError(f"{func.name}: its channels do not all read the same")
+        raise ScheduleError(f"{func.name}: expected channels that all read the same input")
     node, places = find_block(s.func, main), [w.place for w in roles.windows]
     first = node.body.indices.index(places[0])
-    read, others = _im2col(s, main, roles, made)
+    read, others = _im2col(s, main, roles, producer)
     name = roles.weights.buffer.name
-    s.apply("cache_read", block=main, buffer=name, scope="global")
+    s.cache_read(block=main, buffer=name, scope="global")
     weights, order = f"{name}_cache", [roles.channel_dim, *(roles.weights.indices.index(v) for v in roles.steps)]
-    s.apply("permute_layout", buffer=weights, order=order)
+    s.permute_layout(buffer=weights, order=order)
     after, epilogue = output_loops(s, main), final_block(s.func).name
     nest = loops_by_iter(s, main)
     s.reorder([nest[v] for v in nest if v not in roles.steps] + [nest[v] for v in roles.steps])
-    s.apply("fuse_block_iters", block=main, names=[nest[v] for v in places])
-    s.apply("fuse_block_iters", block=main, names=[nest[v] for v in roles.steps])
-    s.apply("fuse_block_iters", block=epilogue, names=[after[v] for v in places])
+    s.fuse_block_iters(block=main, names=[nest[v] for v in places])
+    s.fuse_block_iters(block=main, names=[nest[v] for v in roles.steps])
+    s.fuse_block_iters(block=epilogue, names=[after[v] for v in places])
     fuse_dims(s, node.body.buffer, first, len(places))
     _fuse_copy_dims(s, weights, 1, len(roles.steps))
     _fuse_copy_dims(s, read, others, len(roles.steps))
     _fuse_copy_dims(s, read, others + 1, len(places))
     form: Decomposition = "split_k" if split else "data_parallel"
-    tile_product(s, main, machine, form, ahead, [writer_of(s, read), writer_of(s, weights)])
+    tile_product(s, main, hardware, form, ahead, [writer_of(s, read), writer_of(s, weights)])
     return s
 
 
@@ -102,40 +111,43 @@ def _fuse_copy_dims(s: Schedule, buffer: str, first: int, count: int) -> None:
     node, nest = find_block(s.func, block), loops_by_iter(s, block)
     loops = [nest[v] for v in variables_of(node.body.indices)]
     s.reorder(loops)
-    s.apply("fuse_block_iters", block=block, names=loops[first : first + count])
+    s.fuse_block_iters(block=block, names=loops[first : first + count])
     fuse_dims(s, find_alloc(s.func, buffer), first, count)
 
 
-def _im2col(s: Schedule, main: str, roles: ConvolutionRoles, made: str | None) -> tuple[str, int]:
+def _im2col(s: Schedule, main: str, roles: ConvolutionRoles, producer: str | None) -> tuple[str, int]:
     """Copy the input into im2col order: other dimensions, then channels and taps, then output positions.
 
-    made: the block that makes the input, which is inlined into the copy.
-    Returns the copied buffer and the number of its other dimensions.
+    Args:
+        producer: The block that makes the input, which is inlined into the copy.
+
+    Returns:
+        The copied buffer and the number of its other dimensions.
     """
     name = roles.source.buffer.name
-    s.apply("reindex", block=main, buffer=name, dims=[w.dim for w in roles.windows])
-    if made is not None:
-        s.compute_inline(made)
+    s.reindex(block=main, buffer=name, dims=[w.dim for w in roles.windows])
+    if producer is not None:
+        s.compute_inline(producer)
     buffer = f"{name}_reindex"
     (indices,) = (x.indices for x in block_loads(find_block(s.func, main)) if x.buffer.name == buffer)
     steps, places = [v for v in roles.steps if v in indices], [w.place for w in roles.windows]
     if len(steps) < len(roles.steps):
-        raise ScheduleError(f"{s.func.name}: {name!r} is not read at every step by itself")
+        raise ScheduleError(f"{s.func.name}: {name!r} is not indexed by each step")
     others = [d for d, e in enumerate(indices) if e not in (*steps, *places)]
-    s.apply("permute_layout", buffer=buffer, order=[*others, *(indices.index(v) for v in (*steps, *places))])
+    s.permute_layout(buffer=buffer, order=[*others, *(indices.index(v) for v in (*steps, *places))])
     return buffer, len(others)
 
 
-def _direct(func: PrimFunc, machine: HardwareInfo) -> Schedule:
+def _direct(func: PrimFunc, hardware: HardwareInfo) -> Schedule:
     """Give each thread W neighbouring output positions of a row, whose windows overlap in its registers."""
     s = Schedule(func)
-    main, roles, made = _prepared(s)
-    if made is not None:
-        s.compute_inline(made)
-    s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
+    main, roles, producer = _prepared(s)
+    if producer is not None:
+        s.compute_inline(producer)
+    s.set_scope(buffer=s.buffer_of(main).name, scope="local")
     items, lines = s.tunable("TX", (4, 8, 16, 32, 64)), s.tunable("TY", (1, 2, 4, 8, 16, 32))
     run = s.tunable("W", (1, 2, 4))
-    limit_threads(s, machine, mul(items, lines))
+    limit_threads(s, hardware, mul(items, lines))
     nest, epilogue = loops_by_iter(s, main), final_block(s.func).name
     *_, column = [w.place for w in roles.windows]
     steps = [nest[v] for v in roles.steps]
@@ -144,9 +156,8 @@ def _direct(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     l_0, l_t = s.split(others[-1], [None, lines])
     s.reorder([*others[:-1], l_0, c_0, l_t, c_t, *steps, c_1])
     after = s.reverse_compute_at(epilogue, c_t)
-    s.apply("decompose_reduction", block=main, loop=steps[0])
-    for name in (*after, *(s.loops_of(b)[-1] for b in (main, f"{main}_init"))):
-        s.unroll(name)
+    s.decompose_reduction(block=main, loop=steps[0])
+    s.unroll(*after, *(s.loops_of(b)[-1] for b in (main, f"{main}_init")))
     for v in roles.steps:
         if (as_int(s.extent(nest[v])) or TAPS + 1) <= TAPS:
             s.unroll(nest[v])

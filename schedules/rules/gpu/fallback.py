@@ -1,6 +1,8 @@
 """GPU rule that applies to every function: each block is a kernel, with one thread for each element of its output.
 
 It serves functions that no other rule accepts, and is the `generic` variant of every task.
+
+Tests: `tests/schedules/rules/test_cuda.py`.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ ITEMS = 128
 """Threads of a thread block."""
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield exactly one sketch, for any function."""
-    s, items = Schedule(func), min(ITEMS, machine.group_size)
-    ordered = {b.name for b in serial_scans(func, machine)}
+    s, items = Schedule(func), min(ITEMS, hardware.group_size)
+    ordered = {b.name for b in serial_scans(func, hardware)}
     for block in blocks(func.body):
         if block.name not in ordered or not _bind_rows(s, block.name, items):
             _bind_block(s, block.name, items)
@@ -55,7 +57,7 @@ def _bind_block(s: Schedule, block: str, items: int) -> None:
         s.reorder([*spatial, *reduce])
         points = s.split(s.fuse(spatial), [None, items])
     if node.init is not None and reduce:
-        s.apply("decompose_reduction", block=block, loop=reduce[0])
+        s.decompose_reduction(block=block, loop=reduce[0])
     if points is None:
         return
     before = s.func, list(s.steps)

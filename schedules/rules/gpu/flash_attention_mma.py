@@ -4,6 +4,8 @@ The algorithm is FlashAttention (Dao et al. 2022); each warp has its own rows of
 memory and padded with zeros, so that only the scores need a condition. Scores stay in registers as the accumulator fragments of `mma`
 (PTX ISA, mma.m16n8k16): in each fragment, a thread holds two consecutive keys of two queries. Four consecutive threads share a query and
 exchange maxima and sums with shuffles. The weights are the left operand of the second product, whose sums stay in registers.
+
+Tests: `tests/schedules/rules/gpu/test_mma.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from relax_tune.schedules.rules.shared.blocks import loops_of_iter
 from relax_tune.schedules.rules.shared.flash import (
     SKIPS,
     AttentionRoles,
+    Skip,
     find_attention_roles,
     other_operand,
     outer_loops,
@@ -58,9 +61,10 @@ STAGES = (2, 3)
 class QueryTile:
     """The tile of a thread block.
 
-    warps: the number of warps.
-    high: the tiles of 16 queries of each warp.
-    keys: the tiles of 16 keys of a block, for each warp.
+    Attributes:
+        warps: The number of warps.
+        high: The tiles of 16 queries of each warp.
+        keys: The tiles of 16 keys of a block, for each warp.
     """
 
     warps: Tunable
@@ -76,35 +80,41 @@ class QueryTile:
         return mul(mul(self.keys, self.warps), ROWS)
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield one sketch of an attention in 16-bit floats; none for other functions, and on devices without `mma.m16n8k16`."""
-    if machine.capability >= MMA_CAPABILITY and len(reductions(func)) == 4:
+    if hardware.capability >= MMA_CAPABILITY and len(reductions(func)) == 4:
         # proving the first block of a sliding window takes long for the layout of fragments
-        yield from first_applicable("flash_attention.mma", (partial(build, func, machine, skip) for skip in SKIPS[1:]))
+        yield from first_applicable(
+            func, "flash_attention.mma", (partial(build, func, hardware, skip) for skip in SKIPS[1:])
+        )
 
 
-def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[1]) -> Schedule:
-    """Schedule an attention on tensor cores. skip: one of SKIPS.
+def build(func: PrimFunc, hardware: HardwareInfo, skip: Skip = SKIPS[1]) -> Schedule:
+    """Schedule an attention on tensor cores.
 
-    Raises ScheduleError where the function is no attention in 16-bit floats, or has few queries.
+    Args:
+        skip: One of SKIPS.
+
+    Raises:
+        ScheduleError: Where the function is no attention in 16-bit floats, or has few queries.
     """
     s = Schedule(func)
     r = find_attention_roles(s)
-    weights = find_block(s.func, r.weights).body.buffer.name
+    weights = s.buffer_of(r.weights).name
     dtype = _operand_dtype(s, r)
     tile = QueryTile(s.tunable("WM", WARPS), s.tunable("MT", TILES), s.tunable("KT", KEY_TILES))
     stages = s.tunable("STAGES", STAGES)
-    limit_threads(s, machine, mul(tile.warps, HIGH * WIDE))
+    limit_threads(s, hardware, mul(tile.warps, HIGH * WIDE))
     s.require(le(mul(tile.high, mul(mul(tile.keys, tile.warps), 2 * ROWS // WIDE)), const(MOST_SUMS // 2)))
     s.require(le(mul(tile.high, 2 * r.width // WIDE), const(MOST_SUMS // 2)))
     for name in (r.product, r.scores, r.weights):
-        swap_last_dims(s, find_block(s.func, name).body.buffer.name)
+        swap_last_dims(s, s.buffer_of(name).name)
     key = other_operand(s, r.product, r.query)
-    staged = [s.apply("cache_read", block=r.product, buffer=x, scope="shared")[0] for x in (r.query, key)]
-    s.apply("pad_spatial", block=r.row_max, dim=r.row_max_dim, factor=tile.rows)
-    staged += s.apply("pad_softmax_axis", block=r.row_max, factor=tile.block)
-    s.apply("set_scope", buffer=find_block(s.func, staged[-1]).body.buffer.name, scope="shared")
-    s.apply("split_k_update", block=r.row_max, factor=tile.block)
+    staged = [s.cache_read(block=r.product, buffer=x, scope="shared")[0] for x in (r.query, key)]
+    s.pad_spatial(block=r.row_max, dim=r.row_max_dim, factor=tile.rows)
+    staged += s.pad_softmax_axis(block=r.row_max, factor=tile.block)
+    s.set_scope(buffer=s.buffer_of(staged[-1]).name, scope="shared")
+    s.split_k_update(block=r.row_max, factor=tile.block)
     parts = _computing_blocks(s, r)
 
     nest = outer_loops(s, r, tile.rows, skip)
@@ -114,7 +124,7 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[1]) -> Schedu
     _stage(s, staged[0], i_0, tile)
     for copy in staged[1:]:
         _stage(s, copy, step, tile, stages)
-    places = {find_block(s.func, x.name).body.buffer.name: x for x in parts if x.name != r.output}
+    places = {s.buffer_of(x.name).name: x for x in parts if x.name != r.output}
     for x in parts:
         loop = i_0 if x.name == r.output or x.name.endswith("_init") else step
         known = {a.name for a in s.func.allocs}
@@ -124,9 +134,9 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[1]) -> Schedu
         fragment_layout(s, buffer, x.row, x.column)
         if buffer == weights:  # the operand of `mma` is distributed over the threads of a warp
             swap_last_dims(s, buffer)
-            s.apply("set_scope", buffer=buffer, scope="warp")
+            s.set_scope(buffer=buffer, scope="warp")
         elif find_alloc(s.func, buffer).scope == "global":
-            s.apply("set_scope", buffer=buffer, scope="local")
+            s.set_scope(buffer=buffer, scope="local")
     s.guess(*({"WM": w, "MT": 1, "KT": k, "STAGES": 2} for w, k in ((4, 1), (2, 2), (2, 1), (1, 1))))
     s.bind(i_0, "group")
     if nest.outer:
@@ -138,12 +148,13 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[1]) -> Schedu
 class TiledBlock:
     """A block of the kernel, and the dimensions of its output.
 
-    name: the name of the block.
-    row: the dimension of queries.
-    column: the dimension of keys or of the values' columns, if any.
-    over: the reduction iterator, for a reduction over keys or depth.
-    form: the transposition of the operands, for a product.
-    masked: the block has a condition on the key, so that it is unrolled and not vectorised.
+    Attributes:
+        name: The name of the block.
+        row: The dimension of queries.
+        column: The dimension of keys or of the values' columns, if any.
+        over: The reduction iterator, for a reduction over keys or depth.
+        form: The transposition of the operands, for a product.
+        masked: The block has a condition on the key, so that it is unrolled and not vectorised.
     """
 
     name: str
@@ -157,8 +168,8 @@ class TiledBlock:
 def _computing_blocks(s: Schedule, r: AttentionRoles) -> list[TiledBlock]:
     """Return every block that computes; products and reductions over keys come last, since they add blocks."""
     last = find_block(s.func, r.output)
-    found = {x.buffer: x.indices for x in block_loads(last)}
-    at_total, at_context = (found[find_block(s.func, n).body.buffer] for n in (r.row_sum, r.weighted_values))
+    indices = {x.buffer: x.indices for x in block_loads(last)}
+    at_total, at_context = (indices[s.buffer_of(n)] for n in (r.row_sum, r.weighted_values))
     total, context = at_total.index(r.row), at_context.index(r.row)
     column = at_context.index(last.body.indices[-1])
     (depth,) = (i.var.name for i in find_block(s.func, r.product).iters if i.kind == "reduce")
@@ -183,18 +194,19 @@ def _computing_blocks(s: Schedule, r: AttentionRoles) -> list[TiledBlock]:
 def _operand_dtype(s: Schedule, r: AttentionRoles) -> DType:
     """Return the 16-bit type of all operands of both products.
 
-    Raises ScheduleError for other types, for sizes that are no multiples of the tiles, and for few queries.
+    Raises:
+        ScheduleError: For other types, for sizes that are no multiples of the tiles, and for few queries.
     """
     product, context = (find_block(s.func, name) for name in (r.product, r.weighted_values))
     types = {x.buffer.dtype for b in (product, context) for x in block_loads(b) if x.buffer is not b.body.buffer}
     rows = next(i.extent for i in find_block(s.func, r.output).iters if i.var is r.row)
     known = as_int(rows)
     if len(types) != 1 or not (dtype := types.pop()).is_half:
-        raise ScheduleError(f"{s.func.name}: wanted products of 16-bit floats, found {sorted(map(repr, types))}")
+        raise ScheduleError(f"{s.func.name}: expected products of 16-bit floats, got {sorted(map(repr, types))}")
     if r.depth % STEPS or r.width % STEPS or (known is not None and known <= HIGH):
         raise ScheduleError(
-            f"{s.func.name}: wanted queries and values of whole {STEPS} elements, and more than {HIGH} queries, "
-            f"found {r.depth}, {r.width} and {rows!r}"
+            f"{s.func.name}: expected queries and values of whole {STEPS} elements, and more than {HIGH} queries, "
+            f"got {r.depth}, {r.width} and {rows!r}"
         )
     return dtype
 
@@ -203,8 +215,8 @@ def _loop(s: Schedule, x: TiledBlock, dim: int, inside: str) -> str:
     """Return the loop of a block along one dimension of its output."""
     place = find_block(s.func, x.name).body.indices[dim]
     assert isinstance(place, Var)
-    (found,) = loops_of_iter(s, x.name, inside, place.name)
-    return found
+    (name,) = loops_of_iter(s, x.name, inside, place.name)
+    return name
 
 
 def _distribute(s: Schedule, x: TiledBlock, inside: str, tile: QueryTile, product: str) -> None:
@@ -225,13 +237,13 @@ def _distribute(s: Schedule, x: TiledBlock, inside: str, tile: QueryTile, produc
             inner = [STEPS] if x.form[0] == "n" else [STEPS // COLUMNS, WIDE, EACH]
             k_0, *steps = s.split(loops_of_iter(s, x.name, inside, x.over)[0], [None, *inner])
             s.reorder([k_0, *order, *steps])
-            s.apply("decompose_reduction", block=x.name, loop=k_0)
+            s.decompose_reduction(block=x.name, loop=k_0)
             _bind_fragment(s, s.inner_loops(f"{x.name}_init", inside), "vectorized")
         else:
             s.reorder(order)
         _bind_fragment(s, order, "serial" if x.form else "unrolled" if x.masked else "vectorized")
         if x.form:
-            s.apply("tensorize", loop=y, intrinsic=product)
+            s.tensorize(loop=y, intrinsic=product)
         return
     s.bind(y, "item", 1)
     s.bind(w, "item", 2)
@@ -243,15 +255,15 @@ def _bind_fragment(s: Schedule, order: Sequence[str], kind: LoopKind) -> None:
     for axis, loop in enumerate((j, y, w)):
         s.bind(loop, "item", axis)
     if kind != "serial":
-        for loop in (m, h, n):
-            s.unroll(loop)
+        s.unroll(m, h, n)
         s.set_kind(c, kind)
 
 
 def _stage(s: Schedule, block: str, loop: str, tile: QueryTile, stages: Tunable | None = None) -> None:
     """Stage the reads of an iteration of `loop` with asynchronous copies, in rows padded against bank conflicts.
 
-    stages: the slots of the circular buffer of key blocks; None for queries, which are staged once.
+    Args:
+        stages: The slots of the circular buffer of key blocks; None for queries, which are staged once.
     """
     s.compute_at(block, loop)
     node, ring = find_block(s.func, block), None
@@ -261,4 +273,4 @@ def _stage(s: Schedule, block: str, loop: str, tile: QueryTile, stages: Tunable 
         ring = PipelineRing(stages, keys, tile.block)
     plan = CopyPlan((tile.warps, HIGH, WIDE), VECTOR, whole=True, pipeline=ring, asynchronous=True)
     buffer = node.body.buffer.name
-    stage_tile(s, block, loop, plan, lambda: s.apply("storage_align", buffer=buffer, factor=2 * VECTOR, offset=VECTOR))
+    stage_tile(s, block, loop, plan, lambda: s.storage_align(buffer=buffer, factor=2 * VECTOR, offset=VECTOR))

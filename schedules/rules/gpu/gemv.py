@@ -4,7 +4,7 @@ dots: the reduction runs along memory. The threads of a column read consecutive 
 warps may share a column.
 columns: consecutive threads have consecutive columns, and the threads of axis 1 share the steps. Their sums meet in shared memory.
 Constant weights are repacked once, and decoded where they are read.
-split_k: thread blocks share the steps, too, where columns alone make too few thread blocks.
+split_k: thread blocks share the steps, too, where the columns make too few thread blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.linear import linear
-from relax_tune.ir.core.expr import Expr, Load, Tunable, Var, as_int, const, free_vars, le, mul
+from relax_tune.ir.core.expr import Expr, Load, Tunable, Var, const, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block
 from relax_tune.schedules.analysis import final_block
@@ -23,10 +23,9 @@ from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.rules.shared.contraction import (
     FEW_ROWS,
     Contraction,
-    find_contraction,
+    contraction_roles,
     is_product,
     isolate_contraction,
-    output_column,
     packed_steps,
 )
 from relax_tune.schedules.rules.shared.forms import try_forms
@@ -63,13 +62,14 @@ FIRST_SHARES = 4
 class GemvProduct:
     """A product with few rows, ready for one of the two forms.
 
-    roles: the iterators and operands of the product.
-    last: the block that stores the sums.
-    packed: the number of steps that share a byte.
-    group: the number of steps that share a float scale; None without scales.
-    widths: the vector widths along the steps, then along the columns.
-    steps: the number of steps in the first guess of a share; 0 if unknown.
-    split: thread blocks share the steps.
+    Attributes:
+        roles: The iterators and operands of the product.
+        last: The block that stores the sums.
+        packed: The number of steps that share a byte.
+        group: The number of steps that share a float scale; None without scales.
+        widths: The vector widths along the steps, then along the columns.
+        steps: The number of steps in the first guess of a share; 0 if unknown.
+        split: Thread blocks share the steps.
     """
 
     roles: Contraction
@@ -85,7 +85,7 @@ class GemvProduct:
         return next(u for u in reversed(AT_ONCE) if (self.steps and self.steps % (items * u) == 0) or u == 1)
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield the sketches of a product with few rows, or an unknown number of rows; none for other functions."""
     if not is_product(func):
         return
@@ -96,97 +96,101 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
         ("dots.split_k", _dots, True),
         ("columns.split_k", _columns, True),
     )
-    yield from try_forms((f"gemv.{name}", partial(_build, func, machine, make, split)) for name, make, split in forms)
+    yield from try_forms(
+        func, ((f"gemv.{name}", partial(_build, func, hardware, make, split)) for name, make, split in forms)
+    )
 
 
 def _build(
-    func: PrimFunc, machine: HardwareInfo, make: Callable[[Schedule, GemvProduct, HardwareInfo], None], split: bool
+    func: PrimFunc, hardware: HardwareInfo, make: Callable[[Schedule, GemvProduct, HardwareInfo], None], split: bool
 ) -> Schedule:
     s = Schedule(func)
-    make(s, _prepared(s, machine, split), machine)
+    make(s, _prepared(s, hardware, split), hardware)
     if split:
         s.guesses = tuple({**g, "SK": FIRST_SHARES} for g in s.guesses)
     return s
 
 
-def _prepared(s: Schedule, machine: HardwareInfo, split: bool) -> GemvProduct:
+def _prepared(s: Schedule, hardware: HardwareInfo, split: bool) -> GemvProduct:
     """Isolate the product from its epilogue and classify its iterators.
 
-    split: sum shares of the steps separately, each in thread blocks of its own (split-K).
-    Raises ScheduleError for many rows, and for several reduction dimensions.
+    Args:
+        split: Sum shares of the steps in separate thread blocks (split-K).
+
+    Raises:
+        ScheduleError: For many rows, and for several reduction dimensions.
     """
     main = isolate_contraction(s)
     last = final_block(s.func)
-    roles = find_contraction(find_block(s.func, main), output_column(s, main, last))
-    rows = [as_int(i.extent) for i in roles.block.iters if i.var is roles.row]
-    if len(roles.reduce) != 1 or any(r is not None and r > FEW_ROWS for r in rows):
-        raise ScheduleError(f"{s.func.name}: many rows, or several dimensions to sum over")
+    roles = contraction_roles(s, main, last)
+    if len(roles.reduce) != 1 or (roles.known_extent(roles.row) or 0) > FEW_ROWS:
+        raise ScheduleError(f"{s.func.name}: expected few rows and one dimension to sum over")
     packed, group = packed_steps(roles.block, roles)
-    widths = _widths(roles, roles.reduce[0], machine), _widths(roles, roles.column, machine)
-    steps = next(as_int(i.extent) for i in roles.block.iters if i.var is roles.reduce[0]) or 0
+    widths = _widths(roles, roles.reduce[0], hardware), _widths(roles, roles.column, hardware)
+    steps = roles.known_extent(roles.reduce[0]) or 0
     if split:
-        main, last = split_k(s, main, machine)
-        roles = find_contraction(find_block(s.func, main), output_column(s, main, last))
+        main, last = split_k(s, main, hardware)
+        roles = contraction_roles(s, main, last)
         steps //= FIRST_SHARES
     return GemvProduct(roles, last, packed, group, widths, steps, split)
 
 
-def _dots(s: Schedule, p: GemvProduct, machine: HardwareInfo) -> None:
+def _dots(s: Schedule, p: GemvProduct, hardware: HardwareInfo) -> None:
     """Give NR columns to TX threads in each of TW parts, which take the steps in vectors; a thread block has TY times NR columns."""
     roles, main, step = p.roles, p.roles.block.name, p.roles.reduce[0]
     reads = [x for x in block_loads(roles.block) if x.indices]
     if not any(_runs_along(x.indices[-1], step) and _has_columns(x, roles) for x in reads):
         raise ScheduleError(f"{s.func.name}: the reduction does not run along the matrix")
     tx, ty = s.tunable("TX", LANES_PER_ROW), s.tunable("TY", (1, 2, 4, 8, 16))
-    parts = s.tunable("TW", PARTS) if machine.has_shuffles else const(1)
+    parts = s.tunable("TW", PARTS) if hardware.has_shuffles else const(1)
     columns = s.tunable("NR", (1, 2, 4, 8))
     width, unroll = s.tunable("VL", p.widths[0]), s.tunable("KU", AT_ONCE)
-    limit_threads(s, machine, mul(mul(tx, parts), ty))
-    nest = dict(zip((i.var for i in roles.block.iters), s.loops_of(main), strict=True))
+    limit_threads(s, hardware, mul(mul(tx, parts), ty))
+    nest = s.iter_loops(main)
     i_0, i_1 = _rows(s, roles, nest, mul(columns, width))
     j_0, j_t, j_1 = s.split(nest[roles.column], [None, ty, columns])
     vectors, lanes = s.split(nest[step], [None, width], divides=_is_constant(s.extent(nest[step])))
-    rounds, together, *items = s.split(vectors, [None, unroll, *([parts, tx] if machine.has_shuffles else [tx])])
+    rounds, together, *items = s.split(vectors, [None, unroll, *([parts, tx] if hardware.has_shuffles else [tx])])
     batch = [nest[v] for v in roles.batch]
     s.reorder([*batch, *i_0, j_0, j_t, *items, rounds, together, *i_1, j_1, lanes])
     s.unroll(together)
-    own = s.reverse_compute_at(p.last.name, j_t)
-    if machine.has_shuffles:  # every thread has all sums
+    epilogue_loops = s.reverse_compute_at(p.last.name, j_t)
+    if hardware.has_shuffles:  # every thread has all sums
         reduce_across_threads(s, main, items, lanes, rows=(*i_1, j_1))
-        s.vectorize(own[-1])
-        for name in own[:-1]:
-            s.unroll(name)
+        s.vectorize(epilogue_loops[-1])
+        s.unroll(*epilogue_loops[:-1])
     else:  # one thread adds the partial sums of a column
         partial = rfactor_into_scope(s, main, items[0], "shared")
         rfactor_into_scope(s, partial, lanes, "local")
         s.bind(items[0], "item", 0)
         left, *each = s.inner_loops(main, j_t)
-        s.apply("storage_align", buffer=find_block(s.func, partial).body.buffer.name, factor=1, offset=1)
+        # One more element in a row: threads that add the partial sums of neighbouring columns read different banks.
+        s.storage_align(buffer=s.buffer_of(partial).name, factor=1, offset=1)
         s.reorder([each[-1], *each[:-1], left])
-        s.apply("decompose_reduction", block=main, loop=left)
-        s.reorder([own[-1], *own[:-1]])
-        for name in (each[-1], own[-1]):
+        s.decompose_reduction(block=main, loop=left)
+        s.reorder([epilogue_loops[-1], *epilogue_loops[:-1]])
+        for name in (each[-1], epilogue_loops[-1]):
             s.bind(name, "item", 0)
         set_kind_of_copies(s, {n: "unrolled" for n in (*i_1, j_1)})
-    s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
+    s.set_scope(buffer=s.buffer_of(main).name, scope="local")
     s.bind(j_t, "item", len(items))
     bind_grid(s, j_0, i_0, batch)
-    few = ({"MR": 1} if i_0 else {}) | ({"TW": 1} if machine.has_shuffles else {})
+    few = ({"MR": 1} if i_0 else {}) | ({"TW": 1} if hardware.has_shuffles else {})
     vector = width.domain[-1]
     s.guess({"TX": 32, "TY": 4, "NR": columns.domain[0], "VL": vector, "KU": p.at_once(32 * vector), **few})
 
 
-def _columns(s: Schedule, p: GemvProduct, machine: HardwareInfo) -> None:
+def _columns(s: Schedule, p: GemvProduct, hardware: HardwareInfo) -> None:
     """Give VL columns to each of TX threads; TY threads share the steps of a column, in runs with one float scale."""
     roles, main, step = p.roles, p.roles.block.name, p.roles.reduce[0]
-    _prepack_columns(s, roles, min(256, machine.group_size))
-    tx, ty = s.tunable("TX", [n for n in thread_counts(machine, 8) if n <= 128]), s.tunable("TY", (1, 2, 4, 8, 16))
-    extent = next(as_int(i.extent) for i in roles.block.iters if i.var is roles.column)
+    _prepack_columns(s, roles, min(256, hardware.group_size))
+    tx, ty = s.tunable("TX", [n for n in thread_counts(hardware, 8) if n <= 128]), s.tunable("TY", (1, 2, 4, 8, 16))
+    extent = roles.known_extent(roles.column)
     # vectors that may be incomplete would be loaded element by element
     even = extent is not None and extent % EVEN == 0
     width, unroll = s.tunable("VL", p.widths[1] if even else (1,)), s.tunable("KU", AT_ONCE)
-    limit_threads(s, machine, mul(tx, ty))
-    nest = dict(zip((i.var for i in roles.block.iters), s.loops_of(main), strict=True))
+    limit_threads(s, hardware, mul(tx, ty))
+    nest = s.iter_loops(main)
     i_0, i_1 = _rows(s, roles, nest, mul(width, p.packed))
     j_0, j_t, lanes = s.split(nest[roles.column], [None, tx, width], divides=even)
     batch = [nest[v] for v in roles.batch]
@@ -194,7 +198,7 @@ def _columns(s: Schedule, p: GemvProduct, machine: HardwareInfo) -> None:
     if p.group is not None and not p.split:
         groups, pairs, together = s.split(nest[step], [None, p.group // p.packed, p.packed])
         s.reorder([*outer, groups, pairs, *i_1, together, lanes])
-        own = s.reverse_compute_at(p.last.name, j_t)
+        epilogue_loops = s.reverse_compute_at(p.last.name, j_t)
         item, partial, summed = _sum_runs_of_scales(s, main, groups, ty)
         s.unroll(s.split(pairs, [None, unroll])[1])
     else:
@@ -206,26 +210,25 @@ def _columns(s: Schedule, p: GemvProduct, machine: HardwareInfo) -> None:
             run = [rounds, *s.split(pairs, [None, unroll])]
         s.reorder([*outer, item, *run, *i_1, together, lanes])
         s.unroll(run[-1])
-        own = s.reverse_compute_at(p.last.name, j_t)
+        epilogue_loops = s.reverse_compute_at(p.last.name, j_t)
         partial = summed = rfactor_into_scope(s, main, item, "shared")
     of_item = rfactor_into_scope(s, summed, together, "local", "serial")
     place = next(d for d, e in enumerate(roles.block.body.indices) if e is roles.column)
     for name in (of_item, *({summed} - {partial})):
-        sums = find_block(s.func, name).body.buffer
+        sums = s.buffer_of(name)
         rank = len(sums.shape)
-        s.apply("permute_layout", buffer=sums.name, order=[*(d for d in range(rank) if d != place), place])
+        s.permute_layout(buffer=sums.name, order=[*(d for d in range(rank) if d != place), place])
     s.bind(item, "item", 1)
-    s.apply("decompose_reduction", block=main, loop=s.inner_loops(main, j_t)[0])
+    s.decompose_reduction(block=main, loop=s.inner_loops(main, j_t)[0])
     set_kind_of_copies(s, {lanes: "vectorized", together: "unrolled", **{n: "unrolled" for n in i_1}})
     # every thread has all sums and stores them, which costs little compared with the matrix
-    *rows, columns = own
+    *rows, columns = epilogue_loops
     s.vectorize(columns)
-    for row in rows:
-        s.unroll(row)
-    left = find_block(s.func, partial).body.buffer
+    s.unroll(*rows)
+    left = s.buffer_of(partial)
     last = len(left.shape) - 1
-    s.apply("permute_layout", buffer=left.name, order=[last, *range(last)])
-    s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
+    s.permute_layout(buffer=left.name, order=[last, *range(last)])
+    s.set_scope(buffer=s.buffer_of(main).name, scope="local")
     s.bind(j_t, "item", 0)
     bind_grid(s, j_0, i_0, batch)
     _guess_columns(s, p, extent if even else None, {"MR": 1} if i_0 else {})
@@ -250,12 +253,14 @@ def _sum_runs_of_scales(s: Schedule, main: str, groups: str, items: Tunable) -> 
     """Sum the steps of each float scale first, and multiply each sum by its scale once.
 
     Each thread takes consecutive runs of steps with one scale.
-    Returns the loop over threads, the block that adds the runs of a thread, and the block that sums the steps of a run.
+
+    Returns:
+        The loop over threads, the block that adds the runs of a thread, and the block that sums the steps of a run.
     """
-    (of_group,) = (n for n in s.apply("rfactor", block=main, loop=groups, scope="local") if not n.endswith("_init"))
-    s.apply("hoist_factors", block=of_group)
-    own = s.loops_of(of_group)
-    left = s.inner_loops(main, own[own.index(groups) - 1])[0]
+    (of_group,) = (n for n in s.rfactor(block=main, loop=groups, scope="local") if not n.endswith("_init"))
+    s.hoist_factors(block=of_group)
+    group_loops = s.loops_of(of_group)
+    left = s.inner_loops(main, group_loops[group_loops.index(groups) - 1])[0]
     item, rounds = s.split(left, [items, None])
     partial = rfactor_into_scope(s, main, item, "shared")
     first, inner = s.split(groups, [items, None])
@@ -270,8 +275,8 @@ def _has_columns(x: Load, roles: Contraction) -> bool:
 
 def _runs_along(e: Expr, step: Var) -> bool:
     """Return True if an index is the step plus an offset."""
-    found = linear(e, (step,))
-    return found is not None and found[0].get(step) is const(1)
+    parts = linear(e, (step,))
+    return parts is not None and parts[0].get(step) is const(1)
 
 
 def _is_constant(e: Expr) -> bool:
@@ -279,14 +284,14 @@ def _is_constant(e: Expr) -> bool:
     return only_tunables(e)
 
 
-def _widths(roles: Contraction, along: Var, machine: HardwareInfo) -> list[int]:
+def _widths(roles: Contraction, along: Var, hardware: HardwareInfo) -> list[int]:
     """Return the vector widths for loads of the matrix along an iterator.
 
-    CUDA vectors are arrays, so that the width of one access bounds their bytes; elsewhere the elements count as 4 bytes.
+    CUDA vectors are arrays, so that the width of one access bounds their bytes; in other languages the elements count as 4 bytes.
     """
     read = [x.buffer.dtype.bytes for x in block_loads(roles.block) if _has_columns(x, roles)]
-    size = min(read) if machine.language == "cuda" else 4
-    return vector_widths([i.extent for i in roles.block.iters if i.var is along], machine, size)
+    size = min(read) if hardware.language == "cuda" else 4
+    return vector_widths([i.extent for i in roles.block.iters if i.var is along], hardware, size)
 
 
 def _prepack_columns(s: Schedule, roles: Contraction, threads: int) -> None:
@@ -300,24 +305,25 @@ def _prepack_columns(s: Schedule, roles: Contraction, threads: int) -> None:
         if dims == [rank - 1]:
             continue
         name = access.buffer.name
-        alone = sum(x.buffer is access.buffer for x in block_loads(find_block(s.func, main))) == 1
-        if access.buffer not in s.func.consts or len(dims) != 1 or not alone:
+        is_read_once = sum(x.buffer is access.buffer for x in block_loads(find_block(s.func, main))) == 1
+        if access.buffer not in s.func.consts or len(dims) != 1 or not is_read_once:
             raise ScheduleError(f"{s.func.name}: columns of {name!r} are not next to each other")
-        (copy,) = s.apply("cache_read", block=main, buffer=name, scope="global")
+        (copy,) = s.cache_read(block=main, buffer=name, scope="global")
         order = [*(d for d in range(rank) if d != dims[0]), dims[0]]
-        s.apply("permute_layout", buffer=find_block(s.func, copy).body.buffer.name, order=order)
+        s.permute_layout(buffer=s.buffer_of(copy).name, order=order)
         thread_per_element(s, s.loops_of(copy), threads)
-        s.apply("mark_prepack", block=copy)
+        s.mark_prepack(block=copy)
 
 
 def _rows(s: Schedule, roles: Contraction, nest: Mapping[Var, str], each: Expr) -> tuple[Sequence[str], Sequence[str]]:
     """Split the rows into tiles; return the loops over tiles and over the rows of a tile, empty without rows.
 
-    each: the sums that a thread holds for one row.
+    Args:
+        each: The sums that a thread holds for one row.
     """
     if roles.row is None:
         return (), ()
-    known = next(as_int(i.extent) for i in roles.block.iters if i.var is roles.row)
+    known = roles.known_extent(roles.row)
     height = s.tunable("MR", [h for h in HEIGHTS if h == 1 or known is None or h <= known])
     s.require(le(mul(height, each), const(MOST_SUMS)))
     i_0, i_1 = s.split(nest[roles.row], [None, height])

@@ -3,6 +3,8 @@
 flat: the elements of an output form one long row of vectors. A thread block takes a run of it, and consecutive threads take
 consecutive vectors, so that accesses are coalesced.
 transposed: square tiles pass through shared memory, so that reads and writes are both coalesced.
+
+Tests: `tests/schedules/rules/test_cuda.py`.
 """
 
 from __future__ import annotations
@@ -25,27 +27,27 @@ SIDE = 32
 """Rows and columns of a tile that is transposed."""
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield the sketches of a function without reductions; none for other functions."""
     if reductions(func):
         return
     forms = (("flat", _flat), ("transposed", _transposed))
-    yield from try_forms((f"injective.{name}", partial(make, func, machine)) for name, make in forms)
+    yield from try_forms(func, ((f"injective.{name}", partial(make, func, hardware)) for name, make in forms))
 
 
-def epilogues(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Yield the sketch of what follows a library's call."""
+def epilogues(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+    """Yield the sketch of the epilogue kernel of a library call."""
     if not reductions(func):
-        yield from try_forms((("injective.flat", partial(_flat, func, machine)),))
+        yield from try_forms(func, (("injective.flat", partial(_flat, func, hardware)),))
 
 
-def _flat(func: PrimFunc, machine: HardwareInfo) -> Schedule:
+def _flat(func: PrimFunc, hardware: HardwareInfo) -> Schedule:
     """Give each thread block a run of RB times TX vectors."""
     s = Schedule(func)
     left = inline_into_outputs(s)
-    items = s.tunable("TX", thread_counts(machine))
+    items = s.tunable("TX", thread_counts(hardware))
     run = s.tunable("RB", (1, 2, 4, 8))
-    width = s.tunable("VL", vector_widths([b.iters[-1].extent for b in left], machine))
+    width = s.tunable("VL", vector_widths([b.iters[-1].extent for b in left], hardware))
     for block in left:
         *outer, column = s.loops_of(block.name)
         c_0, c_1 = s.split(column, [None, width], divides=as_int(s.extent(column)) is not None)
@@ -55,30 +57,31 @@ def _flat(func: PrimFunc, machine: HardwareInfo) -> Schedule:
         s.vectorize(c_1)
         s.bind(top, "group")
         s.bind(item, "item")
-    s.guess({"TX": min(256, machine.group_size), "RB": 1, "VL": width.domain[-1]})
+    s.guess({"TX": min(256, hardware.group_size), "RB": 1, "VL": width.domain[-1]})
     return s
 
 
-def _transposed(func: PrimFunc, machine: HardwareInfo) -> Schedule:
+def _transposed(func: PrimFunc, hardware: HardwareInfo) -> Schedule:
     """Transpose square tiles in shared memory, padded by a column against bank conflicts.
 
-    Raises ScheduleError unless one block reads arrays along another dimension than it writes.
+    Raises:
+        ScheduleError: Unless one block reads arrays along another dimension than it writes.
     """
     s = Schedule(func)
     block, *more = inline_into_outputs(s)
     if more:
-        raise ScheduleError(f"{func.name}: wanted one block, found {len(more) + 1}")
+        raise ScheduleError(f"{func.name}: expected one block, got {len(more) + 1}")
     node, loops = find_block(s.func, block.name), s.loops_of(block.name)
     column = node.iters[-1].var
     if node.body.indices[-1] is not column or node.bindings[-1] is not find_loop(s.func, loops[-1]).var:
         raise ScheduleError(f"{func.name}: {block.name!r} does not write along its last iterator")
     reads = transposed_reads(node, column)
     at = next(k for k, i in enumerate(node.iters) if i.var is reads[0].indices[-1])
-    items = s.tunable("TY", [n for n in (4, 8, 16, 32) if n * SIDE <= machine.group_size])
+    items = s.tunable("TY", [n for n in (4, 8, 16, 32) if n * SIDE <= hardware.group_size])
     copies: list[tuple[str, int]] = []
     for access in reads:
         wide = next(d for d, e in enumerate(access.indices) if column in free_vars(e))
-        (copy,) = s.apply("cache_read", block=block.name, buffer=access.buffer.name, scope="shared")
+        (copy,) = s.cache_read(block=block.name, buffer=access.buffer.name, scope="shared")
         copies.append((copy, wide))
     others = [n for k, n in enumerate(loops[:-1]) if k != at]
     r_0, r_1 = s.split(loops[at], [None, SIDE])
@@ -86,15 +89,15 @@ def _transposed(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     s.reorder([*others, r_0, c_0, r_1, c_1])
     for copy, wide in copies:
         s.compute_at(copy, c_0)
-        own = s.inner_loops(copy, c_0)
+        copy_loops = s.inner_loops(copy, c_0)
         place = find_block(s.func, copy)
-        across = [n for n in own if find_loop(s.func, n).var in free_vars(place.bindings[wide])]
-        along = [n for n in own if n not in across]
+        across = [n for n in copy_loops if find_loop(s.func, n).var in free_vars(place.bindings[wide])]
+        along = [n for n in copy_loops if n not in across]
         if len(across) != 1 or len(along) != 1:
-            raise ScheduleError(f"{func.name}: {place.body.buffer.name!r} is read in no squares")
+            raise ScheduleError(f"{func.name}: {place.body.buffer.name!r} is not read in square tiles")
         s.reorder([*across, *along])
         _bind_tile(s, across[0], along[0], items)
-        s.apply("storage_align", buffer=place.body.buffer.name, factor=SIDE, offset=1)
+        s.storage_align(buffer=place.body.buffer.name, factor=SIDE, offset=1)
     _bind_tile(s, r_1, c_1, items)
     s.bind(c_0, "group", 0)
     s.bind(r_0, "group", 1)

@@ -1,6 +1,8 @@
 """GPU rule for matrix products on scalar arithmetic: data-parallel, split-K and Stream-K.
 
-The tiling is that of `relax_tune.schedules.rules.shared.register_tiles`.
+`relax_tune.schedules.rules.shared.register_tiles` does the tiling.
+
+Tests: `tests/schedules/rules/test_cuda.py`.
 """
 
 from __future__ import annotations
@@ -18,22 +20,26 @@ from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield a sketch for each decomposition of a matrix product; none for other functions."""
     if not is_product(func):
         return
     for form in DECOMPOSITIONS:
-        options = (partial(build, func, machine, form, way) for way in copy_strategies(machine))
-        yield from first_applicable(f"matmul.{form}", options)
+        options = (partial(build, func, hardware, form, asynchronous) for asynchronous in copy_strategies(hardware))
+        yield from first_applicable(func, f"matmul.{form}", options)
 
 
 def build(
-    func: PrimFunc, machine: HardwareInfo, form: Decomposition = "data_parallel", asynchronous: bool = False
+    func: PrimFunc, hardware: HardwareInfo, form: Decomposition = "data_parallel", asynchronous: bool = False
 ) -> Schedule:
-    """Schedule a matrix product. asynchronous: copy slices ahead of their use with `cp.async`.
+    """Schedule a matrix product.
 
-    Raises ScheduleError where the operands do not have rows and columns.
+    Args:
+        asynchronous: Copy slices ahead of their use with `cp.async`.
+
+    Raises:
+        ScheduleError: Where the operands do not have rows and columns.
     """
     s = Schedule(func)
-    tile_product(s, isolate_contraction(s), machine, form, asynchronous)
+    tile_product(s, isolate_contraction(s), hardware, form, asynchronous)
     return s

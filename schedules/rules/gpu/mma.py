@@ -8,14 +8,13 @@ copy that changes no bits is asynchronous. The epilogue runs on the fragments in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, const, le, mul
+from relax_tune.ir.core.expr import Expr, Tunable, Var, const, le, mul
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block
 from relax_tune.ir.hardware.mma import ROWS, STEPS
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.rules.shared.contraction import Contraction, is_product, isolate_contraction, matrix_roles
@@ -34,6 +33,7 @@ from relax_tune.schedules.rules.shared.mma_tiles import (
     convert_to,
     divides_warp_tile,
     epilogue_on_warp_tiles,
+    initialise_fragments,
     operand_dtype,
     operand_layouts,
 )
@@ -53,9 +53,9 @@ from relax_tune.schedules.rules.shared.stream_k import (
     DECOMPOSITIONS,
     FIRST_WAVES,
     Decomposition,
-    bind_grid,
+    TileLoops,
+    accumulate_tiles,
     decompose_work,
-    stream_k_loops,
 )
 from relax_tune.schedules.rules.shared.threads import limit_threads
 from relax_tune.schedules.schedule import Schedule
@@ -70,118 +70,92 @@ PAIRS = (1, 2)
 
 @dataclass(frozen=True, slots=True)
 class _WarpLoops:
-    """The loops of the product.
+    """The loops of the product inside a slice.
 
-    batch, row, column: loops over tiles. slices: over the slices of a tile. instructions: over the instructions of a slice.
-    warps: over warps along rows and columns. thread: over the threads of a warp along rows and columns.
+    Attributes:
+        instructions: Loop over the instructions of a slice.
+        warps: Loops over warps along rows and columns.
+        thread: Loops over the threads of a warp along rows and columns.
     """
 
-    batch: list[str]
-    row: str
-    column: str
-    slices: str
     instructions: str
     warps: list[str]
-    thread: list[str]
+    thread: tuple[str, str]
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield a sketch for each decomposition of a product of 16-bit floats.
 
     One operand may hold 8-bit integers. Yields none for other functions, and on devices without `mma.m16n8k16`.
     """
-    if machine.capability < MMA_CAPABILITY or not is_product(func):
+    if hardware.capability < MMA_CAPABILITY or not is_product(func):
         return
     for form in DECOMPOSITIONS:
         # threads wait for their copies where these cannot be asynchronous
-        options = (partial(build, func, machine, form, way) for way in copy_strategies(machine))
-        yield from first_applicable(f"mma.{form}", options)
+        options = (partial(build, func, hardware, form, asynchronous) for asynchronous in copy_strategies(hardware))
+        yield from first_applicable(func, f"mma.{form}", options)
 
 
 def build(
-    func: PrimFunc, machine: HardwareInfo, form: Decomposition = "data_parallel", asynchronous: bool = True
+    func: PrimFunc, hardware: HardwareInfo, form: Decomposition = "data_parallel", asynchronous: bool = True
 ) -> Schedule:
-    """Schedule a product on tensor cores. asynchronous: copy slices ahead of their use with `cp.async`.
+    """Schedule a product on tensor cores.
 
-    Raises ScheduleError where the function is no such product.
+    Args:
+        asynchronous: Copy slices ahead of their use with `cp.async`.
+
+    Raises:
+        ScheduleError: Where the function is no such product.
     """
     s = Schedule(func)
     main = isolate_contraction(s)
     pairs = s.tunable("KS", PAIRS)
     steps = mul(pairs, PAIR)
-    main, last = decompose_work(s, main, machine, form, steps)
+    main, last = decompose_work(s, main, hardware, form, steps)
     roles, row = matrix_roles(s, main, last)
     dtype = operand_dtype(s, roles)
     tile = WarpTile(
         s.tunable("WM", WARPS), s.tunable("WN", WARPS), s.tunable("MT", TILES), s.tunable("NT", COLUMN_TILES)
     )
-    limit_threads(s, machine, mul(tile.warps, HIGH * WIDE))
+    limit_threads(s, hardware, mul(tile.warps, HIGH * WIDE))
     s.require(le(mul(tile.high, tile.wide) * (ROWS // HIGH * EACH), const(MOST_SUMS)))
     operands = stage_operands(s, roles, tile.rows, tile.columns, steps, least=PAIR)
     convert_to(s, operands, dtype)
-    loops = _split_tiles(s, roles, row, tile, pairs)
+    loops, inner = _split_tiles(s, roles, row, tile, pairs)
     stages = pipeline_stages(s, roles, loops.slices, PAIR) if asynchronous else None
-    group, j_0 = _main_and_epilogue(s, roles, last, form, tile, steps, operands, loops, stages, machine)
-    s.apply(
-        "tensorize",
-        loop=s.inner_loops(main, loops.instructions)[0],
-        intrinsic=f"mma_{dtype}_{operand_layouts(operands)}",
-    )
+
+    def stage(slices: str) -> None:
+        for x in operands:
+            _stage(s, x, slices, tile, steps, stages)
+
+    def epilogue(epilogue_loops: list[str], whole: bool) -> None:
+        epilogue_on_warp_tiles(s, epilogue_loops, tile, whole)
+
+    copies, whole = [x.block for x in operands], divides_tile(roles, roles.column)
+    loops = accumulate_tiles(s, roles, last, form, loops, copies, hardware, stage, epilogue, whole)
+    bind_warps(s, inner.warps, *inner.thread)
+    initialise_fragments(s, main, loops.column)
+    intrinsic = f"mma_{dtype}_{operand_layouts(operands)}"
+    s.tensorize(loop=s.inner_loops(main, inner.instructions)[0], intrinsic=intrinsic)
     accumulators_in_registers(s, main, roles)
-    if form == "stream_k":
-        s.bind(group, "group", 0)
-    else:
-        bind_grid(s, j_0, [loops.row], loops.batch)
+    loops.bind(s)
     _guess(s, roles, form, asynchronous)
     return s
 
 
-def _split_tiles(s: Schedule, roles: Contraction, row: Var, tile: WarpTile, pairs: Tunable) -> _WarpLoops:
+def _split_tiles(
+    s: Schedule, roles: Contraction, row: Var, tile: WarpTile, pairs: Tunable
+) -> tuple[TileLoops, _WarpLoops]:
     """Split the product's loops into tiles, slices, warps, instructions and threads."""
     block = find_block(s.func, roles.block.name)
-    nest = dict(zip((i.var for i in block.iters), s.loops_of(block.name), strict=True))
+    nest = s.iter_loops(block.name)
     rows, columns, steps = (divides_warp_tile(roles, which) for which in range(3))
     i_0, i_w, i_m, i_r, i_y = s.split(nest[row], [None, tile.down, tile.high, ROWS // HIGH, HIGH], divides=rows)
     j_0, j_w, j_n, j_x, j_c = s.split(nest[roles.column], [None, tile.across, tile.wide, WIDE, EACH], divides=columns)
     k_0, k_1, k_2 = s.split(nest[roles.reduce[0]], [None, mul(pairs, 2), STEPS], divides=steps)
     batch = [nest[v] for v in roles.batch]
     s.reorder([*batch, i_0, j_0, k_0, i_w, j_w, k_1, i_y, j_x, i_m, i_r, j_n, j_c, k_2])
-    return _WarpLoops(batch, i_0, j_0, k_0, k_1, [i_w, j_w], [i_y, j_x])
-
-
-def _main_and_epilogue(
-    s: Schedule,
-    roles: Contraction,
-    last: Block,
-    form: Decomposition,
-    tile: WarpTile,
-    steps: Expr,
-    operands: Sequence[StagedOperand],
-    loops: _WarpLoops,
-    stages: Tunable | None,
-    machine: HardwareInfo,
-) -> tuple[str, str]:
-    """Stage the operands, run the epilogue on fragments and bind warps; return the loops over thread blocks and over columns of tiles."""
-    main, group, j_0, k_0 = roles.block.name, "", loops.column, loops.slices
-    own: list[str] = []
-    if form == "stream_k":
-        copies = [x.block for x in operands]
-        own, group, j_0, k_0 = stream_k_loops(s, roles, last.name, copies, [loops.row, j_0, k_0], machine)
-    for x in operands:
-        _stage(s, x, k_0, tile, steps, stages)
-    if form == "stream_k":
-        epilogue_on_warp_tiles(s, own, tile, True)
-    else:
-        own = s.reverse_compute_at(last.name, j_0)
-        epilogue_on_warp_tiles(s, own, tile, divides_tile(roles, roles.column))
-        s.apply("decompose_reduction", block=main, loop=k_0)
-    bind_warps(s, loops.warps, loops.thread[0], loops.thread[1])
-    i_w, j_w, i_y, j_x, *unrolled, j_c = s.inner_loops(f"{main}_init", j_0)
-    bind_warps(s, [i_w, j_w], i_y, j_x)
-    for loop in unrolled:
-        s.unroll(loop)
-    s.vectorize(j_c)
-    return group, j_0
+    return TileLoops(batch, i_0, j_0, k_0), _WarpLoops(k_1, [i_w, j_w], (i_y, j_x))
 
 
 def _guess(s: Schedule, roles: Contraction, form: Decomposition, asynchronous: bool) -> None:
@@ -190,7 +164,7 @@ def _guess(s: Schedule, roles: Contraction, form: Decomposition, asynchronous: b
         shares = {"SS": s.tunables["SS"].domain[-2:][0]}
     elif form == "stream_k":
         shares = dict(FIRST_WAVES)
-    known = next(as_int(i.extent) for i in roles.block.iters if i.var is roles.row)
+    known = roles.known_extent(roles.row)
     highest = max(TILES) * max(WARPS) if known is None else max(1, -(-known // ROWS))  # more tiles would be padding
     s.guess(
         *(
@@ -206,21 +180,21 @@ def _stage(s: Schedule, x: StagedOperand, k_0: str, tile: WarpTile, steps: Expr,
     """Stage a slice of an operand in swizzled rows, in the layout of global memory."""
     if k_0 not in s.loops_of(x.block):
         s.compute_at(x.block, k_0)
-    buffer = find_block(s.func, x.block).body.buffer
+    buffer = s.buffer_of(x.block)
     rows, columns = sorted((x.step, x.place))
     rest = [d for d in range(len(buffer.shape)) if d not in (rows, columns)]
-    s.apply("permute_layout", buffer=buffer.name, order=[*rest, rows, columns])
+    s.permute_layout(buffer=buffer.name, order=[*rest, rows, columns])
     if stages is not None and x.width(VECTOR) == 1:
         raise ScheduleError(f"{s.func.name}: single elements of 16 bits are not copied asynchronously")
     ring = None if stages is None else PipelineRing(stages, len(rest) + x.k_major, steps)
     lanes = x.width(VECTOR) if columns == len(buffer.shape) - 1 else 1
     plan = CopyPlan((tile.warps, HIGH, WIDE), lanes, pipeline=ring, asynchronous=ring is not None)
 
-    def spread(name: str, own: list[str]) -> None:
-        row, column = row_and_column_loops(s, name, own, rows, columns)
+    def spread(name: str, copy_loops: list[str]) -> None:
+        row, column = row_and_column_loops(s, name, copy_loops, rows, columns)
         copy_rows(s, name, [row], column, plan)
 
     def swizzle() -> None:
-        s.apply("swizzle", buffer=buffer.name, vector=VECTOR)
+        s.swizzle(buffer=buffer.name, vector=VECTOR)
 
     stage_tile(s, x.block, k_0, plan, swizzle, spread)

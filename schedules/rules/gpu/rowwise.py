@@ -4,7 +4,9 @@ Consecutive threads read consecutive elements of a row, reduce their own element
 warp_per_row: at most one warp shares a row and exchanges with shuffles.
 block_per_row: several warps share a row and exchange through shared memory.
 in_registers: intermediates of a row stay in the registers of the thread that owns the element in every stage. Without it, stages
-recompute them from the row, which is in the cache by then.
+recompute them from the row, which the first pass has brought into the cache.
+
+Tests: `tests/schedules/rules/test_cuda.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ MOST_ROUNDS = 8
 """Vectors of a row that a thread may keep in registers."""
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield the sketches of a row-wise function; none for other functions."""
     if not reductions(func):
         return
@@ -47,96 +49,103 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
         ("warp_per_row.in_registers", False, True),
         ("block_per_row.in_registers", True, True),
     )
-    yield from try_forms((f"rowwise.{name}", partial(build, func, machine, *kind)) for name, *kind in forms)
+    yield from try_forms(func, ((f"rowwise.{name}", partial(build, func, hardware, *kind)) for name, *kind in forms))
 
 
-def build(func: PrimFunc, machine: HardwareInfo, many: bool, kept: bool = False) -> Schedule:
+def build(func: PrimFunc, hardware: HardwareInfo, many: bool, in_registers: bool = False) -> Schedule:
     """Compute every stage of a row by the same threads.
 
-    many: several warps share a row; otherwise at most one warp does.
-    kept: intermediates of a row stay in registers.
-    Raises ScheduleError unless every stage has the same leading dimensions as rows.
+    Args:
+        many: Several warps share a row; otherwise at most one warp does.
+        in_registers: Intermediates of a row stay in registers.
+
+    Raises:
+        ScheduleError: Unless every stage has the same leading dimensions as rows.
     """
     s = Schedule(func)
-    held = _inline_stages(s, kept)
+    row_buffers = _inline_stages(s, in_registers)
     rows = min(len(b.body.indices) for b in reductions(s.func))
-    if any(len(find_alloc(s.func, name).shape) != rows + 1 for name in held):
-        raise ScheduleError(f"{func.name}: rows that are kept have one dimension")
-    across: Sequence[Expr | int] = warps_per_row(s, machine) if many else (s.tunable("TX", LANES_PER_ROW),)
+    if any(len(find_alloc(s.func, name).shape) != rows + 1 for name in row_buffers):
+        raise ScheduleError(f"{func.name}: rows in registers have one dimension")
+    across: Sequence[Expr | int] = warps_per_row(s, hardware) if many else (s.tunable("TX", LANES_PER_ROW),)
     one: Expr = const(1)
     items = reduce(mul, across, one)
     height = s.tunable("TY", [n for n in (1, 2, 4, 8, 16, 32) if n <= (_known_rows(s, rows) or 32)])
     columns = [b.iters[-1].extent for b in blocks(s.func.body) if len(b.iters) > rows]
-    width = s.tunable("VL", vector_widths(columns, machine))
-    limit_threads(s, machine, mul(items, height))
+    width = s.tunable("VL", vector_widths(columns, hardware))
+    limit_threads(s, hardware, mul(items, height))
     outer, f_0, f_1 = _by_rows(s, rows, height)
-    for name in held:
+    for name in row_buffers:
         s.require(le(find_alloc(s.func, name).shape[-1], mul(mul(items, width), MOST_ROUNDS)))
     for a in s.func.allocs:
-        if a.name not in held:
-            s.apply("set_scope", buffer=a.name, scope="local")
+        if a.name not in row_buffers:
+            s.set_scope(buffer=a.name, scope="local")
     for block in blocks(s.func.body):
-        own = s.inner_loops(block.name, f_1)
-        if own:
-            rounds, item, lanes = split_over_threads(s, own[-1], across, width)
-            s.reorder([*item, *own[:-1], rounds, lanes])
-            if kept:
+        inner = s.inner_loops(block.name, f_1)
+        if inner:
+            rounds, item, lanes = split_over_threads(s, inner[-1], across, width)
+            s.reorder([*item, *inner[:-1], rounds, lanes])
+            if in_registers:
                 s.unroll(rounds)
             if block.is_reduction:
                 reduce_across_threads(s, block.name, item, lanes)
             else:
                 s.vectorize(lanes)
                 bind_threads(s, item)
-    for name in held:
+    for name in row_buffers:
         dim = len(find_alloc(s.func, name).shape) - 1
         for factor in (width, *reversed(across)):
             rank = len(find_alloc(s.func, name).shape)
-            s.apply("tile_layout", buffer=name, dim=dim, factor=factor, order=[*range(rank + 1)])
-        s.apply("set_scope", buffer=name, scope="local")
+            s.tile_layout(buffer=name, dim=dim, factor=factor, order=[*range(rank + 1)])
+        s.set_scope(buffer=name, scope="local")
     s.bind(f_1, "item", len(across))
     s.bind(f_0, "group")
     if outer:
         s.bind(s.fuse(outer), "group", 1)
-    shape = {"TW": min(8, machine.group_size // 32), "TY": 1} if many else {"TX": 32, "TY": 4}
+    shape = {"TW": min(8, hardware.group_size // 32), "TY": 1} if many else {"TX": 32, "TY": 4}
     s.guess({**shape, "VL": width.domain[-1]})
     return s
 
 
-def _inline_stages(s: Schedule, kept: bool) -> list[str]:
+def _inline_stages(s: Schedule, in_registers: bool) -> list[str]:
     """Inline the elementwise stages, and give each reduction an intermediate; return the buffers to keep in registers.
 
-    kept: keep intermediates of whole rows instead of inlining them.
+    Args:
+        in_registers: Keep intermediates of whole rows instead of inlining them.
     """
-    held: list[str] = []
+    row_buffers: list[str] = []
     for block in blocks(s.func.body):
         current = find_block(s.func, block.name)
         if not inlinable(s.func, current):
             continue
-        if kept and as_int(current.body.buffer.shape[-1]) not in (None, 1):
-            held.append(current.body.buffer.name)
+        if in_registers and as_int(current.body.buffer.shape[-1]) not in (None, 1):
+            row_buffers.append(current.body.buffer.name)
         else:
             s.compute_inline(block.name)
-    if kept and not held:
-        raise ScheduleError(f"{s.func.name}: nothing of a known length is computed on the way")
+    if in_registers and not row_buffers:
+        raise ScheduleError(f"{s.func.name}: no stage has a known row length")
     for block in reductions(s.func):
         require_rowwise(block)
         if block.body.buffer in s.func.output_buffers:
-            s.apply("cache_write", block=block.name, scope="global")
+            s.cache_write(block=block.name, scope="global")
     for block in blocks(s.func.body):
         hoist_reciprocal(s, block.name)
-    return held
+    return row_buffers
 
 
 def _by_rows(s: Schedule, rows: int, height: Tunable) -> tuple[list[str], str, str]:
     """Put all stages under the same loops over rows, and split the innermost by thread blocks.
 
-    height: the rows of a thread block.
-    Returns the outer loops, the loop over thread blocks, and the loop over the rows of a thread block.
+    Args:
+        height: The rows of a thread block.
+
+    Returns:
+        The outer loops, the loop over thread blocks, and the loop over the rows of a thread block.
     """
-    found = blocks(s.func.body)
-    if rows == 0 or any(not _leads(b, rows) for b in found):
+    stages = blocks(s.func.body)
+    if rows == 0 or any(not _leads(b, rows) for b in stages):
         raise ScheduleError(f"{s.func.name}: rows are not the leading dimensions of every stage")
-    first, *others = [s.loops_of(b.name)[:rows] for b in found]
+    first, *others = [s.loops_of(b.name)[:rows] for b in stages]
     for other in others:
         for a, b in zip(first, other, strict=True):
             s.fuse_sibling_loops(a, b)

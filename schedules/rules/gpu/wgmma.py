@@ -1,10 +1,10 @@
 """GPU rule for products of 16-bit floats on tensor cores, with `wgmma` of a warpgroup (`relax_tune.ir.hardware.wgmma`).
 
-The tiling is that of the rule for `mma`, but `wgmma` reads its operands from shared memory, as 8 x 16-byte core matrices that are
+The tiling is the same as for `mma`, but `wgmma` reads its operands from shared memory, as 8 x 16-byte core matrices that are
 contiguous (PTX ISA, wgmma, layouts without swizzling). Eight consecutive threads write one core matrix, which uses every bank once. A
-warpgroup has rows of its own and all columns; each warp has 16 of the 64 rows of an instruction tile.
+warpgroup has its own rows and all columns; each warp has 16 of the 64 rows of an instruction tile.
 
-No kernel of this rule has run on a GPU. Only a device with `HardwareInfo.has_wgmma` gets sketches, and no device reports it.
+Only devices with `HardwareInfo.has_wgmma` get sketches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from relax_tune.ir.core.expr import Expr, Tunable, const, le, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.hardware.wgmma import CORE, WARPS
 from relax_tune.schedules.analysis import final_block
-from relax_tune.schedules.loop_tree import find_alloc, find_block
+from relax_tune.schedules.loop_tree import find_alloc
 from relax_tune.schedules.rules.shared.contraction import is_product, isolate_contraction, matrix_roles
 from relax_tune.schedules.rules.shared.forms import first_applicable
 from relax_tune.schedules.rules.shared.mma_tiles import (
@@ -32,6 +32,7 @@ from relax_tune.schedules.rules.shared.mma_tiles import (
     convert_to,
     divides_warp_tile,
     epilogue_on_warp_tiles,
+    initialise_fragments,
     operand_dtype,
     operand_layouts,
 )
@@ -63,18 +64,24 @@ PAIRS = (1, 2, 4)
 ROWS_OF_WARP = 16
 
 
-def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield the sketch of a product of 16-bit floats; none for other functions, and on devices without `wgmma`."""
-    if not machine.has_wgmma or not is_product(func):
+    if not hardware.has_wgmma or not is_product(func):
         return
     # threads wait for their copies where these cannot be asynchronous
-    yield from first_applicable("wgmma", (partial(build, func, machine, way) for way in copy_strategies(machine)))
+    yield from first_applicable(
+        func, "wgmma", (partial(build, func, hardware, asynchronous) for asynchronous in copy_strategies(hardware))
+    )
 
 
-def build(func: PrimFunc, machine: HardwareInfo, asynchronous: bool = True) -> Schedule:
-    """Schedule a product on tensor cores. asynchronous: copy slices ahead of their use with `cp.async`.
+def build(func: PrimFunc, hardware: HardwareInfo, asynchronous: bool = True) -> Schedule:
+    """Schedule a product on tensor cores.
 
-    Raises ScheduleError where the function is no such product.
+    Args:
+        asynchronous: Copy slices ahead of their use with `cp.async`.
+
+    Raises:
+        ScheduleError: Where the function is no such product.
     """
     s = Schedule(func)
     main = isolate_contraction(s)
@@ -83,15 +90,14 @@ def build(func: PrimFunc, machine: HardwareInfo, asynchronous: bool = True) -> S
     dtype = operand_dtype(s, roles)
     groups = s.tunable("WG", GROUPS)
     tile = WarpTile(mul(groups, WARPS), const(1), s.tunable("MT", TILES), s.tunable("NT", COLUMN_TILES), WARPS)
-    limit_threads(s, machine, mul(tile.warps, HIGH * WIDE))
+    limit_threads(s, hardware, mul(tile.warps, HIGH * WIDE))
     s.require(le(mul(tile.high, tile.wide) * (ROWS_OF_WARP // HIGH * EACH), const(MOST_SUMS)))
     pairs = s.tunable("KS", PAIRS)
     steps = mul(pairs, PAIR)
     operands = stage_operands(s, roles, tile.rows, tile.columns, steps, least=PAIR)
     convert_to(s, operands, dtype)
 
-    block = find_block(s.func, main)
-    nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
+    nest = s.iter_loops(main)
     by_rows, by_columns, by_steps = (divides_warp_tile(roles, which) for which in range(3))
     rows = [None, tile.down, tile.high, ROWS_OF_WARP // HIGH, HIGH]
     i_0, i_w, i_m, i_r, i_y = s.split(nest[row], rows, divides=by_rows)
@@ -102,17 +108,13 @@ def build(func: PrimFunc, machine: HardwareInfo, asynchronous: bool = True) -> S
     stages = pipeline_stages(s, roles, k_0, PAIR) if asynchronous else None
     for x in operands:
         _stage(s, x, k_0, tile, groups, steps, stages)
-    own = s.reverse_compute_at(last.name, j_0)
-    epilogue_on_warp_tiles(s, own, tile, divides_tile(roles, roles.column))
-    s.apply("decompose_reduction", block=main, loop=k_0)
+    epilogue_loops = s.reverse_compute_at(last.name, j_0)
+    epilogue_on_warp_tiles(s, epilogue_loops, tile, divides_tile(roles, roles.column))
+    s.decompose_reduction(block=main, loop=k_0)
     bind_warps(s, [i_w], i_y, j_x, WARPS)
-    i_w, i_y, j_x, *unrolled, j_c = s.inner_loops(f"{main}_init", j_0)
-    bind_warps(s, [i_w], i_y, j_x, WARPS)
-    for loop in unrolled:
-        s.unroll(loop)
-    s.vectorize(j_c)
+    initialise_fragments(s, main, j_0, WARPS)
     intrinsic = f"wgmma_{dtype}_{operand_layouts(operands)}"
-    s.apply("tensorize", loop=s.inner_loops(main, k_0)[1], intrinsic=intrinsic)
+    s.tensorize(loop=s.inner_loops(main, k_0)[1], intrinsic=intrinsic)
     accumulators_in_registers(s, main, roles)
     bind_grid(s, j_0, [i_0], batch)
     s.guess(
@@ -136,18 +138,18 @@ def _stage(
 ) -> None:
     """Stage a slice of an operand as core matrices: eight consecutive threads copy one, a warp four along the operand's rows."""
     s.compute_at(x.block, k_0)
-    buffer = find_block(s.func, x.block).body.buffer
+    buffer = s.buffer_of(x.block)
     rows, columns = sorted((x.step, x.place))
     lanes = x.width(CORE) if columns == len(buffer.shape) - 1 else 1
     rest = [d for d in range(len(buffer.shape)) if d not in (rows, columns)]
-    s.apply("permute_layout", buffer=buffer.name, order=[*rest, rows, columns])
+    s.permute_layout(buffer=buffer.name, order=[*rest, rows, columns])
     if stages is not None and lanes == 1:
         raise ScheduleError(f"{s.func.name}: single elements of 16 bits are not copied asynchronously")
     ring = None if stages is None else PipelineRing(stages, len(rest) + x.k_major, steps, len(rest))
     plan = CopyPlan((groups, WARPS, HIGH, WIDE), lanes, pipeline=ring, asynchronous=ring is not None)
 
-    def spread(name: str, own: list[str]) -> None:
-        slow, fast = row_and_column_loops(s, name, own, rows, columns)
+    def spread(name: str, copy_loops: list[str]) -> None:
+        slow, fast = row_and_column_loops(s, name, copy_loops, rows, columns)
         if x.k_major:  # the warpgroups share the dimension that is not the steps
             rounds, g, z, high, low = s.split(slow, [None, groups, WARPS, CORE // WIDE, WIDE], divides=True)
             others, vectors, pieces, lane = s.split(fast, [None, WIDE, CORE // lanes, lanes])
@@ -159,16 +161,20 @@ def _stage(
         for axis, loop in enumerate((low, s.fuse([vectors, high]), z, g)):
             s.bind(loop, "item", axis)
         if plan.asynchronous and is_copy(s, name):
-            s.apply("copy_async", loop=lane)
+            s.copy_async(loop=lane)
 
     first = len(rest) + (ring is not None)
     stage_tile(s, x.block, k_0, plan, lambda: _core_matrices(s, x, buffer.name, first, tile), spread)
 
 
 def _core_matrices(s: Schedule, x: StagedOperand, buffer: str, first: int, tile: WarpTile) -> None:
-    """Lay a staged operand out as contiguous core matrices. first: the first of its two dimensions."""
+    """Lay a staged operand out as contiguous core matrices.
+
+    Args:
+        first: The first of its two dimensions.
+    """
     dims = [first, first + 1]
-    if x.has_rows:  # the rows of a warp in an instruction tile follow those of the warp before it
+    if x.has_rows:  # the rows of a warp in an instruction tile follow the rows of the warp before it
         at = dims[x.place > x.step]
         _split_dim(s, buffer, at, mul(tile.high, WARPS * ROWS_OF_WARP), at, at + 1)
         _split_dim(s, buffer, at + 1, mul(tile.high, ROWS_OF_WARP), at + 1, at + 2)
@@ -183,4 +189,4 @@ def _split_dim(s: Schedule, name: str, dim: int, factor: Expr, outer: int, inner
     order = [d for d in range(len(find_alloc(s.func, name).shape) + 1) if d not in (dim, dim + 1)]
     for place, d in ((outer, dim), (inner, dim + 1)):
         order.insert(place, d)
-    s.apply("tile_layout", buffer=name, dim=dim, factor=factor, order=order)
+    s.tile_layout(buffer=name, dim=dim, factor=factor, order=order)

@@ -1,12 +1,17 @@
-"""Parts of the rules for contractions (sums of products): the roles of iterators, and one contraction with one epilogue."""
+"""Parts of the rules for contractions (sums of products): the roles of iterators, and one contraction with one epilogue.
+
+Tests: `tests/schedules/rules/test_sketches.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 
 from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Load, Var, as_int, free_vars, postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
@@ -28,44 +33,45 @@ def multiplies(block: Block) -> bool:
 def register_tiles(
     heights: Sequence[int],
     widths: Sequence[int],
-    machine: HardwareInfo,
+    hardware: HardwareInfo,
     rows: int | None,
     columns: int | None,
     vector_cost: float = 1.0,
 ) -> list[tuple[float, int, int]]:
     """Return (loads per product, height, width) of tiles that the registers hold, fewest loads first.
 
-    Waste at constant extents counts, and `vector_cost` is that of loading a vector beside a row's element. Of each width
+    Waste at constant extents counts, and `vector_cost` is the cost of loading a vector relative to an element of a row. Of each width
     there is the highest tile, and the highest below by a power of two.
     """
-    found = []
+    tiles = []
     for width in widths:
-        vectors = -(-width // machine.lanes)
-        most = max((h for h in heights if h * vectors + vectors + 1 <= machine.registers), default=0)
+        vectors = -(-width // hardware.lanes)
+        most = max((h for h in heights if h * vectors + vectors + 1 <= hardware.registers), default=0)
         for height in {most, 1 << most.bit_length() - 1} & set(heights) if most else ():
             waste = 1.0
             for extent, tile in ((columns, width), (rows, height)):
                 waste *= -(-extent // tile) * tile / extent if extent else 1.0
-            found.append(((height + vector_cost * vectors) / (height * vectors) * waste, height, width))
-    return sorted(found)
+            tiles.append(((height + vector_cost * vectors) / (height * vectors) * waste, height, width))
+    return sorted(tiles)
 
 
 def is_product(func: PrimFunc) -> bool:
     """Return True if the function's only reduction is a sum of products with an initial value."""
-    found = reductions(func)
-    return len(found) == 1 and found[0].init is not None and multiplies(found[0])
+    nodes = reductions(func)
+    return len(nodes) == 1 and nodes[0].init is not None and multiplies(nodes[0])
 
 
 @dataclass(frozen=True)
 class Contraction:
     """The roles of a contraction's iterators and operands.
 
-    block: the block of the contraction.
-    column: the spatial iterator that is contiguous in the output; it is vectorised.
-    row: the last spatial iterator that no operand with `column` has, if any; register tiles span it.
-    batch: the other spatial iterators.
-    reduce: the reduction iterators.
-    operand: the load with `column` that uses the most reduction iterators.
+    Attributes:
+        block: The block of the contraction.
+        column: The spatial iterator that is contiguous in the output; it is vectorised.
+        row: The last spatial iterator that no operand with `column` has, if any; register tiles span it.
+        batch: The other spatial iterators.
+        reduce: The reduction iterators.
+        operand: The load with `column` that uses the most reduction iterators.
     """
 
     block: Block
@@ -75,10 +81,16 @@ class Contraction:
     reduce: tuple[Var, ...]
     operand: Load
 
+    def known_extent(self, var: Var | None) -> int | None:
+        """Return the extent of an iterator; None if it is not constant, or without an iterator."""
+        return next((as_int(i.extent) for i in self.block.iters if i.var is var), None)
+
 
 def find_contraction(block: Block, column: Var) -> Contraction:
-    """Classify the iterators of a sum of products. Raises ScheduleError unless the block adds and an operand has the
-    column.
+    """Classify the iterators of a sum of products.
+
+    Raises:
+        ScheduleError: Unless the block adds and an operand has the column.
     """
     operation, _ = combiner(block)
     if operation != "add":
@@ -100,7 +112,8 @@ def find_contraction(block: Block, column: Var) -> Contraction:
 def inline_around(s: Schedule, main: str) -> None:
     """Inline the producers of a contraction, and the blocks after it into the last one.
 
-    Raises ScheduleError when blocks other than the contraction and one epilogue remain.
+    Raises:
+        ScheduleError: When blocks other than the contraction and one epilogue remain.
     """
     for b in blocks(s.func.body):
         if b.name != main and inlinable(s.func, b):
@@ -108,7 +121,7 @@ def inline_around(s: Schedule, main: str) -> None:
     last = final_block(s.func)
     rest = [b for b in blocks(s.func.body) if b.name not in (main, last.name)]
     if rest or (last.name != main and not depends_on(s.func, last, find_block(s.func, main))):
-        raise ScheduleError(f"{s.func.name}: more than a contraction and its epilogue")
+        raise ScheduleError(f"{s.func.name}: expected a contraction and one epilogue")
 
 
 def isolate_contraction(s: Schedule) -> str:
@@ -119,21 +132,33 @@ def isolate_contraction(s: Schedule) -> str:
     """
     main = reductions(s.func)[0].name
     inline_around(s, main)
-    if find_block(s.func, main).body.buffer in s.func.output_buffers:
-        s.apply("cache_write", block=main, scope="global")
+    if s.buffer_of(main) in s.func.output_buffers:
+        s.cache_write(block=main, scope="global")
     with suppress(ScheduleError):  # no factor may be independent of the reduction
-        s.apply("hoist_factors", block=main)
+        s.hoist_factors(block=main)
     return main
+
+
+def fits_worker_cache(buffer: Buffer, hardware: HardwareInfo) -> bool:
+    """Return True if a buffer of constant size stays in a worker's share of the second-level cache, so that prefetches gain nothing."""
+    sizes = [as_int(d) for d in buffer.shape]
+    return None not in sizes and prod(n or 0 for n in sizes) * buffer.dtype.bytes <= hardware.l2_bytes // 4
+
+
+def contraction_roles(s: Schedule, main: str, last: Block | None = None) -> Contraction:
+    """Return the roles of a contraction whose results the block `last` stores; by default the last block."""
+    return find_contraction(find_block(s.func, main), output_column(s, main, last or final_block(s.func)))
 
 
 def matrix_roles(s: Schedule, main: str, last: Block) -> tuple[Contraction, Var]:
     """Return the roles of a matmul's iterators, and its row iterator.
 
-    Raises ScheduleError without rows, and with several reduction dimensions.
+    Raises:
+        ScheduleError: Without rows, and with several reduction dimensions.
     """
-    roles = find_contraction(find_block(s.func, main), output_column(s, main, last))
+    roles = contraction_roles(s, main, last)
     if roles.row is None or len(roles.reduce) != 1:
-        raise ScheduleError(f"{s.func.name}: wanted rows and one dimension to sum over, found {roles!r}")
+        raise ScheduleError(f"{s.func.name}: expected rows and one dimension to sum over, got {roles!r}")
     return roles, roles.row
 
 
@@ -144,15 +169,15 @@ def output_column(s: Schedule, main: str, epilogue: Block) -> Var:
     """
     block, last = find_block(s.func, main), epilogue
     if not last.body.indices or not block.body.indices:
-        raise ScheduleError(f"{s.func.name}: wanted an output with columns, found a scalar")
-    fast, made = last.body.indices[-1], block.body.indices
+        raise ScheduleError(f"{s.func.name}: expected an output with columns, got a scalar")
+    fast, stored = last.body.indices[-1], block.body.indices
     if fast.op == "floormod":
         fast = fast.args[0]
-    read = next((x.indices for x in block_loads(last) if x.buffer is block.body.buffer), made)
-    for e, out in zip(made if last.name == main else read, made, strict=True):
+    read = next((x.indices for x in block_loads(last) if x.buffer is block.body.buffer), stored)
+    for e, out in zip(stored if last.name == main else read, stored, strict=True):
         if e is fast and isinstance(out, Var):
             return out
-    raise ScheduleError(f"{s.func.name}: the fast output dimension is not one of the contraction's")
+    raise ScheduleError(f"{s.func.name}: the contiguous output dimension is not an iterator of the contraction")
 
 
 def packed_steps(block: Block, roles: Contraction) -> tuple[int, int | None]:

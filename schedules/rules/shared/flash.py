@@ -2,14 +2,16 @@
 
 FlashAttention (Dao et al. 2022) runs over blocks of keys with a running row maximum and row sum (online softmax, Milakov and
 Gimelshein 2018). Flash-decoding (Dao et al. 2023) gives each block of keys to a worker and combines the partial results afterwards.
-The primitives `rolling_update` and `split_k_update` are those of Neptune (arXiv:2510.08726).
+The primitives `rolling_update` and `split_k_update` follow Neptune (arXiv:2510.08726).
+
+Tests: `tests/schedules/rules/test_sketches.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.expr import Expr, Load, Var, as_int, free_vars
@@ -20,7 +22,8 @@ from relax_tune.schedules.rules.shared.blocks import loops_of_iter, writer_of
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.symbols import variables_of
 
-SKIPS = ("masked", "after_last", "none")
+Skip = Literal["masked", "after_last", "none"]
+SKIPS: tuple[Skip, ...] = ("masked", "after_last", "none")
 """The blocks of keys that the loop skips, the best choice first.
 
 masked: every block whose scores the mask excludes for all queries of a tile. after_last: the blocks after the last one that some query
@@ -32,18 +35,20 @@ attends to. none: no block, where a later primitive refuses the other bounds.
 class AttentionRoles:
     """The blocks of an attention by name, and the iterators and dimensions of queries and keys.
 
-    product: the block of the products of queries and keys.
-    scores: the block that scales and masks the products.
-    row_max, row_sum: the blocks of the softmax's maxima and sums.
-    weights: the block of the exponentials.
-    weighted_values: the block that sums weights times values.
-    output: the block that divides by the row sum and writes the output.
-    query: the operand of the product with the rows of queries.
-    query_rank, query_dim: that operand's rank and its dimension of queries.
-    row: the iterator of queries in `output`.
-    row_max_dim: the dimension of queries in the maxima.
-    depth, width: the sizes of a query and of a value.
-    product_row ... weight_key: the iterators of queries and keys in the blocks `product`, `scores` and `weights`.
+    Attributes:
+        product: The block of the products of queries and keys.
+        scores: The block that scales and masks the products.
+        row_max, row_sum: The blocks of the softmax's maxima and sums.
+        weights: The block of the exponentials.
+        weighted_values: The block that sums weights times values.
+        output: The block that divides by the row sum and writes the output.
+        query: The operand of the product with the rows of queries.
+        query_rank, query_dim: That operand's rank and its dimension of queries.
+        row: The iterator of queries in `output`.
+        row_max_dim: The dimension of queries in the maxima.
+        depth, width: The sizes of a query and of a value.
+        product_row, product_key, score_row, score_key, weight_row, weight_key: The iterators of queries and keys in the blocks `product`,
+            `scores` and `weights`.
     """
 
     product: str
@@ -84,7 +89,8 @@ class _Stages:
 def find_attention_roles(s: Schedule) -> AttentionRoles:
     """Find the roles of an attention's blocks, inline the other blocks, and make queries the last dimension of the scores.
 
-    Raises ScheduleError unless the function is one attention with constant sizes of queries and values.
+    Raises:
+        ScheduleError: Unless the function is one attention with constant sizes of queries and values.
     """
     stages = _find_stages(s)
     row, key, column = _axes(s, stages)
@@ -100,11 +106,11 @@ def find_attention_roles(s: Schedule) -> AttentionRoles:
     if not isinstance(output_row, Var):
         raise ScheduleError(f"{s.func.name}: the output is not written row by row")
     if end.indices[inner.index(column)] is not stages.output.body.indices[-1]:
-        raise ScheduleError(f"{s.func.name}: columns are not neighbours in the output")
+        raise ScheduleError(f"{s.func.name}: columns are not contiguous in the output")
     traced = ((stages.product, of_product), (stages.scores, of_scores), (stages.weights, of_weights))
     for b, (own_row, own_key) in traced:
         dims = [b.body.indices.index(e) for e in (own_key, own_row)]
-        s.apply("permute_layout", buffer=b.body.buffer.name, order=with_last(len(b.body.indices), dims))
+        s.permute_layout(buffer=b.body.buffer.name, order=with_last(len(b.body.indices), dims))
     return AttentionRoles(
         product=stages.product.name,
         scores=stages.scores.name,
@@ -134,7 +140,7 @@ def _find_stages(s: Schedule) -> _Stages:
     func = s.func
     maxima = [b for b in reductions(func) if b.body.value.op == "max"]
     if len(maxima) != 1 or len(reductions(func)) != 4:
-        raise ScheduleError(f"{func.name}: wanted a product, a maximum and two sums, found {len(reductions(func))}")
+        raise ScheduleError(f"{func.name}: expected a product, a maximum and two sums, got {len(reductions(func))}")
     (row_max,) = maxima
     scores = _only([writer(func, x.buffer) for x in block_loads(row_max)])
     output = final_block(func)
@@ -150,10 +156,10 @@ def _find_stages(s: Schedule) -> _Stages:
         [b for b in reductions(s.func) if b.name not in {x.name for x in (row_max, row_sum, weighted_values)}]
     )
     order = (product, scores, row_max, weights, row_sum, weighted_values, output)
-    found = _Stages(*(find_block(s.func, b.name) for b in order))
-    if found.scores.is_reduction or found.output.is_reduction or len(blocks(s.func.body)) != 7:
-        raise ScheduleError(f"{func.name}: more than an attention")
-    return found
+    stages = _Stages(*(find_block(s.func, b.name) for b in order))
+    if stages.scores.is_reduction or stages.output.is_reduction or len(blocks(s.func.body)) != 7:
+        raise ScheduleError(f"{func.name}: expected an attention and no other blocks")
+    return stages
 
 
 def _axes(s: Schedule, stages: _Stages) -> tuple[Var, Var, Expr]:
@@ -165,7 +171,7 @@ def _axes(s: Schedule, stages: _Stages) -> tuple[Var, Var, Expr]:
     (key,) = (i.var for i in block.iters if i.kind == "reduce")
     rows = [e for e in variables_of(access.indices) if e is not key and e not in of_values]
     if not rows or not values:
-        raise ScheduleError(f"{s.func.name}: the values have rows of queries too")
+        raise ScheduleError(f"{s.func.name}: the values also depend on the rows of queries")
     return rows[-1], key, _only([e for e in block.body.indices if e not in access.indices])
 
 
@@ -175,7 +181,7 @@ def _sizes(s: Schedule, stages: _Stages, column: Expr) -> tuple[int, int]:
     width = extents[column] if isinstance(column, Var) else None
     depths = [as_int(i.extent) for i in stages.product.iters if i.kind == "reduce"]
     if width is None or len(depths) != 1 or depths[0] is None:
-        raise ScheduleError(f"{s.func.name}: wanted known widths of queries and values, found {width} and {depths}")
+        raise ScheduleError(f"{s.func.name}: expected known widths of queries and values, got {width} and {depths}")
     return width, depths[0]
 
 
@@ -194,9 +200,10 @@ def _traced(consumer: Block, producer: Block, axes: Sequence[Expr]) -> tuple[Exp
 class OuterLoops:
     """The loops of one FlashAttention kernel outside a block of keys.
 
-    outer: the loops of the output's dimensions other than queries and columns.
-    tile: the loop over tiles of queries.
-    key_block: the loop over blocks of keys.
+    Attributes:
+        outer: The loops of the output's dimensions other than queries and columns.
+        tile: The loop over tiles of queries.
+        key_block: The loop over blocks of keys.
     """
 
     outer: tuple[str, ...]
@@ -204,14 +211,14 @@ class OuterLoops:
     key_block: str
 
 
-def outer_loops(s: Schedule, r: AttentionRoles, rows: Expr | None, skip: str) -> OuterLoops:
+def outer_loops(s: Schedule, r: AttentionRoles, rows: Expr | None, skip: Skip) -> OuterLoops:
     """Build FlashAttention's outer loops after `split_k_update`: tiles of queries, then blocks of keys.
 
-    rows: the queries of a tile; None for single queries without a loop inside a tile.
-    skip: one of SKIPS.
+    Args:
+        rows: The queries of a tile; None for single queries without a loop inside a tile.
+        skip: One of SKIPS.
     """
-    output = find_block(s.func, r.output)
-    nest = {i.var: name for i, name in zip(output.iters, s.loops_of(r.output), strict=True)}
+    nest = s.iter_loops(r.output)
     tile, *inside = [nest[r.row]] if rows is None else s.split(nest[r.row], [None, rows])
     *outer, column = (name for v, name in nest.items() if v is not r.row)
     s.reorder([*outer, tile, *inside, column])
@@ -224,22 +231,24 @@ def outer_loops(s: Schedule, r: AttentionRoles, rows: Expr | None, skip: str) ->
     return OuterLoops(tuple(outer), tile, key_block)
 
 
-def _roll(s: Schedule, r: AttentionRoles, skip: str) -> None:
+def _roll(s: Schedule, r: AttentionRoles, skip: Skip) -> None:
     """Make one loop over blocks of keys, which leaves out masked blocks where a condition on keys allows it."""
     if skip != "none":
         try:
-            s.apply("rolling_update", block=r.row_max, skip=skip)
+            s.rolling_update(block=r.row_max, skip=skip)
             return
         except ScheduleError:
             pass  # no condition bounds the keys
-    s.apply("rolling_update", block=r.row_max)
+    s.rolling_update(block=r.row_max)
 
 
 def split_kv_loops(s: Schedule, r: AttentionRoles, queries: Expr) -> list[str]:
     """Compute the partial results of a block of keys in one nest, as flash-decoding does, after `split_k_update`.
 
     The nest stores a maximum, a sum and weighted values of every (tile of queries, block of keys); a later nest combines them.
-    Returns its loops: outer dimensions, tiles of queries, blocks of keys.
+
+    Returns:
+        Its loops: outer dimensions, tiles of queries, blocks of keys.
     """
     paths = [_store_partial(s, r, name, queries) for name in (r.row_max, r.row_sum, r.weighted_values)]
     for a, b in zip(paths[1], paths[2], strict=True):
@@ -254,30 +263,31 @@ def split_kv_loops(s: Schedule, r: AttentionRoles, queries: Expr) -> list[str]:
 def _store_partial(s: Schedule, r: AttentionRoles, whole: str, queries: Expr) -> list[str]:
     """Order the loops of one partial reduction as the output's, and store its result for each block of keys.
 
-    Returns the loops: outer dimensions, tiles of queries, blocks of keys.
+    Returns:
+        The loops: outer dimensions, tiles of queries, blocks of keys.
     """
     part = f"{whole}_rf"
     node, output = find_block(s.func, part), find_block(s.func, r.output)
-    wanted = find_block(s.func, r.weighted_values if whole == r.weighted_values else r.row_sum)
-    place = _load_of(output, wanted).indices
+    source = find_block(s.func, r.weighted_values if whole == r.weighted_values else r.row_sum)
+    place = _load_of(output, source).indices
     if len(node.body.indices) != len(place) + 1:
-        raise ScheduleError(f"{s.func.name}: maxima have other dimensions than sums")
-    nest = dict(zip((i.var for i in node.iters), s.loops_of(part), strict=True))
+        raise ScheduleError(f"{s.func.name}: maxima and sums have different dimensions")
+    nest = s.iter_loops(part)
     of = {v: nest[_require_var(e)] for v, e in zip(place, node.body.indices[1:])}
     step = nest[_require_var(node.body.indices[0])]
     outer = [of[i.var] for i in output.iters if i.var in of and i.var not in (r.row, output.body.indices[-1])]
     i_0, i_1 = s.split(of[r.row], [None, queries])
     rest = [n for n in s.loops_of(part) if n not in (*outer, i_0, i_1, step)]
     s.reorder([*outer, i_0, step, i_1, *rest])
-    kept = [r.weights] if whole == r.row_max else []
-    s.apply("cache_write", block=part, scope="global", readers=kept)
+    readers = [r.weights] if whole == r.row_max else []
+    s.cache_write(block=part, scope="global", readers=readers)
     s.reverse_compute_at(writer_of(s, node.body.buffer.name), step)
     return [*outer, i_0, step]
 
 
 def _require_var(e: Expr) -> Var:
     if not isinstance(e, Var):
-        raise ScheduleError(f"wanted queries, keys and columns by iterators of their own, found {e!r}")
+        raise ScheduleError(f"expected separate iterators of queries, keys and columns, got {e!r}")
     return e
 
 
@@ -289,15 +299,15 @@ def with_last(rank: int, dims: Sequence[int]) -> list[int]:
 def swap_last_dims(s: Schedule, buffer: str) -> None:
     """Swap the last two dimensions of a buffer."""
     rank = len(find_alloc(s.func, buffer).shape)
-    s.apply("permute_layout", buffer=buffer, order=[*range(rank - 2), rank - 1, rank - 2])
+    s.permute_layout(buffer=buffer, order=[*range(rank - 2), rank - 1, rank - 2])
 
 
 def other_operand(s: Schedule, block: str, buffer: str) -> str:
     """Return the one buffer that a block reads besides `buffer`."""
-    found = {x.buffer.name for x in block_loads(find_block(s.func, block))} - {buffer}
-    if len(found) != 1:
-        raise ScheduleError(f"{s.func.name}: wanted one array besides {buffer!r} in {block!r}, found {sorted(found)}")
-    return found.pop()
+    names = {x.buffer.name for x in block_loads(find_block(s.func, block))} - {buffer}
+    if len(names) != 1:
+        raise ScheduleError(f"{s.func.name}: expected one array besides {buffer!r} in {block!r}, got {sorted(names)}")
+    return names.pop()
 
 
 def value_widths(extent: int, lanes: int) -> list[int]:
@@ -310,9 +320,9 @@ def value_widths(extent: int, lanes: int) -> list[int]:
 T = TypeVar("T")
 
 
-def _only(found: Iterable[T | None]) -> T:
+def _only(values: Iterable[T | None]) -> T:
     """Return the only distinct value. Raises ScheduleError when there is none or a second one."""
-    unique = list(dict.fromkeys(found))
+    unique = list(dict.fromkeys(values))
     if len(unique) != 1 or unique[0] is None:
-        raise ScheduleError("this is no attention: a part of it is missing, or there twice")
+        raise ScheduleError("this is no attention: a part is missing or repeated")
     return unique[0]

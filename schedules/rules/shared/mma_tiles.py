@@ -2,6 +2,8 @@
 
 A fragment is the part of a tile that one thread holds, in the layout that the instruction fixes (PTX ISA, mma.m16n8k16): two
 consecutive columns of rows `y` and `y + 8`, by thread `4 * y + x` of the warp.
+
+Tests: `tests/schedules/rules/gpu/test_mma.py`.
 """
 
 from __future__ import annotations
@@ -37,9 +39,10 @@ VECTOR = 8
 class WarpTile:
     """The tile of a thread block, by warps and by instructions.
 
-    down, across: warps along rows and columns.
-    high, wide: instruction tiles of a warp along rows and columns.
-    warpgroup: warps of a warpgroup, which are consecutive on axis 2 with the warpgroups on axis 3; 0 without warpgroups.
+    Attributes:
+        down, across: Warps along rows and columns.
+        high, wide: Instruction tiles of a warp along rows and columns.
+        warpgroup: Warps of a warpgroup, which are consecutive on axis 2 with the warpgroups on axis 3; 0 without warpgroups.
     """
 
     down: Expr
@@ -64,7 +67,8 @@ class WarpTile:
 def operand_dtype(s: Schedule, roles: Contraction) -> DType:
     """Return the 16-bit float that both operands have in shared memory; 8-bit integers are converted to it.
 
-    Raises ScheduleError unless the block sums plain products in f32 of such operands.
+    Raises:
+        ScheduleError: Unless the block sums plain products in f32 of such operands.
     """
     value = roles.block.body.value
     terms = value.args[1].args if value.op else ()
@@ -72,7 +76,7 @@ def operand_dtype(s: Schedule, roles: Contraction) -> DType:
     types = {x.buffer.dtype for x in loads if isinstance(x, Load)}
     halves = [d for d in types if d.is_half]
     if len(loads) != 2 or len(halves) != 1 or not types <= {*halves, i8, u8}:
-        raise ScheduleError(f"{s.func.name}: wanted products of 16-bit floats, found {value!r}")
+        raise ScheduleError(f"{s.func.name}: expected products of 16-bit floats, got {value!r}")
     return halves[0]
 
 
@@ -90,15 +94,16 @@ def divides_warp_tile(roles: Contraction, which: int) -> bool:
 def convert_to(s: Schedule, operands: Sequence[StagedOperand], dtype: DType) -> None:
     """Convert staged operands of another type to `dtype` while they are staged."""
     for x in operands:
-        staged = find_block(s.func, x.block).body.buffer
+        staged = s.buffer_of(x.block)
         if staged.dtype is not dtype:
-            s.apply("store_as", buffer=staged.name, dtype=dtype.short)
+            s.store_as(buffer=staged.name, dtype=dtype.short)
 
 
 def bind_warps(s: Schedule, warps: Sequence[str], high: str, wide: str, warpgroup: int = 0) -> None:
     """Bind the threads of a warp to axes 0 and 1, and warps to axis 2.
 
-    warpgroup: the warps of a warpgroup; warpgroups are bound to axis 3. 0 without warpgroups.
+    Args:
+        warpgroup: The warps of a warpgroup; warpgroups are bound to axis 3. 0 without warpgroups.
     """
     loops = [wide, high, s.fuse(warps)]
     if warpgroup:
@@ -107,12 +112,29 @@ def bind_warps(s: Schedule, warps: Sequence[str], high: str, wide: str, warpgrou
         s.bind(loop, "item", axis)
 
 
-def epilogue_on_warp_tiles(s: Schedule, own: Sequence[str], tile: WarpTile, whole: bool) -> None:
-    """Compute the epilogue on the fragments of each thread. whole: every vector is complete."""
+def initialise_fragments(s: Schedule, main: str, column: str, warpgroup: int = 0) -> None:
+    """Store the initial sums of a tile by the threads that add to them.
+
+    Args:
+        column: The innermost loop over tiles.
+        warpgroup: As for `bind_warps`.
+    """
+    *warps, i_y, j_x, i_m, i_r, j_n, j_c = s.inner_loops(f"{main}_init", column)
+    bind_warps(s, warps, i_y, j_x, warpgroup)
+    s.unroll(i_m, i_r, j_n)
+    s.vectorize(j_c)
+
+
+def epilogue_on_warp_tiles(s: Schedule, epilogue_loops: Sequence[str], tile: WarpTile, whole: bool) -> None:
+    """Compute the epilogue on the fragments of each thread.
+
+    Args:
+        whole: Every vector is complete.
+    """
     warps: Parts = ((None, "group"), (tile.warpgroup, "warp")) if tile.warpgroup else ((None, "warp"),)
     rows: Parts = (*warps, (tile.high, "each"), (ROWS // HIGH, "each"), (HIGH, "item"))
     columns: Parts = ((None, "warp"), (tile.wide, "each"), (WIDE, "item"), (EACH, "lane"))
-    epilogue_on_fragments(s, own, rows, columns, whole)
+    epilogue_on_fragments(s, epilogue_loops, rows, columns, whole)
 
 
 def accumulators_in_registers(s: Schedule, main: str, roles: Contraction) -> None:
@@ -120,7 +142,7 @@ def accumulators_in_registers(s: Schedule, main: str, roles: Contraction) -> Non
     sums = find_block(s.func, main).body
     row, column = (next(d for d, e in enumerate(sums.indices) if e is v) for v in (roles.row, roles.column))
     fragment_layout(s, sums.buffer.name, row, column)
-    s.apply("set_scope", buffer=sums.buffer.name, scope="local")
+    s.set_scope(buffer=sums.buffer.name, scope="local")
 
 
 def fragment_layout(s: Schedule, buffer: str, row: int, column: int | None) -> None:
@@ -129,5 +151,5 @@ def fragment_layout(s: Schedule, buffer: str, row: int, column: int | None) -> N
     dims = [(row, (HIGH,)), *([] if column is None else [(column, (COLUMNS, EACH))])]
     for dim, factors in sorted(dims, reverse=True):
         for at, factor in enumerate(factors):
-            s.apply("tile_layout", buffer=buffer, dim=dim + at, factor=factor, order=[*range(rank + 1)])
+            s.tile_layout(buffer=buffer, dim=dim + at, factor=factor, order=[*range(rank + 1)])
             rank += 1

@@ -1,4 +1,7 @@
-"""Parts of the rules for reductions: the axis that a block reduces along, and reductions in two passes."""
+"""Parts of the rules for reductions: the axis that a block reduces along, and reductions in two passes.
+
+Tests: `tests/schedules/rules/test_sketches.py`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ def require_rowwise(block: Block) -> None:
 def stages_across(func: PrimFunc) -> tuple[list[Block], set[str]]:
     """Return the blocks before the last one, and the names of those blocks that reduce across columns.
 
-    Raises ScheduleError unless one block does, and all others reduce along rows.
+    Raises:
+        ScheduleError: Unless one block does, and all others reduce along rows.
     """
     last = final_block(func)
     stages = [b for b in blocks(func.body) if b.name != last.name]
@@ -68,16 +72,17 @@ def steps_along(block: Block) -> bool:
 def reduce_in_chunks(s: Schedule, block: str, chunk: str, outer: int) -> str:
     """Compute one partial result for each iteration of `chunk`, and combine the partial results in a later nest.
 
-    An initial value that may be combined only once gets a nest of its own, too. Returns the block of the partial
-    results.
-    outer: the number of loops around `chunk`.
+    An initial value that may be combined only once gets its own nest, too. Returns the block of the partial results.
+
+    Args:
+        outer: The number of loops around `chunk`.
     """
     unique = not starts_neutral(find_block(s.func, block))
     if unique:
-        start = s.apply("decompose_reduction", block=block, loop=chunk)[0]
+        start = s.decompose_reduction(block=block, loop=chunk)[0]
         separate_nest(s, start, outer)
-    part = next(n for n in s.apply("rfactor", block=block, loop=chunk, scope="global") if not n.endswith("_init"))
+    part = next(n for n in s.rfactor(block=block, loop=chunk, scope="global") if not n.endswith("_init"))
     separate_nest(s, part, outer)
     if not unique:
-        s.apply("decompose_reduction", block=block, loop=s.loops_of(block)[outer])
+        s.decompose_reduction(block=block, loop=s.loops_of(block)[outer])
     return part

@@ -1,4 +1,7 @@
-"""Prefix scans in the order of their results, for the rules of processors and GPUs."""
+"""Prefix scans in the order of their results, for the rules of processors and GPUs.
+
+Tests: `tests/schedules/rules/test_sketches.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,22 @@ def scans(func: PrimFunc) -> tuple[Block, ...]:
     return tuple(b for b in blocks(func.body) if prefix_scan(b) is not None)
 
 
-def serial_scans(func: PrimFunc, machine: HardwareInfo) -> tuple[Block, ...]:
-    """Return the prefix scans whose running totals the machine can keep: those of float32 are float64 (`ACCUMULATORS`)."""
-    found = scans(func)
-    return found if machine.has_doubles else tuple(b for b in found if ACCUMULATORS.get(b.body.buffer.dtype) is not f64)
+def serial_scans(func: PrimFunc, hardware: HardwareInfo) -> tuple[Block, ...]:
+    """Return the prefix scans whose running totals the hardware can store: totals of float32 are float64 (`ACCUMULATORS`)."""
+    nodes = scans(func)
+    return (
+        nodes if hardware.has_doubles else tuple(b for b in nodes if ACCUMULATORS.get(b.body.buffer.dtype) is not f64)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ScannedRows:
     """A scan whose rows are computed in order.
 
-    rows: the loops over rows, outermost first
-    together: the loops over rows that are scanned together: of the first totals, of the steps, of the results
-    blocks: the names of the blocks that compute the scan
+    Attributes:
+        rows: The loops over rows, outermost first.
+        together: The loops over rows that are scanned together: of the first totals, of the steps, of the results.
+        blocks: The names of the blocks that compute the scan.
     """
 
     rows: list[str]
@@ -43,17 +49,21 @@ class ScannedRows:
 def scan_rows(s: Schedule, block: str, width: Expr | int | None = None) -> ScannedRows:
     """Compute each row of a scan in order; its running total stays in registers.
 
-    width: neighbouring rows that are scanned together
-    Raises ScheduleError for a scan that cannot be computed so."""
+    Args:
+        width: Neighbouring rows that are scanned together.
+
+    Raises:
+        ScheduleError: For a scan that cannot be computed so.
+    """
     node = find_block(s.func, block)
-    found = scan_of(node)
-    names = dict(zip((i.var for i in node.iters), s.loops_of(block), strict=True))
-    position, step = names.pop(found.position.var), names.pop(found.step.var)
+    pattern = scan_of(node)
+    names = s.iter_loops(block)
+    position, step = names.pop(pattern.position.var), names.pop(pattern.step.var)
     rows, inside = list(names.values()), list[str]()
     if width is not None and rows:
         outer, inner = s.split(rows[-1], [None, width])
         rows, inside = [*rows[:-1], outer], [inner]
     s.reorder([*rows, position, *inside, step])
-    made = (*s.apply("serial_scan", block=block, loop=position), block)
-    s.apply("set_scope", buffer=find_block(s.func, block).body.buffer.name, scope="local")
-    return ScannedRows(rows, [s.loops_of(b)[-1] for b in made] if inside else [], made)
+    new = (*s.serial_scan(block=block, loop=position), block)
+    s.set_scope(buffer=s.buffer_of(block).name, scope="local")
+    return ScannedRows(rows, [s.loops_of(b)[-1] for b in new] if inside else [], new)

@@ -1,4 +1,7 @@
-"""Reductions whose results search all terms for their few: selections of the largest elements, sorts, and scatters."""
+"""Reductions whose results search all terms for their few: selections of the largest elements, sorts, and scatters.
+
+Tests: `tests/schedules/rules/test_sketches.py`.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +48,16 @@ def searches(func: PrimFunc) -> bool:
     return any(prefix_scan(b) or pick(b) or scatter(b) for b in blocks(func.body))
 
 
-def serial_scatters(func: PrimFunc, machine: HardwareInfo) -> tuple[Block, ...]:
-    """Return the scatters whose results the machine can keep: those of float32 are float64 while updates are added.
+def serial_scatters(func: PrimFunc, hardware: HardwareInfo) -> tuple[Block, ...]:
+    """Return the scatters whose results the hardware can store: sums of float32 are float64 while updates are added.
 
-    None for a machine whose workers are many, since updates are combined one after the other."""
-    if machine.is_gpu:
+    None for hardware with many workers, since updates are combined one after the other."""
+    if hardware.is_gpu:
         return ()
-    found = {b: pattern for b in blocks(func.body) if (pattern := scatter(b)) is not None and pick(b) is None}
-    return tuple(b for b, p in found.items() if machine.has_doubles or total_dtype(p, b.body.buffer.dtype) is not f64)
+    patterns = {b: pattern for b in blocks(func.body) if (pattern := scatter(b)) is not None and pick(b) is None}
+    return tuple(
+        b for b, p in patterns.items() if hardware.has_doubles or total_dtype(p, b.body.buffer.dtype) is not f64
+    )
 
 
 def picks(func: PrimFunc) -> tuple[Block, ...]:
@@ -62,8 +67,8 @@ def picks(func: PrimFunc) -> tuple[Block, ...]:
 
 def row_length(block: Block) -> int | None:
     """Return the number of elements of a row that a block picks from, if it is a number."""
-    found = pick(block)
-    return None if found is None else as_int(found.step.extent)
+    pattern = pick(block)
+    return None if pattern is None else as_int(pattern.step.extent)
 
 
 def inline_elements(func: PrimFunc) -> tuple[Schedule, Block]:
@@ -80,10 +85,10 @@ def sorts(block: Block) -> bool:
     """Return whether a sort of all elements is expected to be faster than a selection of a block's places.
 
     A symbolic number of places may be the length. A sort is slower by a constant factor at worst, a selection by the length."""
-    found = pick(block)
-    if found is None:
+    pattern = pick(block)
+    if pattern is None:
         return False
-    count, length = as_int(found.slot.extent), as_int(found.step.extent)
+    count, length = as_int(pattern.slot.extent), as_int(pattern.step.extent)
     return count is None or count * SORTED_SHARE >= (USUAL_LENGTH if length is None else length)
 
 
@@ -91,8 +96,9 @@ def sorts(block: Block) -> bool:
 class SelectedRows:
     """A selection whose rows are computed one by one.
 
-    rows: the loops over rows, outermost first
-    blocks: the names of the blocks that `quadratic_select` made, by their part
+    Attributes:
+        rows: The loops over rows, outermost first.
+        blocks: Names of the blocks of `quadratic_select`, by part.
     """
 
     rows: list[str]
@@ -102,19 +108,23 @@ class SelectedRows:
 def select_rows(s: Schedule, block: str, size: Expr | int) -> SelectedRows:
     """Select from chunks of `size` elements; what concerns one result stays in registers.
 
-    Raises ScheduleError for a block that does not pick places by ranks."""
-    made = dict(zip(PARTS, s.apply("quadratic_select", block=block, factor=size), strict=True))
+    Raises:
+        ScheduleError: For a block that does not pick places by ranks.
+    """
+    parts = dict(zip(PARTS, s.quadratic_select(block=block, factor=size), strict=True))
     for part in ("take", "take_chunk", "take_place", "seek", "seek_place"):
-        s.apply("set_scope", buffer=find_block(s.func, made[part]).body.buffer.name, scope="local")
-    return SelectedRows(s.loops_of(block)[:-1], made)
+        s.set_scope(buffer=s.buffer_of(parts[part]).name, scope="local")
+    return SelectedRows(s.loops_of(block)[:-1], parts)
 
 
 def sort_rows(s: Schedule, block: str, digit_bits: int) -> list[str]:
     """Sort each row by digits, whose counts stay with the row's worker; return the loops over rows, outermost first.
 
-    Raises ScheduleError for a block that does not pick places by ranks."""
-    _, _, _, count, start, first, *_ = s.apply("radix_sort", block=block, digit_bits=digit_bits)
-    for made in (count, start, first):
-        s.apply("set_scope", buffer=find_block(s.func, made).body.buffer.name, scope="local")
+    Raises:
+        ScheduleError: For a block that does not pick places by ranks.
+    """
+    _, _, _, count, start, first, *_ = s.radix_sort(block=block, digit_bits=digit_bits)
+    for name in (count, start, first):
+        s.set_scope(buffer=s.buffer_of(name).name, scope="local")
     s.unroll(s.loops_of(count)[-1])
     return s.loops_of(block)[:-1]

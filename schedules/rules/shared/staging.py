@@ -2,6 +2,8 @@
 
 The threads of a thread block copy a tile of an operand to shared memory together, in vectors along its rows, so that global reads are
 coalesced. Asynchronous copies (`cp.async`, PTX ISA) fill a circular buffer while earlier slots are multiplied.
+
+Tests: `tests/schedules/rules/test_pipelined_copies.py`.
 """
 
 from __future__ import annotations
@@ -32,11 +34,12 @@ EVEN = 64
 class StagedOperand:
     """An operand of a product that is staged in shared memory.
 
-    block: the block that copies it.
-    step: the dimension of the reduction steps.
-    place: the dimension of the rows or columns.
-    has_rows: `place` holds the product's rows, not its columns.
-    multiple: a divisor of the length of its rows in memory.
+    Attributes:
+        block: The block that copies it.
+        step: The dimension of the reduction steps.
+        place: The dimension of the rows or columns.
+        has_rows: `place` holds the product's rows, not its columns.
+        multiple: a divisor of the length of its rows in memory.
     """
 
     block: str
@@ -59,10 +62,11 @@ class StagedOperand:
 class PipelineRing:
     """Slots of shared memory that hold the tiles of successive iterations (multistage pipeline).
 
-    stages: the number of slots.
-    dim: the dimension of the buffer that iterations advance along.
-    extent: the elements of a slot along `dim`.
-    outer: the number of dimensions in front of that of the slots.
+    Attributes:
+        stages: The number of slots.
+        dim: The dimension of the buffer that iterations advance along.
+        extent: The elements of a slot along `dim`.
+        outer: The number of dimensions in front of the dimension of the slots.
     """
 
     stages: Tunable
@@ -75,11 +79,12 @@ class PipelineRing:
 class CopyPlan:
     """The distribution of a copy to shared memory over the threads of a thread block.
 
-    threads: the extents of the thread axes, axis 0 last.
-    vector: the elements of one access.
-    whole: the threads must divide the accesses of a tile.
-    pipeline: the circular buffer of an asynchronous copy; None for a copy that threads wait for.
-    asynchronous: use `cp.async` where the copy changes no bits.
+    Attributes:
+        threads: The extents of the thread axes, axis 0 last.
+        vector: The elements of one access.
+        whole: The threads must divide the accesses of a tile.
+        pipeline: The circular buffer of an asynchronous copy; None for a copy that threads wait for.
+        asynchronous: Use `cp.async` where the copy changes no bits.
     """
 
     threads: tuple[Expr | int, ...]
@@ -99,9 +104,10 @@ def stage_tile(
 ) -> None:
     """Compute the copy of an operand inside `loop`, and divide it among threads.
 
-    plan: the threads and vectors of the copy, and its pipeline, if any.
-    layout: changes the layout of the staged buffer, after the pipeline has added its slots.
-    spread: divides a block with the given loops among threads; by default `copy_rows` along the innermost loop.
+    Args:
+        plan: The threads and vectors of the copy, and its pipeline, if any.
+        layout: Changes the layout of the staged buffer, after the pipeline has added its slots.
+        spread: Divides a block with the given loops among threads; by default `copy_rows` along the innermost loop.
     """
     if loop not in s.loops_of(block):
         s.compute_at(block, loop)
@@ -112,21 +118,21 @@ def stage_tile(
         layout()
     depth = s.loops_of(block).index(loop) + 1
     for name in copies:
-        own = s.loops_of(name)[depth:]
+        copy_loops = s.loops_of(name)[depth:]
         if spread is not None:
-            spread(name, own)
+            spread(name, copy_loops)
         else:
-            copy_rows(s, name, own[:-1], own[-1], plan)
+            copy_rows(s, name, copy_loops[:-1], copy_loops[-1], plan)
 
 
 def add_pipeline(s: Schedule, block: str, loop: str, ring: PipelineRing) -> tuple[str, ...]:
     """Copy iterations ahead of their use into a circular buffer whose slots are contiguous; return the blocks of the prologue."""
-    buffer = find_block(s.func, block).body.buffer
-    made = s.apply("software_pipeline", block=block, loop=loop, stages=ring.stages)
+    buffer = s.buffer_of(block)
+    prologue = s.software_pipeline(block=block, loop=loop, stages=ring.stages)
     rest = [d for d in range(ring.outer, len(buffer.shape) + 1) if d != ring.dim]
     order = [*range(ring.outer), ring.dim, *rest]
-    s.apply("tile_layout", buffer=buffer.name, dim=ring.dim, factor=ring.extent, order=order)
-    return made
+    s.tile_layout(buffer=buffer.name, dim=ring.dim, factor=ring.extent, order=order)
+    return prologue
 
 
 def copy_rows(s: Schedule, block: str, rows: Sequence[str], column: str, plan: CopyPlan) -> None:
@@ -142,15 +148,17 @@ def share_accesses(s: Schedule, block: str, accesses: Sequence[str], vector: str
     s.vectorize(vector)
     bind_threads(s, threads)
     if plan.asynchronous and is_copy(s, block):
-        s.apply("copy_async", loop=vector)
+        s.copy_async(loop=vector)
 
 
-def row_and_column_loops(s: Schedule, block: str, own: Sequence[str], rows: int, columns: int) -> tuple[str, str]:
+def row_and_column_loops(
+    s: Schedule, block: str, copy_loops: Sequence[str], rows: int, columns: int
+) -> tuple[str, str]:
     """Return the loops of a copy along two dimensions. Raises ScheduleError unless it has exactly these two loops."""
     bindings = find_block(s.func, block).bindings
-    along = [[n for n in own if n in {v.name for v in free_vars(bindings[d])}] for d in (rows, columns)]
-    if any(len(found) != 1 for found in along) or len(own) != 2:
-        raise ScheduleError(f"{s.func.name}: {block!r} is fetched in no rows")
+    along = [[n for n in copy_loops if n in {v.name for v in free_vars(bindings[d])}] for d in (rows, columns)]
+    if any(len(names) != 1 for names in along) or len(copy_loops) != 2:
+        raise ScheduleError(f"{s.func.name}: {block!r} does not copy contiguous rows")
     return along[0][0], along[1][0]
 
 
@@ -160,20 +168,24 @@ def is_copy(s: Schedule, block: str) -> bool:
     return all(x.buffer.dtype is node.body.buffer.dtype for x in block_loads(node))
 
 
-def copy_strategies(machine: HardwareInfo) -> tuple[bool, ...]:
+def copy_strategies(hardware: HardwareInfo) -> tuple[bool, ...]:
     """Return whether to copy asynchronously, the better choice first."""
-    return (True, False) if machine.has_cp_async else (False,)
+    return (True, False) if hardware.has_cp_async else (False,)
 
 
 def pipeline_stages(s: Schedule, roles: Contraction, slices: str, least: int) -> Tunable:
     """Declare the slots of the circular buffers, at most the number of slices.
 
-    slices: the loop over slices.
-    least: the steps of the shortest slice. Raises ScheduleError when one slice has all steps.
+    Args:
+        slices: The loop over slices.
+        least: The steps of the shortest slice.
+
+    Raises:
+        ScheduleError: When one slice has all steps.
     """
     known = next(as_int(i.extent) for i in roles.block.iters if i.var in roles.reduce)
     if known is not None and known <= least:
-        raise ScheduleError(f"{s.func.name}: one slice has all steps, which none can be ahead of")
+        raise ScheduleError(f"{s.func.name}: expected several slices of steps to copy ahead")
     stages, count = s.tunable("STAGES", PIPELINE_STAGES), s.extent(slices)
     if only_tunables(count):
         s.require(le(stages, count))
@@ -194,14 +206,14 @@ def divides_tile(roles: Contraction, var: Var, least: int = min(SLICE_STEPS)) ->
 
 def values_per_byte(roles: Contraction) -> int:
     """Return the number of reduction steps that share one stored byte: more than one for packed integers of a few bits."""
-    found = [
+    counts = [
         as_int(n.args[1]) or 1
         for x in block_loads(roles.block)
         if x.buffer.dtype.is_int
         for n in x.indices
         if n.op == "floordiv" and n.args[0] is roles.reduce[0]
     ]
-    return max(found, default=1)
+    return max(counts, default=1)
 
 
 def stage_operands(
@@ -216,7 +228,11 @@ def stage_operands(
     """Stage the operands of a product in shared memory, padded to whole tiles where tiles do not divide an extent.
 
     Operands without steps, or without rows and columns, are small and stay in global memory.
-    rows, columns, steps: the extents of a tile. packed: the steps that share one byte. least: the steps of the shortest slice.
+
+    Args:
+        rows, columns, steps: The extents of a tile.
+        packed: The steps that share one byte.
+        least: The steps of the shortest slice.
     """
     main = roles.block.name
     whole = {roles.row: rows, roles.column: columns, roles.reduce[0]: steps}
@@ -224,33 +240,36 @@ def stage_operands(
         None if i.var not in whole or divides_tile(roles, i.var, least) else whole[i.var] for i in roles.block.iters
     ]
     if packed > 1 and not divides_tile(roles, roles.reduce[0], least):
-        raise ScheduleError(f"{s.func.name}: bytes of several steps are not padded")
-    new = set(s.apply("pad", block=main, factors=factors))
-    found: list[StagedOperand] = []
+        raise ScheduleError(f"{s.func.name}: bytes that pack several steps are not padded")
+    # `pad` adds a block for each padded operand, which becomes its staging copy, and one that copies the sums back,
+    # which is inlined below
+    new = set(s.pad(block=main, factors=factors))
+    staged: list[StagedOperand] = []
     for x in dict.fromkeys(block_loads(find_block(s.func, main))):
-        made = next((b for b in blocks(s.func.body) if b.body.buffer is x.buffer and b.name in new), None)
+        copy_block = next((b for b in blocks(s.func.body) if b.body.buffer is x.buffer and b.name in new), None)
         step = [d for d, e in enumerate(x.indices) if _is_step(e, roles)]
         place = [d for d, e in enumerate(x.indices) if e in (roles.row, roles.column)]
         if len(step) != 1 or len(place) != 1:
-            if made is not None:
-                s.compute_inline(made.name)
+            if copy_block is not None:
+                s.compute_inline(copy_block.name)
             continue
-        source = x.buffer if made is None else block_loads(made)[0].buffer
-        if made is None:
-            (copy,) = s.apply("cache_read", block=main, buffer=x.buffer.name, scope="shared")
+        source = x.buffer if copy_block is None else block_loads(copy_block)[0].buffer
+        if copy_block is None:
+            (copy,) = s.cache_read(block=main, buffer=x.buffer.name, scope="shared")
             new.add(copy)
         else:
-            copy = made.name
-            s.apply("set_scope", buffer=x.buffer.name, scope="shared")
+            copy = copy_block.name
+            s.set_scope(buffer=x.buffer.name, scope="shared")
+        # rows of unknown length start at any element, so their accesses are of one element
         has_rows, multiple = x.indices[place[0]] is roles.row, as_int(source.shape[-1]) or 1
-        found.append(StagedOperand(copy, step[0], place[0], has_rows, multiple))
-    sums = find_block(s.func, main).body.buffer
+        staged.append(StagedOperand(copy, step[0], place[0], has_rows, multiple))
+    sums = s.buffer_of(main)
     for b in blocks(s.func.body):
         if b.name in new and b.body.buffer not in s.func.output_buffers and block_loads(b)[0].buffer is sums:
             s.compute_inline(b.name)  # the epilogue reads the padded sums directly
-    if len(found) < 2:
-        raise ScheduleError(f"{s.func.name}: wanted two operands with steps, found {len(found)}")
-    return found
+    if len(staged) < 2:
+        raise ScheduleError(f"{s.func.name}: expected two operands with steps, got {len(staged)}")
+    return staged
 
 
 def _is_step(e: Expr, roles: Contraction) -> bool:

@@ -1,4 +1,7 @@
-"""Vectorise loops, with one accumulator for each lane of a reduction."""
+"""Vectorise loops, with one accumulator for each lane of a reduction.
+
+Tests: `tests/schedules/rules/test_sketches.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ def in_vectors(s: Schedule, block: str, column: str, width: Expr | int, divides:
     s.set_tail(c_0, "peel")
     if find_block(s.func, block).is_reduction:
         accumulate(s, block, c_1)
-    s.set_kind(c_1, "vectorized")
+    s.vectorize(c_1)
     return c_0
 
 
 def accumulate(s: Schedule, block: str, loop: str) -> None:
     """Give a reduction one accumulator per iteration of `loop`, and vectorise the accumulators' initialisation."""
-    for made in s.apply("rfactor", block=block, loop=loop):
-        if made.endswith("_init"):
-            s.set_kind(s.loops_of(made)[-1], "vectorized")
+    for new in s.rfactor(block=block, loop=loop):
+        if new.endswith("_init"):
+            s.vectorize(s.loops_of(new)[-1])
 
 
 def set_kind_of_copies(s: Schedule, kinds: Mapping[str, LoopKind]) -> None:
@@ -40,29 +43,30 @@ def set_kind_of_copies(s: Schedule, kinds: Mapping[str, LoopKind]) -> None:
 def decompose(s: Schedule, block: str, inside: list[str]) -> tuple[str, ...]:
     """Separate the initial value at the first loop of `inside` that the reduction uses, and return the new blocks.
 
-    inside: the block's loops that may be part of the reduction, outermost first.
+    Args:
+        inside: The block's loops that may be part of the reduction, outermost first.
     """
     node = find_block(s.func, block)
-    fed = {v.name for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
-    first = next((n for n in inside if n in fed), None)
+    reducing = {v.name for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
+    first = next((n for n in inside if n in reducing), None)
     if node.init is None or first is None:
         return ()
-    return s.apply("decompose_reduction", block=block, loop=first)
+    return s.decompose_reduction(block=block, loop=first)
 
 
 def hoist_reciprocal(s: Schedule, block: str) -> None:
     """Multiply by a reciprocal where the block divides by a value that its innermost loop does not change."""
     try:
-        s.apply("multiply_by_reciprocal", block=block)
+        s.multiply_by_reciprocal(block=block)
     except ScheduleError:
         return  # it divides by no such value
 
 
-def strip_widths(column: IterVar, machine: HardwareInfo) -> Sequence[int]:
+def strip_widths(column: IterVar, hardware: HardwareInfo) -> Sequence[int]:
     """Return strip widths of one to eight vectors; for a constant number of columns prefer the widths that divide it."""
     extent = as_int(column.extent)
-    options = [machine.lanes * v for v in (1, 2, 3, 4, 6, 8)]
+    options = [hardware.lanes * v for v in (1, 2, 3, 4, 6, 8)]
     if extent is None:
         return options
     exact = [w for w in options if extent % w == 0]
-    return exact or [w for w in options if w < extent + machine.lanes] or options[:1]
+    return exact or [w for w in options if w < extent + hardware.lanes] or options[:1]

@@ -1,4 +1,7 @@
-"""`relax-tune build`: an artifact from records only."""
+"""`relax-tune build`: an artifact from records only.
+
+Tests: `tests/tuner/cli/test_cli.py`, `tests/wrong_input/test_commands.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from rich.console import Console
 from relax_tune.database.records import Measurement
 from relax_tune.database.store import open_records
 from relax_tune.ir.frontend.load import load_model
+from relax_tune.tuner.cli.commands.multi_device import build_several
 from relax_tune.tuner.cli.commands.options import (
     Bounds,
     Json,
@@ -22,18 +26,33 @@ from relax_tune.tuner.cli.commands.options import (
     print_json,
     with_settings,
 )
-from relax_tune.tuner.cli.commands.several import build_command
 from relax_tune.tuner.cli.destination import Out, Overwrite, artifact_path, check_destination
-from relax_tune.tuner.cli.report.console import make_console, say
-from relax_tune.tuner.cli.report.quality import show_quality
-from relax_tune.tuner.cli.report.table import dispatch_table, task_table
+from relax_tune.tuner.cli.report.console import make_console, print_sections, say, warn
 from relax_tune.tuner.emit.build import BuildResult, check_policy
-from relax_tune.tuner.job.job import Job, build_here, device_info, model_key, parse_bounds
-from relax_tune.tuner.placement.placed_job import names_several
+from relax_tune.tuner.emit.unmeasured import check_required, unmeasured_warning
+from relax_tune.tuner.job.device_job import DeviceJob, build_here
+from relax_tune.tuner.job.job import device_infos, job_for
+from relax_tune.tuner.job.lowered_model import model_key, parse_bounds
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
 from relax_tune.tuner.quality.activation_loss import with_activation_loss
 from relax_tune.tuner.quality.choose import Goal, built_choice, read_goal
+from relax_tune.tuner.report.builds import build_section
 from relax_tune.tuner.settings import Policy
+
+PackOption = Annotated[
+    bool,
+    typer.Option(
+        "--pack",
+        help="Store weights as the chosen kernels want them, not as the model has them: packed once, here, not at every start.",
+    ),
+]
+RequireMeasuredOption = Annotated[
+    bool,
+    typer.Option(
+        "--require-measured",
+        help="Write nothing when tasks have no usable record, and end with an error that lists them.",
+    ),
+]
 
 
 @with_settings("build")
@@ -51,11 +70,12 @@ def build(
             "library: library calls wherever there are any. generic: untuned kernels only.",
         ),
     ] = "measured",
-    pack: Annotated[
+    pack: PackOption = False,
+    require_measured: Annotated[
         bool,
         typer.Option(
-            "--pack",
-            help="Store weights as the chosen kernels want them, not as the model has them: packed once, here, not at every start.",
+            "--require-measured",
+            help="End with an error that lists them when tasks have no usable record; write nothing.",
         ),
     ] = False,
     out: Out = None,
@@ -67,33 +87,35 @@ def build(
 
     Every kernel runs once against the reference before it is written (`--no-self-test` leaves this out).
 
-    The same model, records, policy, precision, effort and profile (which set the shapes plans are made from) give the same bytes.
-    A task without a usable record gets its generic kernel.
+    The same model, records, policy, precision, effort and profile (which set the shapes that plans are computed for) give the same bytes.
+    A task without a usable record gets an untuned kernel, which a warning says. A database file that is named has to exist.
     """
-    chosen, wanted, console = settings.load(), check_policy(policy), make_console(stderr=json)
+    chosen, console = settings.load(), make_console(stderr=json)
+    policy = check_policy(policy)
+    check_required(require_measured, policy, "--require-measured")
     module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
-    goal = read_goal(chosen, module, wanted)
+    goal = read_goal(chosen, module, policy)
     path = artifact_path(model, chosen.target, out)
     check_destination(path, model_key(module), overwrite)
-    if names_several(chosen.target):
-        return build_command(module, path, chosen, wanted, pack=pack, verify=verify, json=json)
     store, notes = open_records(chosen.db)
     with store:
-        job = Job(module, device_info(chosen.target, store), store, chosen, verify=verify)
-        job, built = _built(job, goal, wanted, notes, console)
+        whole = job_for(module, device_infos(chosen.target, store), store, chosen, verify=verify)
+        if len(whole.parts) > 1:
+            return build_several(whole, path, policy, notes, console, pack=pack, json=json, required=require_measured)
+        job, built = _built(whole.first, goal, policy, notes, console)
+        unmeasured = unmeasured_warning([built.plans], policy, store, job.device.name, require_measured)
         saved = job.artifact(built, pack).save(path)
-        rows = task_rows(job.choices, built.plans, _records(job))
-    console.print(task_table(rows))
-    console.print(dispatch_table(rows))
-    show_quality(console, built.quality)
+        rows = task_rows(job.task_variants, built.plans, _records(job))
+    print_sections(console, build_section(rows, built.quality))
     for note in built.notes:
         say(console, f"note: {note}")
+    warn(unmeasured)
     say(console, f"wrote {saved} ({saved.stat().st_size / 1e6:.1f} MB)")
     if json:
-        print_json({"artifact": str(saved), "policy": wanted, **_document(job, built, rows)})
+        print_json({"artifact": str(saved), "policy": policy, **_document(job, built, rows)})
 
 
-def _document(job: Job, built: BuildResult, rows: Sequence[TaskRow]) -> dict[str, Any]:
+def _document(job: DeviceJob, built: BuildResult, rows: Sequence[TaskRow]) -> dict[str, Any]:
     return {
         "target": {"kind": job.device.kind, "name": job.device.name, "key": job.target.key},
         "tasks": [row.to_json() for row in rows],
@@ -103,13 +125,13 @@ def _document(job: Job, built: BuildResult, rows: Sequence[TaskRow]) -> dict[str
 
 
 def _built(
-    job: Job, goal: Goal | None, policy: Policy, notes: tuple[str, ...], console: Console
-) -> tuple[Job, BuildResult]:
+    job: DeviceJob, goal: Goal | None, policy: Policy, notes: tuple[str, ...], console: Console
+) -> tuple[DeviceJob, BuildResult]:
     """Build a job's model, or the form of it that is chosen under a bound."""
     if goal is None:
         return job, with_activation_loss(job, build_here(job, policy, notes))
     return built_choice(job, goal, notes, partial(say, console))
 
 
-def _records(job: Job) -> dict[str, list[Measurement]]:
-    return {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}
+def _records(job: DeviceJob) -> dict[str, list[Measurement]]:
+    return {name: job.records(c.task.key, c.task.regime) for name, c in job.task_variants.items()}

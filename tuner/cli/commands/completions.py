@@ -1,8 +1,11 @@
-"""Text that a decoder continues."""
+"""Text that a decoder continues.
+
+Tests: `tests/tuner/emit/test_generate.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,14 +16,14 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from relax_tune.errors import UserError
+from relax_tune.printable import printable
 from relax_tune.runtime.generate import generate, generate_steps
 from relax_tune.runtime.generation.config import GenerationConfig, read_token_ids
-from relax_tune.runtime.generation.decoder import ENCODE
+from relax_tune.runtime.generation.decoder import ENCODE, PREFILL, Decoder
 from relax_tune.runtime.generation.detokenizer import IncrementalDetokenizer
 from relax_tune.runtime.model import Model
-from relax_tune.tuner.cli.commands.texts import IDS, tokenize
-from relax_tune.tuner.cli.report.console import say
-from relax_tune.tuner.printable import printable
+from relax_tune.tuner.cli.commands.texts import IDS, SizeLimit, shown, tokenize
+from relax_tune.tuner.cli.report.console import make_console, say
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,29 +36,26 @@ MaxNewTokens = Annotated[
 ]
 Temperature = Annotated[
     float | None,
-    typer.Option(metavar="X.Y", help="Draw tokens, by their logits divided by this. [default: the likeliest token]"),
+    typer.Option(metavar="X.Y", help="Sample tokens, with logits divided by this. [default: the most likely token]"),
 ]
-TopK = Annotated[
-    int | None, typer.Option(metavar="N", help="Draw tokens, among so many of the likeliest. [default: all]")
-]
+TopK = Annotated[int | None, typer.Option(metavar="N", help="Sample from the N most likely tokens. [default: all]")]
 TopP = Annotated[
     float | None,
-    typer.Option(metavar="X.Y", help="Draw tokens, among the likeliest with this probability together. [default: all]"),
+    typer.Option(
+        metavar="X.Y",
+        help="Sample from the most likely tokens that reach this total probability (nucleus sampling). [default: all]",
+    ),
 ]
 RepetitionPenalty = Annotated[
     float | None, typer.Option(metavar="X.Y", help="Factor against tokens of the text so far. [default: 1.0, none]")
 ]
-Seed = Annotated[
-    int | None, typer.Option(metavar="N", help="Draw tokens, the same ones again. [default: others at each run]")
-]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Seed of the sampling. [default: another at each run]")]
 Beams = Annotated[int | None, typer.Option(metavar="N", help="Beams of beam search. [default: 1, no search]")]
 Stop = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="TEXT", help="Words that end the added text, and are not shown. May be repeated. [default: none]"
-    ),
+    typer.Option(metavar="TEXT", help="Stop at this text, which is not printed. May be repeated. [default: none]"),
 ]
-Stream = Annotated[bool, typer.Option("--stream", help="Show each text as its tokens come, one text after the other.")]
+Stream = Annotated[bool, typer.Option("--stream", help="Print tokens as they are generated, one text after the other.")]
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,17 @@ class DecodingOptions:
         )
 
     def config(self, folder: Path) -> GenerationConfig:
-        """Return the settings; the ids of the end and of padding are those of the model's folder. Raises UserError for wrong ones."""
+        """Return the settings; the ids of end and padding tokens come from the model's folder."""
         if self.stream and self.beams not in (None, 1):
             raise UserError(
-                f"--stream wants --beams 1, found {self.beams}: beam search knows its tokens at its end only"
+                f"--stream expects --beams 1, got {self.beams}: beam search knows its tokens at its end only"
             )
         drawn = any(v is not None for v in (self.temperature, self.top_k, self.top_p, self.seed))
-        said: dict[str, Any] = {
+        options: dict[str, Any] = {
             "max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "top_p": self.top_p, "seed": self.seed,
             "repetition_penalty": self.repetition_penalty, "num_beams": self.beams,
         }  # fmt: skip
-        chosen = {"max_new_tokens": MAX_NEW_TOKENS} | {n: v for n, v in said.items() if v is not None}
+        chosen = {"max_new_tokens": MAX_NEW_TOKENS} | {n: v for n, v in options.items() if v is not None}
         ends = {"stop_strings": self.stop, **read_token_ids(folder)}
         return GenerationConfig(do_sample=drawn, top_k=self.top_k or 0, **chosen, **ends)
 
@@ -102,7 +102,7 @@ class DecodingOptions:
 class Completion:
     """A completed text.
 
-    ids: its token ids with the added ones, of an encoder-decoder these alone, (1, length) i64
+    ids: token ids of the prompt and of the added text, for an encoder-decoder only of the added text, (1, length) i64
     added: the added text
     """
 
@@ -111,32 +111,69 @@ class Completion:
 
 
 def complete(
-    model: Model, tokenizer: Tokenizer, texts: Sequence[str], config: GenerationConfig, console: Console, stream: bool
+    model: Model,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    config: GenerationConfig,
+    console: Console,
+    stream: bool,
+    cut: Callable[[str], None] | None = None,
 ) -> list[Completion]:
-    """Complete each text and print it, as its tokens come or when all are complete; of an encoder-decoder print its results alone.
+    """Complete each text and print it, while it is generated or when all are complete.
+
+    A sentence on stderr says which texts end since the model has no more positions. cut: as of `tokenize`
 
     Raises: UserError for a text without tokens, or one that the model does not take.
     """
-    prompts = tokenize(tokenizer, texts, None)
+    if cut is not None and ENCODE not in model.functions:
+        raise UserError(
+            "--truncate expects an encoder, got a decoder, which goes on from the end of a text; leave it out"
+        )
+    reader = model.executors[ENCODE if ENCODE in model.functions else PREFILL].program
+    name = IDS if ENCODE in model.functions else reader.buffers[reader.inputs[0]].name
+    prompts = tokenize(tokenizer, texts, SizeLimit.of(reader, 1, name), cut)
     for text, ids in zip(texts, prompts):
         if not ids:
-            raise UserError(f"--text wants at least one token, found none in {text!r:.80}; give some text")
+            raise UserError(f"--text expects at least one token, got none in {text!r:.80}; give some text")
     if stream:
-        return [_stream(model, tokenizer, t, ids, config, console) for t, ids in zip(texts, prompts)]
-    found, reads = [], ENCODE in model.functions
+        streamed = [_stream(model, tokenizer, t, ids, config, console) for t, ids in zip(texts, prompts)]
+        _report_full(model, texts, prompts, streamed, config)
+        return streamed
+    completions, encodes = list[Completion](), ENCODE in model.functions
     results = generate(model, _given(model, prompts), config=config, tokenizer=tokenizer)
-    starts = [("", list[int]()) for _ in texts] if reads else zip(texts, prompts)
+    starts = [("", list[int]()) for _ in texts] if encodes else zip(texts, prompts)
     for (text, ids), whole in zip(starts, results, strict=True):
         decoder = IncrementalDetokenizer(tokenizer, ids, config.stop_strings)
         tokens = [int(t) for t in whole[len(ids) :]]
         added = "".join([*(decoder.put(t) for t in tokens if t not in config.eos_ids), decoder.end()])
-        found.append(Completion(whole[None], added))
+        completions.append(Completion(whole[None], added))
         say(console, f"{text}{added}")
-    return found
+    _report_full(model, texts, prompts, completions, config)
+    return completions
+
+
+def _report_full(
+    model: Model,
+    texts: Sequence[str],
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Completion],
+    config: GenerationConfig,
+) -> None:
+    """Report the texts that ended because the model has no more positions."""
+    decoder, encodes = Decoder(model), ENCODE in model.functions
+    for text, ids, completion in zip(texts, prompts, completions, strict=True):
+        start = 1 if encodes else len(ids)
+        added, requested = completion.ids.shape[1] - start, config.max_new_tokens
+        if decoder.limit(start, requested) == added < requested and int(completion.ids[0, -1]) not in config.eos_ids:
+            say(
+                make_console(stderr=True),
+                f"note: text {shown(text)} ends after {added} of {requested} new tokens: the artifact has no more positions; build it "
+                "with larger bounds",
+            )
 
 
 def _given(model: Model, prompts: list[list[int]]) -> Any:
-    """Return the prompts as `generate` wants them: of an encoder-decoder by the name of the encoder's input."""
+    """Return the prompts as `generate` expects them; for an encoder-decoder under the name of the encoder input."""
     return {IDS: prompts} if ENCODE in model.functions else prompts
 
 

@@ -1,10 +1,12 @@
-"""`relax-tune db ...`: look at, move and mend the database of measurements."""
+"""`relax-tune db ...`: look at, move and mend the database of measurements.
+
+Tests: `tests/tuner/cli/test_cli.py`.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -12,19 +14,19 @@ import typer
 
 from relax_tune.database.engine import default_url
 from relax_tune.database.records import Measurement, Selection, Target, Workload
-from relax_tune.database.store import Store, open_store
-from relax_tune.database.upgrade import upgrade as upgrade_schema
+from relax_tune.database.store import Store, open_store, upgrade_store
 from relax_tune.errors import DatabaseError, UserError
 from relax_tune.tuner.cli.app import COMMANDS, USER_ERROR, examples
 from relax_tune.tuner.cli.commands.options import Database, Json, print_json
-from relax_tune.tuner.cli.report.console import make_console, make_table, say
-from relax_tune.tuner.plan.task_rows import variant_text
-from relax_tune.tuner.quantities import seconds_text
+from relax_tune.tuner.cli.report.console import make_console, say
+from relax_tune.tuner.cli.report.view import view
+from relax_tune.tuner.report.listings import fastest_subject, rows_subject, targets_subject, units_subject
+from relax_tune.tuner.report.subject import Subject
 from relax_tune.tuner.settings import load_settings
 from relax_tune.tuner.task.record_text import verify_text
 
 app = typer.Typer(
-    help="Look at, move and mend the database of measurements.",
+    help="Inspect, move and repair the database of measurements.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -53,13 +55,13 @@ def one_target(store: Store, part: str | None) -> Target:
     """
     targets = store.targets()
     if not targets:
-        raise UserError(f"wanted a target, {store.where} has none; `relax-tune tune` adds the one it measures on")
+        raise UserError(f"{store.where} has no target; `relax-tune tune` adds the one that it measures on")
     matching = [t for t in targets if t.key.startswith(part or "")]
     if len(matching) == 1:
         return matching[0]
     known = "; ".join(f"{t.key[:12]} ({t.kind}, {t.name})" for t in targets)
-    wanted = f"one target whose key starts with {part!r}" if part else "one target; choose it with --on KEY"
-    raise UserError(f"wanted {wanted}, {store.where} has: {known}")
+    condition = f"one target whose key starts with {part!r}" if part else "one target; choose it with --on KEY"
+    raise UserError(f"expected {condition}, {store.where} has: {known}")
 
 
 def one_workload(store: Store, part: str, target: str | None = None) -> Workload:
@@ -69,9 +71,9 @@ def one_workload(store: Store, part: str, target: str | None = None) -> Workload
     if len(matching) == 1:
         return matching[0]
     names = ", ".join(f"{w.key[:12]} ({w.hint})" for w in (matching or known)[:20])
-    names = names or "none; `relax-tune tune` records those of a model"
+    names = names or "none; `relax-tune tune` adds the workloads of a model"
     raise UserError(
-        f"wanted one workload whose key starts with, or whose name is, {part!r}; {store.where} has: {names}"
+        f"expected one workload whose key starts with, or whose name is, {part!r}; {store.where} has: {names}"
     )
 
 
@@ -79,7 +81,9 @@ def one_job(store: Store, part: str) -> str:
     """Return the id of the job that starts with `part`; `part` itself for a job of another database. Raises UserError."""
     matching = [job.id for job in store.jobs() if job.id.startswith(part)]
     if len(matching) > 1:
-        raise UserError(f"wanted one job whose id starts with {part!r}, {store.where} has: {', '.join(matching[:20])}")
+        raise UserError(
+            f"expected one job whose id starts with {part!r}, {store.where} has: {', '.join(matching[:20])}"
+        )
     return matching[0] if matching else part
 
 
@@ -91,60 +95,24 @@ def done(json: bool, text: str, document: dict[str, Any]) -> None:
         say(make_console(), text)
 
 
-def _point(symbols: dict[str, int]) -> str:
-    return ",".join(f"{k}={v}" for k, v in symbols.items()) or "-"
-
-
 @app.command(epilog=examples("relax-tune db stats", "relax-tune db stats --json --db sqlite:///records.db"))
-def stats(db: Database = None, json: Json = False) -> None:
-    """Count what is known on each target."""
+@view
+def stats(db: Database = None) -> Subject:
+    """Count workloads and measurements per target."""
     with open_for(db) as store:
-        found = [s for t in store.targets() if (s := store.stats(t.key)) is not None]
-        where = store.where
-    if json:
-        print_json(
-            [
-                {
-                    "target": {"key": s.target.key, "kind": s.target.kind, "name": s.target.name},
-                    "workloads": s.workloads,
-                    "measurements": s.measurements,
-                    "ok": s.ok,
-                    "checked": s.checked,
-                    "kinds": dict(s.kinds),
-                    "failures": dict(s.failures),
-                }
-                for s in found
-            ]
-        )
-        return
-    counts = ("workloads", "measurements", "ok", "checked")
-    table = make_table("target", "kind", "name", *counts, "by kind", "failures", right=counts)
-    for s in found:
-        numbers = (s.workloads, s.measurements, s.ok, s.checked)
-        kinds, failures = (", ".join(f"{n} {k}" for k, n in group) or "-" for group in (s.kinds, s.failures))
-        table.add_row(s.target.key[:12], s.target.kind, s.target.name, *map(str, numbers), kinds, failures)
-    console = make_console()
-    say(console, where)
-    console.print(table if found else "no targets on record; `relax-tune tune` adds the one it measures on")
+        return targets_subject([s for t in store.targets() if (s := store.stats(t.key)) is not None], store.where)
 
 
 @app.command(epilog=examples("relax-tune db units --on 3f9a", "relax-tune db units --json --db sqlite:///records.db"))
-def units(on: KeyPart = None, db: Database = None, json: Json = False) -> None:
+@view
+def units(on: KeyPart = None, db: Database = None) -> Subject:
     """List the workers, hosts and units that measured for a target."""
     with open_for(db) as store:
-        found = store.units(one_target(store, on).key)
-    if json:
-        print_json([asdict(u) for u in found])
-        return
-    counts = ("measurements", "failed")
-    table = make_table("worker", "host", "unit", *counts, "last", right=counts)
-    for u in found:
-        last = datetime.fromtimestamp(u.last).isoformat(" ", "seconds") if u.last else "-"
-        table.add_row(u.worker or "-", u.host or "-", u.unit or "-", str(u.measurements), str(u.failed), last)
-    make_console().print(table if found else "no measurements on record; `relax-tune tune` makes some")
+        return units_subject(store.units(one_target(store, on).key))
 
 
 @app.command(epilog=examples("relax-tune db top", "relax-tune db top softmax --count 5 --on 3f9a"))
+@view
 def top(
     workload: Annotated[
         str | None, typer.Argument(metavar="WORKLOAD", help="Key (or its start) or name. [default: all]")
@@ -152,49 +120,18 @@ def top(
     on: KeyPart = None,
     count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="Variants per shape.")] = 3,
     db: Database = None,
-    json: Json = False,
-) -> None:
+) -> Subject:
     """Print the fastest variants of each workload and shape."""
     if count < 1:
-        raise UserError(f"--count wants at least 1, found {count}")
+        raise UserError(f"--count expects at least 1, got {count}")
     rows: list[tuple[Workload, Measurement]] = []
     with open_for(db) as store:
         target = one_target(store, on)
-        wanted = [one_workload(store, workload, target.key)] if workload else store.workloads(target.key)
-        for one in wanted:
+        selected = [one_workload(store, workload, target.key)] if workload else store.workloads(target.key)
+        for one in selected:
             for symbols in measured_points(store.query(target.key, one.key, status="ok")):
                 rows += [(one, m) for m in store.top(one.key, target.key, symbols, count)]
-    if json:
-        print_json(
-            [
-                {
-                    "workload": w.key,
-                    "name": w.hint,
-                    "symbols": m.symbols,
-                    "kind": m.variant.kind,
-                    "sketch": m.variant.sketch,
-                    "parameters": m.variant.values,
-                    "median_secs": m.median_secs,
-                    "samples": len(m.samples_secs),
-                }
-                for w, m in rows
-            ]
-        )
-        return
-    table = make_table("workload", "name", "shape", "median", "variant", right=("median",))
-    before: tuple[str, str] = ("", "")
-    for w, m in rows:
-        here = (w.key, _point(m.symbols))
-        first = here != before
-        table.add_row(
-            w.key[:12] if w.key != before[0] else "",
-            w.hint if w.key != before[0] else "",
-            here[1] if first else "",
-            seconds_text(m.median_secs),
-            variant_text(m.variant),
-        )
-        before = here
-    make_console().print(table if rows else "no checked measurements on record; `relax-tune tune` makes some")
+    return fastest_subject(rows)
 
 
 def measured_points(measurements: Sequence[Measurement]) -> list[dict[str, int]]:
@@ -204,6 +141,7 @@ def measured_points(measurements: Sequence[Measurement]) -> list[dict[str, int]]
 
 
 @app.command(epilog=examples("relax-tune db show softmax", "relax-tune db show 3f9a --json"))
+@view
 def show(
     key: Annotated[
         str,
@@ -213,46 +151,21 @@ def show(
         ),
     ],
     db: Database = None,
-    json: Json = False,
-) -> None:
+) -> Subject:
     """Show a workload's text, a target's facts or a job's settings.
 
     `relax-tune show` says more of a workload: sketches, times, traces, sources.
     """
     with open_for(db) as store:
-        found: list[dict[str, Any]] = [
-            {
-                "target": t.key,
-                "kind": t.kind,
-                "name": t.name,
-                "fingerprint": dict(t.fingerprint),
-                "limits": dict(t.limits),
-            }
-            for t in store.targets()
-            if t.key.startswith(key)
-        ]
-        found += [{"job": j.id, "state": j.state, "settings": j.settings} for j in store.jobs() if j.id.startswith(key)]
-        found += [
-            {"workload": w.key, "name": w.hint, "format_version": w.format_version, "text": w.text}
-            for w in store.workloads(None)
-            if w.key.startswith(key) or w.hint == key
-        ]
+        targets = [target for target in store.targets() if target.key.startswith(key)]
+        runs = [run for run in store.jobs() if run.id.startswith(key)]
+        workloads = [w for w in store.workloads(None) if w.key.startswith(key) or w.hint == key]
         where = store.where
-    if not found:
+    if not (targets or runs or workloads):
         raise UserError(
-            f"wanted a workload, target or job whose key starts with {key!r}, {where} has none; see `db top`"
+            f"expected a workload, target or job whose key starts with {key!r}, {where} has none; see `db top`"
         )
-    if json:
-        print_json(found)
-        return
-    console = make_console()
-    for record in found:
-        for name, value in record.items():
-            if isinstance(value, dict):
-                value = "".join(f"\n  {k}: {v}" for k, v in value.items())
-            elif "\n" in str(value):
-                value = f"\n{value}"
-            say(console, f"{name}: {value}")
+    return rows_subject(key, targets, runs, workloads)
 
 
 @app.command(
@@ -266,14 +179,14 @@ def prune(
     on: KeyPart = None,
     older_than: Annotated[
         float | None,
-        typer.Option(metavar="DAYS", help="Only what was measured more than so many days ago. [default: any age]"),
+        typer.Option(metavar="DAYS", help="Only what was measured more than DAYS days ago. [default: any age]"),
     ] = None,
     since: Annotated[
         datetime | None,
         typer.Option(
             metavar="MOMENT",
             formats=["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S"],
-            help="Only what was measured from then on, by this machine's clock: 2026-11-26 or '2026-11-26 14:30'. [default: any time]",
+            help="Only what was measured since MOMENT, by this machine's clock: 2026-11-26 or '2026-11-26 14:30'. [default: any time]",
         ),
     ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only failures.")] = False,
@@ -288,7 +201,7 @@ def prune(
         str | None,
         typer.Option(metavar="ID", help="Only what this job measured, by the start of its id. [default: any]"),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be removed.")] = False,
     db: Database = None,
     json: Json = False,
 ) -> None:
@@ -298,10 +211,10 @@ def prune(
     """
     if not failed and all(given is None for given in (older_than, since, worker, job)):
         raise UserError(
-            "wanted --older-than, --since, --failed, --worker or --job, found none of them; nothing was removed"
+            "expected --older-than, --since, --failed, --worker or --job, got none of them; nothing was removed"
         )
     if older_than is not None and not older_than >= 0:
-        raise UserError(f"--older-than wants a number of days, at least 0; found {older_than:g}; nothing was removed")
+        raise UserError(f"--older-than expects a number of days, at least 0; got {older_than:g}; nothing was removed")
     with open_for(db, write=True) as store:
         target = one_target(store, on)
         limit = None if older_than is None else max(0.0, time.time() - older_than * DAY_SECS)
@@ -314,19 +227,14 @@ def prune(
 
 @app.command(epilog=examples("relax-tune db upgrade --db sqlite:///records.db"))
 def upgrade(db: Database = None, json: Json = False) -> None:
-    """Bring the database to the schema of this version.
-
-    Records are copied a few at a time, beside the old ones. What was copied stays when this is interrupted. It is refused while jobs
-    are at work.
-    """
-    console = make_console(stderr=True)
-    before, after = upgrade_schema(load_settings({"db": db}).db or default_url(), lambda said: say(console, said))
-    text = f"schema {after}, as it was" if before == after else f"schema {before or 'none'} -> {after}"
+    """Bring an empty or older database to the schema of this version."""
+    before, after = upgrade_store(load_settings({"db": db}).db or default_url())
+    text = f"schema {after}, unchanged" if before == after else f"schema {before or 'none'} -> {after}"
     done(json, text, {"before": before, "after": after})
 
 
 def _altered(store: Store, key: str) -> str | None:
-    """Say what is wrong with the text of a workload; None if nothing is, or if it cannot be read, which is said elsewhere."""
+    """Return why the text of a workload is not the one that its key names, or None; unreadable texts are reported by `Store.check`."""
     try:
         for workload in store.known_workloads([key]):
             verify_text(workload)

@@ -1,4 +1,7 @@
-"""`relax-tune devices`, `relax-tune doctor` and `relax-tune allow`."""
+"""`relax-tune devices`, `relax-tune doctor` and `relax-tune allow`.
+
+Tests: `tests/tuner/cli/test_cli.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ import typer
 
 from relax_tune.database.engine import masked
 from relax_tune.errors import UserError
-from relax_tune.runtime.device.base import DeviceInfo
-from relax_tune.runtime.device.quirks import quirks_of
-from relax_tune.runtime.device.registry import DeviceFailure, list_devices
+from relax_tune.runtime.device.registry import list_devices
 from relax_tune.tuner.allowed_files import allow as allow_file
 from relax_tune.tuner.allowed_files import revoke as revoke_file
 from relax_tune.tuner.cli.commands.options import Database, Json, print_json
 from relax_tune.tuner.cli.doctor import examine, settings_findings
-from relax_tune.tuner.cli.report.console import make_console, make_table, say
+from relax_tune.tuner.cli.report.console import make_console, say
+from relax_tune.tuner.cli.report.view import view
+from relax_tune.tuner.report.listings import devices_subject
+from relax_tune.tuner.report.subject import Section, Subject, table
 from relax_tune.tuner.settings import (
     FILE,
     OPTIONS,
@@ -26,66 +30,33 @@ from relax_tune.tuner.settings import (
     settings_of,
 )
 
-_LIMITS = ("workers", "max_vector_lanes", "l2_bytes", "max_local_bytes")
 
-
-def devices(json: Json = False) -> None:
+@view
+def devices() -> Subject:
     """List the devices kernels can be tuned for and run on here."""
-    found = list_devices()
-    if json:
-        document = []
-        for entry in found:
-            if isinstance(entry, DeviceFailure):
-                document.append({"target": entry.spec, "usable": False, "reason": entry.reason})
-                continue
-            details = {"fingerprint": dict(entry.fingerprint), "limits": dict(entry.limits), "quirks": _quirks(entry)}
-            document.append({"target": entry.kind, "usable": True, "name": entry.name, **details})
-        print_json(document)
-        return
-    table = make_table("target", "name", "driver or compiler", *_LIMITS, right=_LIMITS)
-    failures = [e for e in found if isinstance(e, DeviceFailure)]
-    usable = [e for e in found if isinstance(e, DeviceInfo)]
-    for entry in usable:
-        facts, limits = dict(entry.fingerprint), dict(entry.limits)
-        driver = facts.get("platform") or facts.get("compiler", "")
-        table.add_row(entry.kind, entry.name, driver, *(str(limits.get(limit, "-")) for limit in _LIMITS))
-    console = make_console()
-    console.print(table)
-    for line in dict.fromkeys(f"{e.kind}: {q}" for e in usable for q in _quirks(e)):
-        say(console, line)
-    for failure in failures:
-        say(console, f"{failure.spec}: {failure.reason}")
-    if sum(e.kind == "opencl" for e in usable) > 1:
-        console.print("choose among OpenCL devices with --target opencl:PART of a platform's or device's name")
+    return devices_subject(list_devices())
 
 
-def _quirks(info: DeviceInfo) -> list[str]:
-    return [f"{q.name}: {q.changes}" for q in quirks_of(info.kind, info.fingerprint) if not q.refused]
-
-
-def doctor(db: Database = None, json: Json = False) -> None:
-    """Say what is installed, what is missing, what would be faster.
+@view
+def doctor(db: Database = None) -> Subject:
+    """Report what is installed, missing, or would be faster.
 
     Looks at settings and where they came from, devices, compilers, libraries, the database, thread settings and packages,
     and runs a kernel on every device; changes nothing. What can be done about it stands below the table, or as `advice`
-    in the document. Exit code 0 whatever it finds.
+    in the document. Exit code 0 in any case.
     """
     sources = find_sources({"db": db})
     settings = settings_of({name: source for name, source in sources.items() if not source.refused})
     findings = [*settings_findings(sources), *examine(settings.db)]
-    if json:
-        print_json([f.to_json() for f in findings])
-        return
-    table = make_table("", "name", "state", "found")
-    area = ""
-    for f in findings:
-        table.add_row(f.area if f.area != area else "", f.name, f.state, f.found)
-        area = f.area
-    console = make_console()
-    console.print(table)
-    for f in findings:
-        if f.advice:
-            say(console, f"{f.area} {f.name}: {f.advice}")
+    areas = ["", *(f.area for f in findings)]
+    rows = [
+        ["" if f.area == before else f.area, f.name, f.state, f.result]
+        for before, f in zip(areas, findings, strict=False)
+    ]
+    advice = tuple(f"{f.area} {f.name}: {f.advice}" for f in findings if f.advice)
+    findings_section = Section("findings", tables=(table(("", "name", "state", "result"), rows),))
+    more = (Section("advice", "Advice", notes=advice),) if advice else ()
+    return Subject("Installation", (findings_section, *more), [f.to_json() for f in findings])
 
 
 def allow(
@@ -109,7 +80,7 @@ def allow(
         return
     content = read_settings_file(path)
     if not content:
-        raise UserError(f"{path}: wanted a settings file, found none or an empty one; give its folder")
+        raise UserError(f"{path}: expected a settings file, got none or an empty one; give its folder")
     data = parse_settings_file(path, content)
     chosen = {name: masked(str(value)) for name, value in data.items() if OPTIONS[name].reaches_out}
     allow_file(path, content)

@@ -1,27 +1,34 @@
-"""`relax-tune db export | import | merge | roles`: records of other databases and tools, and who may use this one."""
+"""`relax-tune db export | import | merge | roles`: records of other databases and tools, and who may use this one.
+
+Tests: `tests/tuner/cli/test_cli.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from relax_tune.database.engine import default_url
 from relax_tune.database.exchange.jsonl import ImportReport, export_file, import_file, write_parts
 from relax_tune.database.exchange.jsonl import merge as merge_stores
 from relax_tune.database.exchange.t4 import t4_parts
 from relax_tune.database.exchange.t4_import import import_t4_file
 from relax_tune.database.records import Measurement
-from relax_tune.database.sql.roles import role_script
+from relax_tune.database.roles import role_script
+from relax_tune.database.sql_store import SqlStore
 from relax_tune.database.store import Store, open_store
 from relax_tune.errors import UserError
 from relax_tune.runtime.hashed_zip import tool_version
-from relax_tune.tuner.cli.app import examples
+from relax_tune.tuner.cli.app import USER_ERROR, examples
 from relax_tune.tuner.cli.commands.db import KeyPart, app, done, one_target, one_workload, open_for
 from relax_tune.tuner.cli.commands.options import Database, Json, among, print_json
 from relax_tune.tuner.cli.report.console import make_console, say
+from relax_tune.tuner.option import has_password
+from relax_tune.tuner.settings import load_settings
 from relax_tune.tuner.task.record_text import verify_text
 
 __all__ = ["app"]
@@ -48,7 +55,7 @@ Since = Annotated[
 
 def _checked_form(form: str) -> str:
     if form not in FORMS:
-        raise UserError(f"--format wants jsonl or t4, found {form!r}")
+        raise UserError(f"--format expects jsonl or t4, got {form!r}")
     return form
 
 
@@ -74,19 +81,28 @@ def export_(
 ) -> None:
     """Write records to a file.
 
-    Those of all targets, or of the one chosen with --on.
+    Without --on, records of all targets.
     """
     with open_for(db) as store:
         if _checked_form(form) == "jsonl":
             chosen = None if on is None else [one_target(store, on).key]
             lines = export_file(store, file, chosen, _seconds(since))
-            done(json, f"wrote {lines} records to {file}", {"file": str(file), "records": lines})
+            _exported(json, store, f"wrote {lines} records to {file}", {"file": str(file), "records": lines})
             return
         target = one_target(store, on)
         counted = _Counted()
-        found = counted.over(_measurements(store, target.key, _seconds(since)))
-        write_parts(file, t4_parts(target, found, tool_version(), store.workload, store.environment))
-    done(json, f"wrote {counted.count} measurements to {file}", {"file": str(file), "measurements": counted.count})
+        measurements = counted.over(_measurements(store, target.key, _seconds(since)))
+        write_parts(file, t4_parts(target, measurements, tool_version(), store.workload, store.environment))
+        document = {"file": str(file), "measurements": counted.count}
+        _exported(json, store, f"wrote {counted.count} measurements to {file}", document)
+
+
+def _exported(json: bool, store: Store, text: str, document: dict[str, Any]) -> None:
+    """Print what was exported. Invalid rows, which were left out, make the exit code an error."""
+    left_out = store.invalid_rows.total()
+    done(json, f"{text}; {left_out} invalid rows left out" if left_out else text, {**document, "left_out": left_out})
+    if left_out:
+        raise typer.Exit(USER_ERROR)
 
 
 class _Counted:
@@ -94,9 +110,9 @@ class _Counted:
 
     count = 0
 
-    def over(self, found: Iterator[Measurement]) -> Iterator[Measurement]:
+    def over(self, measurements: Iterator[Measurement]) -> Iterator[Measurement]:
         """Yield the measurements, and count them."""
-        for measurement in found:
+        for measurement in measurements:
             self.count += 1
             yield measurement
 
@@ -135,8 +151,8 @@ def import_(
 ) -> None:
     """Add the records of a file. What is already there stays; importing twice changes nothing."""
     form = _checked_form(form)
-    if not file.exists():  # no database is made for a file that is not there
-        raise UserError(f"{file}: wanted a file written by `relax-tune db export`, found no such file; check the path")
+    if not file.exists():  # a missing file creates no database
+        raise UserError(f"{file}: expected a file written by `relax-tune db export`, got no such file; check the path")
     if form == "jsonl":
         if trust_checks:
             raise UserError("--trust-checks is for --format t4; JSON Lines say what was checked")
@@ -151,6 +167,13 @@ def import_(
 
 
 def _tell(json: bool, report: ImportReport, source: str) -> None:
+    """Print a report. Lines that were left out make the exit code an error, although the others are stored."""
+    _print_report(json, report, source)
+    if report.left_out:
+        raise typer.Exit(USER_ERROR)
+
+
+def _print_report(json: bool, report: ImportReport, source: str) -> None:
     if json:
         problems = [{"line": p.line, "why": p.why} for p in report.problems]
         counts = {"measurements": report.measurements, "plans": report.plans, "left_out": report.left_out}
@@ -182,19 +205,40 @@ def merge(
 ) -> None:
     """Copy what another database knows into this one.
 
-    Its plans are kept under its name. They become current only for models that have none here.
+    Its plans are stored under its name. They become current only for models that have no plan in this database.
     """
+    if has_password(source):
+        raise UserError(
+            "expected the URL of a database without a password, got one with it, which every user of this machine can read among the "
+            "arguments of programs; put the password into ~/.pgpass or PGPASSWORD"
+        )
     with open_store(source, create=False, read_only=True) as other, open_for(db, write=True, create=True) as store:
-        _tell(json, merge_stores(other, store, _seconds(since), verify_text), other.where)
+        report = merge_stores(other, store, _seconds(since), verify_text)
+        report.left_out += other.invalid_rows.total()
+        _tell(json, report, other.where)
 
 
-@app.command(epilog=examples("relax-tune db roles", "relax-tune db roles --json"))
-def roles(json: Json = False) -> None:
-    """Print SQL that makes the roles reader, tuner and admin.
+@app.command(
+    epilog=examples("relax-tune db roles", "relax-tune db roles --apply --db postgresql://owner@records.lan/tuning")
+)
+def roles(
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Run it on --db, as the owner of the tables, instead of printing it.")
+    ] = False,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Print SQL that creates roles on a PostgreSQL server.
 
-    For PostgreSQL: the owner of the tables runs it with psql, again after each upgrade.
+    They are reader, tuner and admin, with their rights. The owner of the tables runs it, again after each upgrade. It grants nothing to
+    a login: GRANT relax_tuner TO tina.
     """
-    if json:
-        print_json({"sql": role_script()})
+    script = role_script()
+    if apply:
+        with SqlStore(load_settings({"db": db}).db or default_url()) as store:
+            store.create_roles()
+            done(json, f"{store.where}: created the roles and their rights", {"database": store.where})
+    elif json:
+        print_json({"sql": script})
     else:
-        print(role_script(), end="")
+        print(script, end="")

@@ -1,4 +1,7 @@
-"""`relax-tune model ...`: train the prior from a database, and judge it on what it was not trained on."""
+"""`relax-tune model ...`: train the prior from a database, and judge it on what it was not trained on.
+
+Tests: `tests/tuner/cli/test_cli.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,22 @@ from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.cli.app import COMMANDS, examples
 from relax_tune.tuner.cli.commands.db import open_for
 from relax_tune.tuner.cli.commands.options import Database, Json, print_json, setting_option
-from relax_tune.tuner.cli.report.console import make_console, make_table, say
-from relax_tune.tuner.job.job import device_info
+from relax_tune.tuner.cli.report.console import make_console, say
+from relax_tune.tuner.cli.report.view import view
+from relax_tune.tuner.job.devices import device_info
 from relax_tune.tuner.learn.prior import GroupKey, Prior, PriorRows, evaluate, recorded_rows
+from relax_tune.tuner.report.subject import Section, Subject, table
 from relax_tune.tuner.settings import load_settings
 
 app = typer.Typer(
-    help="Train a cost model for kernels that nobody measured.",
+    help="Train a cost model for kernels without measurements.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     epilog=examples(*COMMANDS["model"].examples),
 )
 Target = Annotated[str | None, setting_option("target")]
-APART: dict[str, Callable[[GroupKey], str]] = {"workload": lambda key: key[1], "target": lambda key: key[0]}
+GROUPS: dict[str, Callable[[GroupKey], str]] = {"workload": lambda key: key[1], "target": lambda key: key[0]}
 
 
 def _read(db: str | None, target: str | None) -> tuple[PriorRows, HardwareInfo]:
@@ -46,7 +51,7 @@ def train(
     """Train a prior on the records of all processors, or of all GPUs, for `build --prior`."""
     rows, hardware = _read(db, target)
     about = {"tool": tool_version(), "rows": len(rows.log_time), "groups": len(rows.keys)}
-    about |= {what + "s": len({part(k) for k in rows.keys}) for what, part in APART.items()}
+    about |= {what + "s": len({part(k) for k in rows.keys}) for what, part in GROUPS.items()}
     prior = Prior.train(rows, hardware, about)
     prior.save(out)
     if json:
@@ -59,30 +64,29 @@ def train(
 
 
 @app.command("evaluate", epilog=examples("relax-tune model evaluate --target c --db sqlite:///records.db"))
-def judge(target: Target = None, db: Database = None, json: Json = False) -> None:
+@view
+def judge(target: Target = None, db: Database = None) -> Subject:
     """Judge priors on workloads and on devices that they were not trained on.
 
     Each is trained without a fifth of the workloads, or without a device, and orders the candidates of those. Regret is the
-    time of the best of the first 1, 4 or 16 by the prior over that of the best on record, less 1.
+    time of the best among the first 1, 4 or 16 candidates of the prior over the best recorded time, minus 1.
     """
     rows, hardware = _read(db, target)
-    found = {}
-    for what, part in APART.items():
+    errors = {}
+    for what, part in GROUPS.items():
         if len({part(k) for k in rows.keys}) > 1:
-            found[what] = evaluate(rows, lambda r: Prior.train(r, hardware), part)
-    if not found:
-        raise UserError("wanted records of two workloads or devices, to leave one out, found those of one; tune more")
-    if json:
-        print_json(
-            {
-                w: {"groups": r.groups, "rank": r.rank, "regret": dict(r.regret), "worst": r.worst}
-                for w, r in found.items()
-            }
+            errors[what] = evaluate(rows, lambda r: Prior.train(r, hardware), part)
+    if not errors:
+        raise UserError(
+            "expected records of two workloads or devices, to leave one out, got records of only one; tune more"
         )
-        return
-    table = make_table("left out", "groups", "rank", "regret@1", "regret@4", "regret@16", "worst@1")
-    for what, r in found.items():
-        table.add_row(
-            what, str(r.groups), f"{r.rank:.2f}", *(f"{r.regret[k]:.1%}" for k in (1, 4, 16)), f"{r.worst:.0%}"
-        )
-    make_console().print(table)
+    document = {
+        what: {"groups": r.groups, "rank": r.rank, "regret": dict(r.regret), "worst": r.worst}
+        for what, r in errors.items()
+    }
+    rows_shown = [
+        [what, str(r.groups), f"{r.rank:.2f}", *(f"{r.regret[k]:.1%}" for k in (1, 4, 16)), f"{r.worst:.0%}"]
+        for what, r in errors.items()
+    ]
+    columns = ("left out", "groups", "rank", "regret@1", "regret@4", "regret@16", "worst@1")
+    return Subject("Judged priors", (Section("errors", tables=(table(columns, rows_shown),)),), document)

@@ -1,4 +1,7 @@
-"""Options that several commands share: the settings, as `tuner/settings` declares them, and a few others."""
+"""Options that several commands share: the settings, as `tuner/settings` declares them, and a few others.
+
+Tests: `tests/tuner/test_settings.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from relax_tune.tuner.option import Command, flag_of
 from relax_tune.tuner.settings import OPTIONS, Settings, load_settings, settings_taken_by
+
+T = TypeVar("T")
 
 
 def among(*values: str) -> Callable[[str], list[str]]:
@@ -25,7 +30,7 @@ def among(*values: str) -> Callable[[str], list[str]]:
 
 
 def setting_option(name: str) -> Any:
-    """Return the typer option of a setting, made from its declaration."""
+    """Return the typer option that declares a setting."""
     declared, flag = OPTIONS[name], flag_of(name)
     return typer.Option(
         f"{flag}/--no-{flag.removeprefix('--')}" if declared.kind is bool else flag,
@@ -76,7 +81,8 @@ Logs = Annotated[str | None, setting_option("logs")]
 Metrics = Annotated[
     str | None,
     typer.Option(
-        metavar="[HOST:]PORT", help="Answer Prometheus here; a port alone is one of 127.0.0.1. [default: nowhere]"
+        metavar="[HOST:]PORT",
+        help="Answer Prometheus here; a port without a host listens on 127.0.0.1. [default: nowhere]",
     ),
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Verify the program before and after every pass.")]
@@ -98,13 +104,13 @@ class SettingFlags:
         return {flag_of(name): self.given[name] for name in names or self.given}
 
 
-def with_settings(command: Command) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_settings(command: Command) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Replace the parameter `settings` of a command by an option for each setting that the command takes.
 
     The command's function receives them as one `SettingFlags`."""
     names = settings_taken_by(command)
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
         hints = get_type_hints(function, include_extras=True)
         parameters: list[inspect.Parameter] = []
         for p in inspect.signature(function).parameters.values():
@@ -119,8 +125,8 @@ def with_settings(command: Command) -> Callable[[Callable[..., None]], Callable[
                 )
 
         @functools.wraps(function)
-        def run(**given: Any) -> None:
-            function(settings=SettingFlags({name: given.pop(name) for name in names}), **given)
+        def run(**given: Any) -> T:
+            return function(settings=SettingFlags({name: given.pop(name) for name in names}), **given)
 
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         vars(run)["__signature__"] = inspect.Signature(parameters)
@@ -130,5 +136,5 @@ def with_settings(command: Command) -> Callable[[Callable[..., None]], Callable[
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on stdout, keys in the order given."""
-    print(json.dumps(value, indent=2, allow_nan=False))
+    """Print one JSON document on stdout, keys in the order given. JSON escapes all control characters but one."""
+    print(json.dumps(value, indent=2, allow_nan=False).replace("\x7f", "\\u007f"))

@@ -1,10 +1,13 @@
-"""`relax-tune run`: text to embeddings or to more text, or arrays to arrays."""
+"""`relax-tune run`: text to embeddings or to more text, or arrays to arrays.
+
+Tests: `tests/tuner/cli/test_run_texts.py`, `tests/tuner/cli/test_run_head.py`.
+"""
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,13 +19,14 @@ from rich.console import Console
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend.source import find_model
 from relax_tune.runtime.artifact import Artifact, load_artifact
+from relax_tune.runtime.atomic_write import unused_name
 from relax_tune.runtime.generation.decoder import DECODE, PREFILL
 from relax_tune.runtime.model import Model, choose_function
-from relax_tune.runtime.placement.policy import PlacementOptions
 from relax_tune.runtime.program.host_program import HostProgram
 from relax_tune.runtime.program.program import SMALL, Program
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import TensorSpec, function_specs
+from relax_tune.runtime.vm.policy import PlacementOptions
 from relax_tune.tuner.array_files import read_arrays
 from relax_tune.tuner.cli.commands.completions import (
     Beams,
@@ -39,9 +43,11 @@ from relax_tune.tuner.cli.commands.completions import (
     complete,
 )
 from relax_tune.tuner.cli.commands.options import Device, Function, Json, print_json
-from relax_tune.tuner.cli.commands.texts import cosine, encode, open_tokenizer, similarity_table, tokenize, upper
-from relax_tune.tuner.cli.report.console import make_console, say
+from relax_tune.tuner.cli.commands.sentence_folder import SentenceFolder, sentence_folder
+from relax_tune.tuner.cli.commands.texts import cosine, encode, limit_of, open_tokenizer, similarity_table
+from relax_tune.tuner.cli.report.console import make_console, print_sections, say
 from relax_tune.tuner.cli.signing import verify
+from relax_tune.tuner.report.subject import Section
 
 ArtifactArgument = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="An .rta file.")]
 TextOption = Annotated[
@@ -58,6 +64,22 @@ InputsOption = Annotated[
 ]
 OutOption = Annotated[
     Path | None, typer.Option(metavar="FILE.npz", help="Where to save the results. [default: nowhere]")
+]
+TruncateOption = Annotated[
+    bool,
+    typer.Option(
+        "--truncate",
+        help="With --text, of an encoder: cut what is longer than the artifact takes, and say so on stderr, instead of refusing it.",
+    ),
+]
+PromptOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt",
+        metavar="NAME",
+        help="With --text, of an encoder: put this prompt of the folder's config_sentence_transformers.json before each text. "
+        "[default: the folder's]",
+    ),
 ]
 RecordShapesOption = Annotated[
     Path | None,
@@ -112,6 +134,8 @@ def run(
     beams: Beams = None,
     stop: Stop = None,
     stream: Stream = False,
+    truncate: TruncateOption = False,
+    prompt: PromptOption = None,
     record_shapes: RecordShapesOption = None,
     placing: PlacingOption = None,
     when_lost: WhenLostOption = None,
@@ -122,12 +146,12 @@ def run(
     """Run an artifact on text or on arrays.
 
     An encoder gives embeddings of texts, whose cosine similarities are printed pair by pair, or the logits of its head. A decoder
-    (functions prefill and decode) goes on with each text, with the likeliest token each time unless options say otherwise; the
-    tokens that end a text are those of the folder, and so are tokens to force or suppress. Its other settings of generation are not read.
-    An encoder-decoder (encode beside these) reads each text and writes another. Arrays give output0, output1 ...
+    (functions prefill and decode) continues each text, by default with the most probable token. The model's folder gives the
+    tokens that end a text, and tokens to force or suppress; its other settings of generation are not read.
+    An encoder-decoder (a model that also has encode) reads each text and writes another. Arrays give output0, output1 ...
     """
     if bool(text) == (inputs is not None):
-        raise UserError("wanted either --text (once per sentence) or --inputs FILE.npz; give one of the two")
+        raise UserError("expected either --text (once per sentence) or --inputs FILE.npz; give one of the two")
     options = DecodingOptions(
         max_new_tokens, temperature, top_k, top_p, repetition_penalty, seed, beams, tuple(stop or ()), stream
     )
@@ -136,20 +160,27 @@ def run(
     on = device, shapes, _placing(placing, when_lost)
     if inputs is not None:
         given = read_arrays(inputs)
-        if options.given:
-            raise UserError(f"{options.given[0]} goes with --text; --inputs calls a function once")
+        if texts_only := [*options.given, *["--truncate"] * truncate, *["--prompt"] * (prompt is not None)]:
+            raise UserError(f"{texts_only[0]} goes with --text; --inputs calls a function once")
         with open_model(loaded, *on) as opened:
             document, named = _call_once(opened, given, function, console)
     else:
         assert text is not None
         if model is None:
-            raise UserError("--text wants --model FOLDER, the folder with the model's tokenizer.json; found none")
+            raise UserError("--text expects --model FOLDER, the folder with the model's tokenizer.json; got none")
         if function is not None:
             raise UserError("--function goes with --inputs; --text runs what the artifact is for")
-        document, named = _run_on_text(loaded, text, find_model(model), options, on, console)
+        document, named = _run_on_text(loaded, text, find_model(model), options, on, console, truncate, prompt)
     if record_shapes is not None and shapes is not None:
         shapes.save(record_shapes)
         document["shapes"] = str(record_shapes)
+    _tell_results(document, named, out, console, json)
+
+
+def _tell_results(
+    document: dict[str, Any], named: Mapping[str, NDArray[Any]], out: Path | None, console: Console, json: bool
+) -> None:
+    """Save arrays by name if requested, and print the document for scripts."""
     if out is not None:
         write_arrays(out, named)
         say(console, f"wrote {out}")
@@ -179,23 +210,29 @@ def _run_on_text(
     options: DecodingOptions,
     on: tuple[str | None, ShapeProfile | None, PlacementOptions | None],
     console: Console,
+    truncate: bool,
+    prompt: str | None,
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Continue texts with a decoder, or encode them; return the document of the results and the arrays by name."""
+    cut = partial(say, make_console(stderr=True)) if truncate else None
     decodes = {PREFILL, DECODE} <= set(loaded.functions)
     if options.given and not decodes:
         raise UserError(
-            f"{options.given[0]} wants a decoder, found an artifact of {', '.join(loaded.functions)}; leave it out"
+            f"{options.given[0]} expects a decoder, got an artifact of {', '.join(loaded.functions)}; leave it out"
         )
-    tokenizer = open_tokenizer(folder)
+    if decodes and prompt is not None:
+        raise UserError(f"--prompt expects an encoder, got an artifact of {', '.join(loaded.functions)}; leave it out")
+    settings = SentenceFolder(folder, {}) if decodes else sentence_folder(folder).named(prompt)
+    tokenizer = open_tokenizer(settings.tokens)
     if decodes:
         config = options.config(folder)
         with open_model(loaded, *on) as opened:
-            return _completions(texts, complete(opened, tokenizer, texts, config, console, options.stream))
-    read = tokenize(tokenizer, texts, upper(loaded, 1))
+            return _completions(texts, complete(opened, tokenizer, texts, config, console, options.stream, cut))
+    read = settings.tokenize(tokenizer, texts, limit_of(loaded, 1), cut)
     with open_model(loaded, *on) as opened:
-        results = encode(opened, read, upper(loaded, 0))
+        results = encode(opened, read, limit_of(loaded, 0).most, settings.prompt_length(tokenizer))
     (name, rows), *more = results.items()
-    if more or rows[0].ndim != 1 or name.endswith("logits"):
+    if more or rows[0].ndim != 1 or name.endswith(("logits", "scores")):
         return _show_results(texts, results, console)
     return _show_embeddings(texts, np.stack(rows), console)
 
@@ -220,10 +257,16 @@ def _with_types(opened: Model, given: Mapping[str, NDArray[Any]], function: str 
     return {n: a.view(small[n]) if n in small and a.dtype == np.uint8 else a for n, a in given.items()}
 
 
-def _completions(texts: Sequence[str], made: Sequence[Completion]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def _completions(
+    texts: Sequence[str], completions: Sequence[Completion]
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return the document of completed texts and the tokens by name."""
-    document = {"texts": texts, "added": [c.added for c in made], "tokens": [c.ids[0].tolist() for c in made]}
-    return document, {f"tokens{number}": c.ids for number, c in enumerate(made)}
+    document = {
+        "texts": texts,
+        "added": [c.added for c in completions],
+        "tokens": [c.ids[0].tolist() for c in completions],
+    }
+    return document, {f"tokens{number}": c.ids for number, c in enumerate(completions)}
 
 
 def _show_results(
@@ -247,7 +290,7 @@ def _show_embeddings(
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Print the cosine similarities of texts; return their document and the embeddings by name."""
     similarity = cosine(embeddings)
-    console.print(similarity_table(texts, similarity))
+    print_sections(console, Section("similarity", tables=(similarity_table(texts, similarity),)))
     document = {"texts": texts, "shape": list(embeddings.shape), "cosine": similarity.tolist()}
     return document, {"embeddings": embeddings}
 
@@ -255,14 +298,14 @@ def _show_embeddings(
 def _as_array(name: str, value: Any) -> NDArray[Any]:
     """Convert a result to an array for a file: shapes and scalars too. Raises UserError for any other value."""
     try:
-        found = np.asarray(value)
+        array = np.asarray(value)
     except ValueError:  # a tuple of different things
-        found = np.asarray(None)
-    if found.dtype.kind == "O":
+        array = np.asarray(None)
+    if array.dtype.kind == "O":
         raise UserError(
-            f"{name}: wanted arrays, shapes and numbers as results, found a {type(value).__name__}; call the model from Python"
+            f"{name}: expected arrays, shapes and numbers as results, got a {type(value).__name__}; call the model from Python"
         )
-    return found
+    return array
 
 
 def read_profile(path: Path) -> ShapeProfile:
@@ -293,10 +336,10 @@ def open_model(
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write an .npz file under exactly this name, whole or not at all. Raises UserError when it cannot be written."""
     plain = path.is_file() or not path.exists()
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part") if plain and path.name else path
+    partial = unused_name(path) if plain and path.name else path
     try:
         try:
-            with partial.open("wb") as file:
+            with partial.open("wb" if partial == path else "xb") as file:
                 small = {
                     n: a.view(np.uint8) for n, a in arrays.items() if a.dtype.name in SMALL
                 }  # the format lacks them

@@ -1,4 +1,7 @@
-"""`relax-tune show`: a model's program and tasks, or everything about one task. Measures nothing."""
+"""`relax-tune show`: a model's program and tasks, or everything about one task. Measures nothing.
+
+Tests: `tests/tuner/cli/test_show.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import typer
 from relax_tune.database.engine import default_url, parse_url, sqlite_path
 from relax_tune.database.records import REGIMES, Measurement
 from relax_tune.database.records import Target as DeviceTarget
+from relax_tune.database.sqlite_file import similar_databases
 from relax_tune.database.store import MEMORY_URL, MemoryStore, Store, open_store
 from relax_tune.errors import DatabaseError, UserError
 from relax_tune.ir.core.dtype import dtype
@@ -22,18 +26,23 @@ from relax_tune.ir.frontend.source import PACKAGE
 from relax_tune.ir.passes.pipeline import PassManager, lower, passes_for
 from relax_tune.ir.text.printer import print_text
 from relax_tune.tuner.cli.commands.db import one_workload
-from relax_tune.tuner.cli.commands.options import Bounds, Json, SettingFlags, Verify, among, print_json, with_settings
-from relax_tune.tuner.cli.report.console import make_console, say
-from relax_tune.tuner.cli.report.model_view import IMPORTED, program_after, stage_names, task_document, tasks_table
-from relax_tune.tuner.cli.report.show import show_task
+from relax_tune.tuner.cli.commands.options import Bounds, SettingFlags, Verify, among, with_settings
+from relax_tune.tuner.cli.report.model_view import IMPORTED, program_after, stage_names, task_document
 from relax_tune.tuner.cli.report.task_view import BEST, GENERIC, LIBRARY, OF_VARIANT, SECTIONS, TaskView, recorded_task
-from relax_tune.tuner.job.job import Job, device_info, parse_bounds
+from relax_tune.tuner.cli.report.view import view
+from relax_tune.tuner.job.device_job import device_job
+from relax_tune.tuner.job.devices import device_info
+from relax_tune.tuner.job.lowered_model import parse_bounds
 from relax_tune.tuner.plan.plans import plan_task
+from relax_tune.tuner.report.builds import tasks_table
+from relax_tune.tuner.report.subject import Section, Subject
+from relax_tune.tuner.report.task_sections import task_subject
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task.alternatives import alternatives_here
 from relax_tune.tuner.task.extract import extract_tasks
-from relax_tune.tuner.task.task import Choices, Task
+from relax_tune.tuner.task.task import Task
 from relax_tune.tuner.task.unfused_variants import in_parts
+from relax_tune.tuner.task.variants import TaskVariants
 
 OF_MODEL = ("program", "tasks")
 OVERVIEW = ("text", "sketches", "times", "dispatch", "trace")
@@ -82,6 +91,7 @@ OfOption = Annotated[
 ]
 
 
+@view
 @with_settings("show")
 def show(
     subject: SubjectArgument,
@@ -93,9 +103,9 @@ def show(
     settings: SettingFlags,
     bound: Bounds = None,
     verify: Verify = False,
-    json: Json = False,
-) -> None:
-    """Show a model's program and tasks, or all about one task.
+    json: bool = False,
+) -> Subject:
+    """Show a model's program and tasks, or one task in detail.
 
     `show MODEL` prints the program, as imported or after a pass, and its tasks. `show MODEL --task NAME` and, for a task
     that was tuned before, `show TASK` print one task: its program, sketches and records for the target. The trace and the
@@ -113,18 +123,17 @@ def show(
             f"{subject!r} is a task on record",
         )
         sections = _sections(what, SECTIONS, OVERVIEW, json, "a task")
-        _show_recorded(subject, sections, of, settings.load(), json)
-    elif task is None:
+        return _show_recorded(subject, sections, of, settings.load())
+    if task is None:
         _refuse(
             settings.flags("target", "db", "shapes", "profile") | {"--of": of},
             f"{subject!r} is a whole model; choose a task with --task",
         )
         sections = _sections(what, OF_MODEL, OF_MODEL, json, "a model without --task")
-        _show_model(subject, sections, after, parse_bounds(bound or []), settings.load(), verify, json)
-    else:
-        _refuse({"--after": after}, "--task shows a task, which is what all passes left; leave one of them out")
-        sections = _sections(what, SECTIONS, OVERVIEW, json, "a task")
-        _show_model_task(subject, task, sections, of, parse_bounds(bound or []), settings.load(), verify, json)
+        return _show_model(subject, sections, after, parse_bounds(bound or []), settings.load(), verify)
+    _refuse({"--after": after}, "--task shows a task, which is what all passes left; leave one of them out")
+    sections = _sections(what, SECTIONS, OVERVIEW, json, "a task")
+    return _show_model_task(subject, task, sections, of, parse_bounds(bound or []), settings.load(), verify)
 
 
 def is_model(subject: str) -> bool:
@@ -148,13 +157,13 @@ def _sections(
     what: Sequence[str] | None, known: Collection[str], default: Sequence[str], json: bool, of: str
 ) -> tuple[str, ...]:
     """Return the requested sections, in their order. `what` may name several in one, with commas between them."""
-    wanted = [name for item in what or () for name in item.split(",")]
-    for name in wanted:
+    requested = [name for item in what or () for name in item.split(",")]
+    for name in requested:
         if name != ALL and name not in known:
-            raise UserError(f"--what wants {', '.join(known)} or {ALL} of {of}; found {name!r}")
-    if ALL in wanted or (json and not wanted):
+            raise UserError(f"--what expects {', '.join(known)} or {ALL} of {of}; got {name!r}")
+    if ALL in requested or (json and not requested):
         return tuple(known)
-    return tuple(name for name in known if name in (wanted or default))
+    return tuple(name for name in known if name in (requested or default))
 
 
 # -- a model -----------------------------------------------------------------------------------------------------------
@@ -167,8 +176,7 @@ def _show_model(
     bounds: Mapping[str, tuple[int, int]],
     settings: Settings,
     verify: bool,
-    json: bool,
-) -> None:
+) -> Subject:
     module = load_model(model, bounds, settings.cache_dtype, trust=settings.trust_model)
     passes = passes_for(
         settings.qkv, dtype(settings.precision), settings.attention, {}, settings.activations, settings.weights
@@ -186,14 +194,11 @@ def _show_model(
         if "tasks" in sections
         else ()
     )
-    if json:
-        print_json({**document, "tasks": [task_document(t) for t in tasks]} if "tasks" in sections else document)
-        return
-    console = make_console()
-    if "program" in sections:
-        say(console, document["program"])
+    shown = [Section("program", texts=(document["program"],))] if "program" in sections else []
     if "tasks" in sections:
-        console.print(tasks_table(tasks))
+        document["tasks"] = [task_document(t) for t in tasks]
+        shown.append(Section("tasks", tables=(tasks_table(tasks),)))
+    return Subject(f"Model {model}", tuple(shown), document)
 
 
 # -- a task ------------------------------------------------------------------------------------------------------------
@@ -207,33 +212,32 @@ def _show_model_task(
     bounds: Mapping[str, tuple[int, int]],
     settings: Settings,
     verify: bool,
-    json: bool,
-) -> None:
+) -> Subject:
     module = load_model(model, bounds, settings.cache_dtype, trust=settings.trust_model)
     store, notes = _records_of(settings.db)
     with contextlib.closing(store):
-        job = Job(module, device_info(settings.target, store), store, settings, verify=verify)
+        job = device_job(module, device_info(settings.target, store), store, settings, verify=verify)
         matching = [t for t in job.tasks if t.name == name] or [t for t in job.tasks if t.key.startswith(name)]
         if len(matching) != 1:
             known = ", ".join(f"{t.name} ({t.key[:12]})" for t in matching or job.tasks)
             raise UserError(
-                f"--task wants the name of one task of {model}, or the start of its key: {known}; found {name!r}"
+                f"--task expects the name of one task of {model}, or the start of its key: {known}; got {name!r}"
             )
-        choices = job.choices[matching[0].name]
-        records = job.records(choices.task.key, choices.task.regime)
+        task_variants = job.task_variants[matching[0].name]
+        records = job.records(task_variants.task.key, task_variants.task.regime)
         if not notes and not records:
-            notes = _elsewhere(store, choices.task, job.target)
-        plan = plan_task(choices, records, predictor=job.predictor)
+            notes = _notes_on_other_targets(store, task_variants.task, job.target)
+        plan = plan_task(task_variants, records, predictor=job.predictor)
     again = f"`relax-tune tune {model} --target {settings.target}` measures this task"
-    _show_task(TaskView(choices, records, of, plan), sections, job.target, _advised(notes, again), json)
+    return _show_task(TaskView(task_variants, records, of, plan), sections, job.target, _advised(notes, again))
 
 
-def _show_recorded(name: str, sections: Sequence[str], of: str | None, settings: Settings, json: bool) -> None:
+def _show_recorded(name: str, sections: Sequence[str], of: str | None, settings: Settings) -> Subject:
     try:
         store = open_store(settings.db, create=False, read_only=True)
     except DatabaseError as error:
         raise UserError(
-            f"{name!r}: wanted a model (a folder, a .gguf, .onnx, .pt2 or .relax file, {PACKAGE}NAME/FOLDER), found no such file; and no "
+            f"{name!r}: expected a model (a folder, a .gguf, .onnx, .pt2 or .relax file, {PACKAGE}NAME/FOLDER), got no such file; and no "
             f"task of that name can be looked up: {error}"
         ) from None
     with contextlib.closing(store):
@@ -241,14 +245,16 @@ def _show_recorded(name: str, sections: Sequence[str], of: str | None, settings:
             workload = one_workload(store, name)
         except UserError as error:
             raise UserError(f"{name!r} is no file, so it should be a task on record: {error}") from None
-        job = Job(IRModule({}), device_info(settings.target, store), store, settings)
-        records = next((found for r in REGIMES if (found := job.records(workload.key, r))), [])
+        job = device_job(IRModule({}), device_info(settings.target, store), store, settings)
+        records = next((known for r in REGIMES if (known := job.records(workload.key, r))), [])
         task = recorded_task(workload, records)
-        notes = [] if records else _elsewhere(store, task, job.target)
-        choices = Choices(task, job.hardware, job.code_target, alternatives_here(job.hardware.language, job.libraries))
-        plan = plan_task(choices, records, predictor=job.predictor)
+        notes = [] if records else _notes_on_other_targets(store, task, job.target)
+        task_variants = TaskVariants(
+            task, job.hardware, job.code_target, alternatives_here(job.hardware.language, job.libraries)
+        )
+        plan = plan_task(task_variants, records, predictor=job.predictor)
     again = f"`relax-tune tune MODEL --target {settings.target}` with a model that has this task measures it"
-    _show_task(TaskView(choices, records, of, plan), sections, job.target, _advised(notes, again), json)
+    return _show_task(TaskView(task_variants, records, of, plan), sections, job.target, _advised(notes, again))
 
 
 def _records_of(db: str | None) -> tuple[Store, list[str]]:
@@ -256,11 +262,13 @@ def _records_of(db: str | None) -> tuple[Store, list[str]]:
     if db != MEMORY_URL:
         path = sqlite_path(parse_url(db or default_url()))
         if path is not None and not path.exists():
-            return MemoryStore(), [f"there is no database at {path} yet"]
+            like = similar_databases(path)
+            meant = f"; did you mean {' or '.join(map(str, like))}?" if like else ""
+            return MemoryStore(), [f"there is no database at {path} yet{meant}"]
     return open_store(db, create=False, read_only=True), []
 
 
-def _elsewhere(store: Store, task: Task, target: DeviceTarget) -> list[str]:
+def _notes_on_other_targets(store: Store, task: Task, target: DeviceTarget) -> list[str]:
     """Return notes on a target without records: which other targets have records."""
     notes = [f"nothing is on record for {target.kind}, {target.name} in {store.where}"]
     for other in store.targets():
@@ -279,21 +287,18 @@ def _advised(notes: Sequence[str], again: str) -> list[str]:
     return [*notes, again] if notes else []
 
 
-def _show_task(view: TaskView, sections: Sequence[str], target: DeviceTarget, notes: Sequence[str], json: bool) -> None:
-    if view.of is not None and not OF_VARIANT & set(sections):
+def _show_task(shown: TaskView, sections: Sequence[str], target: DeviceTarget, notes: Sequence[str]) -> Subject:
+    if shown.of is not None and not OF_VARIANT & set(sections):
         raise UserError(f"--of does not apply: none of {', '.join(sorted(OF_VARIANT))} is shown; add --what")
     document = {
-        "task": task_document(view.choices.task),
+        "task": task_document(shown.task_variants.task),
         "target": {"kind": target.kind, "name": target.name, "key": target.key},
-        **_counts(view.records),
+        **_counts(shown.records),
         "notes": list(notes),
-        **({"variant": view.chosen()} if OF_VARIANT & set(sections) else {}),
-        **{name: SECTIONS[name](view) for name in sections},
+        **({"variant": shown.chosen()} if OF_VARIANT & set(sections) else {}),
+        **{name: SECTIONS[name](shown) for name in sections},
     }
-    if json:
-        print_json(document)
-    else:
-        show_task(make_console(), document)
+    return task_subject(document)
 
 
 def _counts(records: Sequence[Measurement]) -> dict[str, int]:

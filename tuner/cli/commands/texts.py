@@ -1,43 +1,74 @@
-"""Text into an encoder: sentences to embeddings, or to the logits of a head."""
+"""Text into an encoder: sentences to embeddings, or to the logits of a head.
+
+Tests: `tests/tuner/cli/test_run_texts.py`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.model import Model
+from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.program.scalars import WIDTH, Opcode
 from relax_tune.runtime.signature import TensorSpec
-from relax_tune.tuner.cli.report.console import make_table
+from relax_tune.tuner.report.subject import Table, table
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
-IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+IDS, MASK, TYPES, PROMPT = "input_ids", "attention_mask", "token_type_ids", "prompt_length"
 
 
-def upper(artifact: Artifact, dim: int) -> int | None:
-    """Return the declared upper bound of a dim of the token ids. Raises UserError for an artifact that takes no token ids."""
+@dataclass(frozen=True, slots=True)
+class SizeLimit:
+    """The upper bound of a dim of the token ids.
+
+    Attributes:
+        most: the bound; None if unbounded.
+        symbol: name of the dim; None for a constant.
+    """
+
+    most: int | None
+    symbol: str | None = None
+
+    @staticmethod
+    def of(program: Program, dim: int, name: str = IDS) -> SizeLimit:
+        """Return the limit of a dim of the input `name`; unbounded without such an input."""
+        shapes = [program.buffers[i].shape for i in program.inputs if program.buffers[i].name == name]
+        if not shapes or len(shapes[0]) <= dim:
+            return SizeLimit(None)
+        opcode, operand = program.scalars[shapes[0][dim] * WIDTH : shapes[0][dim] * WIDTH + 2]
+        if opcode == Opcode.SYMBOL:
+            return SizeLimit(program.symbols[operand].upper, program.symbols[operand].name)
+        return SizeLimit(operand if opcode == Opcode.CONST else None)
+
+    def advice(self, count: int) -> str:
+        """Return a remedy for a size of `count` above the limit."""
+        return (
+            f"build it with a larger bound (--bound {self.symbol}=1:{count})" if self.symbol else "give a shorter text"
+        )
+
+
+def limit_of(artifact: Artifact, dim: int) -> SizeLimit:
+    """Return the limit of a dim of an encoder's token ids. Raises UserError for an artifact that takes no token ids."""
     program = artifact.program
     inputs = {program.buffers[i].name: program.buffers[i] for i in program.inputs}
-    if not {IDS, MASK} <= set(inputs) <= {IDS, MASK, TYPES} or len(inputs[IDS].shape) != 2:
+    if not {IDS, MASK} <= set(inputs) <= {IDS, MASK, TYPES, PROMPT} or len(inputs[IDS].shape) != 2:
         raise UserError(
-            f"{artifact.path}: --text wants a model of {IDS}, {MASK} and perhaps {TYPES}, found the parameters "
+            f"{artifact.path}: --text expects a model of {IDS}, {MASK} and perhaps {TYPES} or {PROMPT}, got the parameters "
             f"{', '.join(inputs)}; use --inputs"
         )
-    slot = inputs[IDS].shape[dim] * WIDTH
-    opcode, operand = program.scalars[slot : slot + 2]
-    if opcode == Opcode.SYMBOL:
-        return program.symbols[operand].upper
-    return operand if opcode == Opcode.CONST else None
+    return SizeLimit.of(program, dim)
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:
@@ -46,35 +77,99 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     try:
         import tokenizers
     except ImportError as error:
-        raise UserError(f"--text wants the package tokenizers, found {error}; pip install 'relax-tune[text]'") from None
-    if not os.path.isfile(path):  # which a name too long does not disturb
-        raise UserError(f"{path!s:.200}: no such file; --model wants a folder with a tokenizer.json")
+        raise UserError(f"--text expects the package tokenizers, got {error}; pip install 'relax-tune[text]'") from None
+    if not os.path.isfile(path):  # returns False for over-long names, where Path.is_file raises OSError
+        raise UserError(f"{path!s:.200}: no such file; --model expects a folder with a tokenizer.json")
+    with _defects(lambda error: UserError(f"{path}: expected a tokenizer, got: {error!s:.200}; download it again")):
+        tokenizer: Tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    return tokenizer
+
+
+@contextmanager
+def _defects(describe: Callable[[BaseException], UserError]) -> Iterator[None]:
+    """Turn errors of the package tokenizers into ours: it raises plain Exception for a defect of a file, or a panic of Rust.
+
+    A panic is no Exception, so that programs end at it; here it is a defect of the file.
+    """
     try:
-        found: Tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises plain Exception for every defect of the file
-        raise UserError(f"{path}: wanted a tokenizer, found: {error!s:.200}; download it again") from None
-    found.no_padding()
-    return found
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise describe(error) from None
+        raise
 
 
-def tokenize(tokenizer: Tokenizer, texts: Sequence[str], longest: int | None) -> list[list[int]]:
-    """Return the token ids of every text, at most `longest`. Raises UserError for a text that the tokenizer refuses."""
-    if longest is None:
-        tokenizer.no_truncation()
-    else:
-        tokenizer.enable_truncation(longest)
-    try:
-        return [list(e.ids) for e in tokenizer.encode_batch(list(texts))]
-    except Exception as error:  # as above: bytes that are no text, words without an entry for unknown ones
-        raise UserError(
-            f"wanted a tokenizer that can read --text, found: {error!s:.200}; is every text valid UTF-8?"
-        ) from None
+def tokenize(
+    tokenizer: Tokenizer, texts: Sequence[str], limit: SizeLimit, cut: Callable[[str], None] | None = None
+) -> list[list[int]]:
+    """Return the token ids of every text, at most as many as the limit allows.
+
+    Args:
+        cut: receives a sentence for each text that is truncated to the limit; None rejects such texts.
+
+    Raises:
+        UserError: a text is too long, or the tokenizer cannot read it.
+    """
+    return limited(tokenizer, texts, limit, cut)
 
 
-def encode(model: Model, tokens: Sequence[Sequence[int]], largest: int | None) -> dict[str, list[NDArray[Any]]]:
+def limited(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    limit: SizeLimit,
+    cut: Callable[[str], None] | None = None,
+    special: bool = True,
+) -> list[list[int]]:
+    """Return token ids as `tokenize` does. special: with the tokens that the tokenizer adds to a text"""
+    tokenizer.no_truncation()
+    read = _read(tokenizer, texts, special)
+    for text, ids in zip(texts, read):
+        if limit.most is not None and len(ids) > limit.most:
+            most = f"at most {limit.most} tokens" + f" ({limit.symbol} <= {limit.most})" * bool(limit.symbol)
+            if cut is None:
+                raise UserError(
+                    f"--text {shown(text)}: expected {most}, got {len(ids)}; {limit.advice(len(ids))}, or cut it with "
+                    "--truncate"
+                )
+            cut(
+                f"text {shown(text)} is cut: the artifact takes {most}, and {len(ids) - limit.most} of {len(ids)} are left out"
+            )
+    if limit.most is None or all(len(ids) <= limit.most for ids in read):
+        return read
+    # special tokens of the tokenizer may exceed the limit
+    why = f"--truncate: expected a limit that leaves room for words, got {limit.most}"
+    with _defects(lambda error: UserError(f"{why}: {error!s:.200}")):
+        tokenizer.enable_truncation(limit.most)
+    return _read(tokenizer, texts, special)
+
+
+def shown(text: str) -> str:
+    """Return the start of a text, quoted."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def _read(tokenizer: Tokenizer, texts: Sequence[str], special: bool) -> list[list[int]]:
+    return [list(e.ids) for e in read_tokens(tokenizer, texts, special)]
+
+
+def read_tokens(tokenizer: Tokenizer, texts: Sequence[str], special: bool = True) -> list[Encoding]:
+    """Return the tokens of texts. Raises UserError for a text that the tokenizer cannot read."""
+    # bytes that are no text, words without an entry for unknown ones
+    what = "expected a tokenizer that can read --text"
+    with _defects(lambda error: UserError(f"{what}, got: {error!s:.200}; is every text valid UTF-8?")):
+        return list(tokenizer.encode_batch(list(texts), add_special_tokens=special))
+
+
+def encode(
+    model: Model, tokens: Sequence[Sequence[int]], largest: int | None, prompt_length: int = 0
+) -> dict[str, list[NDArray[Any]]]:
     """Compute each result of every text, by name, in batches of at most `largest`, each padded to its longest text.
 
-    A result per token has as many as the text. All tokens are of type 0.
+    Results per token have one row per token of the text. All token types are 0.
+
+    Args:
+        prompt_length: number of leading tokens that a model with such an input does not pool
     """
     names = [spec.name for spec in model.inputs]
     length = next(spec.shape[1] for spec in model.inputs if spec.name == IDS and isinstance(spec, TensorSpec))
@@ -83,13 +178,17 @@ def encode(model: Model, tokens: Sequence[Sequence[int]], largest: int | None) -
     for at in range(0, len(tokens), step):
         batch = tokens[at : at + step]
         width = max(1, *(len(t) for t in batch))
-        arrays = {name: np.zeros((len(batch), width), np.int64) for name in names}
-        for row, found in enumerate(batch):
-            arrays[IDS][row, : len(found)] = found
-            arrays[MASK][row, : len(found)] = 1
+        arrays: dict[str, NDArray[Any]] = {
+            name: np.zeros((len(batch), width), np.int64) for name in names if name != PROMPT
+        }
+        if PROMPT in names:
+            arrays[PROMPT] = np.full(len(batch), prompt_length, np.int64)
+        for row, ids in enumerate(batch):
+            arrays[IDS][row, : len(ids)] = ids
+            arrays[MASK][row, : len(ids)] = 1
         for spec, array in zip(model.outputs, model.run(arrays), strict=True):
             each = isinstance(spec, TensorSpec) and len(spec.shape) > 1 and spec.shape[1] == length
-            results[spec.name] += [row[: len(found)] if each else row for row, found in zip(array, batch)]
+            results[spec.name] += [row[: len(ids)] if each else row for row, ids in zip(array, batch)]
     return results
 
 
@@ -103,8 +202,8 @@ def cosine(embeddings: NDArray[np.float32]) -> NDArray[np.float64]:
 def similarity_table(texts: Sequence[str], similarity: NDArray[np.float64]) -> Table:
     """Return the similarities of every two texts."""
     numbers = [str(number + 1) for number in range(len(texts))]
-    table = make_table("", "text", *numbers, right=numbers, title="Cosine similarity")
-    for number, text in enumerate(texts):
-        shown = text if len(text) <= 60 else text[:57] + "..."
-        table.add_row(str(number + 1), shown, *(f"{value:.4f}" for value in similarity[number]))
-    return table
+    rows = [
+        [number, text if len(text) <= 60 else text[:57] + "...", *(f"{value:.4f}" for value in values)]
+        for number, text, values in zip(numbers, texts, similarity)
+    ]
+    return table(("", "text", *numbers), rows, numbers, "Cosine similarity")

@@ -1,14 +1,13 @@
-"""`relax-tune tune`: measure missing times, build, save, report."""
+"""`relax-tune tune`: measure missing times, build, save, report.
+
+Tests: `tests/tuner/cli/test_cli_tune.py`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,33 +16,34 @@ from rich.console import Console
 from relax_tune.database.store import open_store
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend.load import load_model
-from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.program.host_program import parts_of
 from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.api import TuneResult, tune_result
 from relax_tune.tuner.cli.app import NOTHING_MEASURED
-from relax_tune.tuner.cli.commands.bench import time_artifacts
+from relax_tune.tuner.cli.commands.comparison import compare_builds
+from relax_tune.tuner.cli.commands.multi_device import tune_command
 from relax_tune.tuner.cli.commands.options import Bounds, Json, Model, SettingFlags, Verify, print_json, with_settings
-from relax_tune.tuner.cli.commands.several import tune_command
 from relax_tune.tuner.cli.destination import Out, Overwrite, artifact_path, check_destination
-from relax_tune.tuner.cli.report.console import make_console, say
+from relax_tune.tuner.cli.report.console import make_console, print_sections, say
 from relax_tune.tuner.cli.report.latency import LatencyRow, latency_table
 from relax_tune.tuner.cli.report.progress import ProgressView
-from relax_tune.tuner.cli.report.quality import show_quality
-from relax_tune.tuner.cli.report.table import dispatch_table, task_table
 from relax_tune.tuner.emit.build import BuildResult
-from relax_tune.tuner.job.job import Job, model_key, open_runner, parse_bounds
+from relax_tune.tuner.job.device_job import DeviceJob, device_job
+from relax_tune.tuner.job.devices import open_runner, target_names
+from relax_tune.tuner.job.job import Report
+from relax_tune.tuner.job.lowered_model import model_key, parse_bounds
 from relax_tune.tuner.job.progress import TuningSummary
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster.address import check_needed
-from relax_tune.tuner.placement.placed_job import names_several
 from relax_tune.tuner.quality.activation_loss import with_activation_loss
 from relax_tune.tuner.quality.choose import Goal, read_goal, tuned_choice
+from relax_tune.tuner.report.builds import build_section
+from relax_tune.tuner.report.subject import Section
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.settings import Policy, Settings
+from relax_tune.tuner.task.extract import sizes_near
 
 COMPARE_SIZES = (8, 64, 256, 512)
-COMPARE_ROUNDS, COMPARE_SECS = 20, 4.0
 COMPARED: tuple[Policy, ...] = ("predicted", "library", "generic")
 
 
@@ -74,13 +74,13 @@ def tune(
     goal = read_goal(chosen, module)
     check_destination(path, model_key(module), overwrite)
     tell = partial(say, console)
-    if names_several(chosen.target):
+    if len(target_names(chosen.target)) > 1:
         return tune_command(module, path, chosen, compare=compare, verify=verify, json=json)
     with (
-        contextlib.closing(open_runner(chosen, tell)) as runner,  # no database is made for a device that is not there
+        contextlib.closing(open_runner(chosen, tell)) as runner,  # first, so that a missing device creates no database
         open_store(chosen.db, wait_secs=chosen.wait_secs, notice=tell) as store,
     ):
-        job = Job(module, runner.device_info(), store, chosen, verify=verify, notice=tell)
+        job = device_job(module, runner.device_info(), store, chosen, verify=verify)
         say(console, f"device: {job.device.kind}, {job.device.name}\ndatabase: {store.where}")
         job, built, work = _tuned(job, goal, runner, console)
         if not any(plan.times for plan in built.plans.values()):
@@ -90,9 +90,7 @@ def tune(
         result = tune_result(job, work, built)
         others = {f"all {p}": job.artifact(job.build(p)) for p in COMPARED} if compare else {}
     saved = job.artifact(built).save(path)
-    console.print(task_table(result.tasks))
-    console.print(dispatch_table(result.tasks))
-    show_quality(console, result.quality)
+    print_sections(console, build_section(result.tasks, result.quality))
     say(console, _summary(result))
     for name, problem in work.problems:
         say(console, f"note: {name} could not be tuned to the end: {problem}")
@@ -102,28 +100,31 @@ def tune(
     latency: tuple[LatencyRow, ...] = ()
     if compare:
         say(console, "comparing builds ...")
-        latency = _compare(saved, others, chosen.target, {n: compare_shapes(p) for n, p in _timed(built)})
-        console.print(latency_table(latency, "Latency of the whole model, medians"))
+        shapes = {n: sizes_near(job.lowered, n, compare_shapes(p)) for n, p in _timed(built)}
+        latency = compare_builds(saved, others, chosen.target, {n: s for n, s in shapes.items() if s})
+        shown = latency_table(latency, "Latency of the whole model, medians")
+        print_sections(console, Section("latency", tables=(shown,)))
     if json:
         print_json({"artifact": str(saved), **result.to_json(), "latency": [row.to_json() for row in latency]})
 
 
 @contextlib.contextmanager
-def _watched(console: Console, job: Job) -> Iterator[None]:
-    """Show the progress of a job while it is tuned."""
+def watched(console: Console, job: DeviceJob) -> Iterator[Report]:
+    """Show the progress of a job while it is tuned, by what is called after every batch."""
     with ProgressView([(t.name, len(t.sites)) for t in job.tasks], console) as view:
-        job.report = view.report
-        yield
+        yield view.report
 
 
-def _tuned(job: Job, goal: Goal | None, runner: Runner, console: Console) -> tuple[Job, BuildResult, TuningSummary]:
+def _tuned(
+    job: DeviceJob, goal: Goal | None, runner: Runner, console: Console
+) -> tuple[DeviceJob, BuildResult, TuningSummary]:
     """Tune and build a job, or the form of its model that is chosen under a bound."""
-    watching = partial(_watched, console)
+    tell = partial(say, console)
     if goal is not None:
-        (chosen, built), work = tuned_choice(job, goal, runner, partial(say, console), watching)
+        (chosen, built), work = tuned_choice(job, goal, runner, tell, partial(watched, console))
         return chosen, built, work
-    with watching(job):
-        work = job.tune(runner)
+    with watched(console, job) as report:
+        work = job.tune(runner, report, tell)
     return job, with_activation_loss(job, job.tested_build(runner)), work
 
 
@@ -132,7 +133,7 @@ def _check(chosen: Settings, flags: SettingFlags, compare: bool) -> None:
     check_needed(chosen.scheduler, *(flags.given[name] for name in files))
     if compare and (chosen.scheduler is not None or chosen.browser is not None):
         other = "--scheduler" if chosen.browser is None else "--browser"
-        raise UserError(f"--compare times on this machine, found a {other} too; leave one of them out")
+        raise UserError(f"--compare times on this machine, got a {other} too; leave one of them out")
     check_strategy(chosen.strategy)
 
 
@@ -146,10 +147,10 @@ def _summary(result: TuneResult) -> str:
     )
 
 
-def _nothing_usable(job: Job) -> str:
+def _nothing_usable(job: DeviceJob) -> str:
     lines = ["nothing usable was measured; no artifact was written. What failed first, by task:"]
-    for name, choices in job.choices.items():
-        failure = next(iter(job.store.query(job.target.key, choices.task.key, status="failed")), None)
+    for name, task_variants in job.task_variants.items():
+        failure = next(iter(job.store.query(job.target.key, task_variants.task.key, status="failed")), None)
         why = f"{failure.stage}: {failure.message.splitlines()[0][:200]}" if failure else "nothing on record"
         lines.append(f"  {name}: {why}")
     return "\n".join(lines)
@@ -174,23 +175,3 @@ def compare_shapes(program: Program) -> list[dict[str, int]]:
     wide = max(base, key=lambda name: top[name] / base[name])
     sizes = [v for v in COMPARE_SIZES if base[wide] <= v <= top[wide]] or sorted({base[wide], top[wide]})
     return [{**base, wide: value} for value in sizes]
-
-
-def _compare(
-    tuned: Path, others: Mapping[str, Artifact], target: str, shapes: Mapping[str, Sequence[Mapping[str, int]]]
-) -> tuple[LatencyRow, ...]:
-    """Time the tuned build against others of the same model, made from the same records.
-
-    A process of its own times them, because threads left by tuning would slow some builds more than others.
-    shapes: where to time, by function
-    """
-    with (
-        tempfile.TemporaryDirectory(prefix="relax-tune-compare-") as folder,
-        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
-    ):
-        paths = {"tuned": tuned} | {name: a.save(Path(folder, f"{name}.rta")) for name, a in others.items()}
-        found = [
-            pool.submit(time_artifacts, paths, where, COMPARE_ROUNDS, target, COMPARE_SECS, function).result()
-            for function, where in shapes.items()
-        ]
-        return tuple(row for rows in found for row in rows)

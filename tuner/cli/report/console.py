@@ -1,18 +1,22 @@
-"""Consoles of reports."""
+"""Consoles, and the terminal's renderer of subjects.
+
+Tests: `tests/tuner/cli/test_console.py`.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from relax_tune.tuner.printable import printable
+from relax_tune.printable import printable
+from relax_tune.tuner.report.subject import Figure, Section, Table, table
 
 # Wider than any table: readers of a pipe or a file need whole lines.
 PLAIN_WIDTH = 10_000
@@ -54,9 +58,44 @@ def say(console: Console, text: str) -> None:
     console.print(text, soft_wrap=True)
 
 
-def make_table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:
-    """Return an empty table; the columns named in `right` hold numbers. On a narrow terminal cells are folded, never cut."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        table.add_column(name, overflow="fold", justify="right" if name in right else "left")
-    return table
+def warn(text: str | None) -> None:
+    """Print a warning on standard error; nothing for None."""
+    if text is not None:
+        say(make_console(stderr=True), f"warning: {text}")
+
+
+def rich_table(values: Table) -> RichTable:
+    """Return a table of a subject for rich. On a narrow terminal cells are folded, never cut."""
+    drawn = RichTable(title=values.title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn.caption, drawn.caption_justify = values.caption or None, "left"
+    for name in values.columns:
+        drawn.add_column(name, overflow="fold", justify="right" if name in values.numeric else "left")
+    for row in values.rows:
+        drawn.add_row(*map(str, row))
+    return drawn
+
+
+def print_sections(console: Console, *sections: Section) -> None:
+    """Print sections one below the other: the terminal's renderer of a subject."""
+    for section in sections:
+        if section.title:
+            say(console, f"\n{section.title}\n")
+        for note in section.notes:
+            say(console, note)
+        if section.facts:
+            console.print(rich_table(table(("field", "value"), section.facts)))
+        for text in section.texts:
+            say(console, text)
+        _print_tables(console, section.tables)
+        for figure in section.figures:
+            _print_figure(console, figure)
+
+
+def _print_figure(console: Console, figure: Figure) -> None:
+    say(console, f"\n{figure.title}\n\n{figure.summary}")
+    _print_tables(console, () if figure.table is None else (figure.table,))
+
+
+def _print_tables(console: Console, tables: Iterable[Table]) -> None:
+    for values in tables:
+        console.print(rich_table(values))

@@ -1,4 +1,7 @@
-"""End-to-end latency: built programs against each other, interleaved in one process, medians."""
+"""End-to-end latency: built programs against each other, interleaved in one process, medians.
+
+Tests: `tests/tuner/cli/test_report_latency.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
 from relax_tune.errors import UserError
 from relax_tune.ir.core.dtype import is_floating
 from relax_tune.runtime.program.program import Program
-from relax_tune.tuner.cli.report.console import make_table
 from relax_tune.tuner.measure.device_process.inputs import buffer_shapes
-from relax_tune.tuner.quantities import ratio_text, seconds_text
+from relax_tune.tuner.report.subject import Table, table
+from relax_tune.tuner.report.texts import ratio_text, seconds_text
 
 MIN_ROUNDS = 3
 
@@ -43,13 +45,13 @@ class LatencyRow:
 
 def parse_shape(text: str) -> dict[str, int]:
     """Parse `b=1,n=8` into values by symbol. Raises UserError for any other text."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
-        if not (name and value.isascii() and value.isdigit() and len(value) <= 18) or name in found:
-            raise UserError(f"--shape wants NAME=VALUE,NAME=VALUE, such as b=1,n=8; found {text!r:.80}")
-        found[name] = int(value)
-    return found
+        if not (name and value.isascii() and value.isdigit() and len(value) <= 18) or name in sizes:
+            raise UserError(f"--shape expects NAME=VALUE,NAME=VALUE, such as b=1,n=8; got {text!r:.80}")
+        sizes[name] = int(value)
+    return sizes
 
 
 def sample_inputs(program: Program, shape: Mapping[str, int], seed: int = 0) -> tuple[NDArray[Any], ...]:
@@ -100,28 +102,21 @@ def compare_latency(
             if budget_secs is not None and turn + 1 >= MIN_ROUNDS and time.perf_counter() - began > budget_secs:
                 break
         (function,) = {program.name for program, _ in contenders.values()}
-        rows.append(LatencyRow(dict(shape), {name: tuple(found) for name, found in samples.items()}, function))
+        rows.append(LatencyRow(dict(shape), {name: tuple(secs) for name, secs in samples.items()}, function))
     return tuple(rows)
 
 
 def latency_table(rows: Sequence[LatencyRow], title: str) -> Table:
-    """Make a table of medians by shape and contender, with the speedup of the first over each other contender."""
+    """Return a table of medians by shape and contender, with the speedup of the first over each other contender."""
     several = len({row.function for row in rows}) > 1
-    table = make_table(*(["function"] if several else []), "shape", title=title)
-    names = list(rows[0].samples_secs) if rows else []
-    for position, name in enumerate(names):
-        table.add_column(name, justify="right", overflow="fold")
-        if position:
-            table.add_column(f"{names[0]} is", justify="right", overflow="fold")
-    table.add_column("rounds", justify="right")
+    first, *others = rows[0].samples_secs if rows else [""]
+    numbers = (first, *(part for name in others for part in (name, f"{first} is")), "rounds")
+    cells = []
     for row in rows:
         medians = row.median_secs
-        cells = []
-        for position, name in enumerate(names):
-            cells.append(seconds_text(medians[name]))
-            if position:
-                cells.append(f"{ratio_text(medians[name], medians[names[0]])} as fast")
-        rounds = str(len(row.samples_secs[names[0]]))
+        times = [seconds_text(medians[first])]
+        for name in others:
+            times += [seconds_text(medians[name]), f"{ratio_text(medians[name], medians[first])} as fast"]
         where = ",".join(f"{k}={v}" for k, v in row.shape.items())
-        table.add_row(*([row.function] if several else []), where, *cells, rounds)
-    return table
+        cells.append([*([row.function] if several else []), where, *times, str(len(row.samples_secs[first]))])
+    return table((*(["function"] if several else []), "shape", *numbers), cells, numbers, title)

@@ -1,4 +1,7 @@
-"""Logs of commands that run until they are interrupted: sentences for people, or one JSON object a line."""
+"""Logs of commands that run until they are interrupted: sentences for people, or one JSON object a line.
+
+Tests: `tests/tuner/dashboard/test_dashboard.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Literal
 from rich.console import Console
 
 from relax_tune.errors import UserError
+from relax_tune.printable import of_printable
 from relax_tune.tuner.cli.report.console import say
 
 
@@ -28,7 +32,7 @@ def teller(form: Literal["text", "json"], console: Console, command: str) -> Cal
         from pythonjsonlogger.json import JsonFormatter
     except ImportError:
         raise UserError(
-            "--logs json wants python-json-logger, found it not installed; pip install 'relax-tune[dashboard]', or leave it out"
+            "--logs json expects python-json-logger, got it not installed; pip install 'relax-tune[dashboard]', or leave it out"
         ) from None
     handler = logging.StreamHandler(sys.stderr)
     fields = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -38,4 +42,4 @@ def teller(form: Literal["text", "json"], console: Console, command: str) -> Cal
     root.handlers[:] = [handler]
     logger = logging.getLogger(f"relax_tune.{command}")
     logger.setLevel(logging.INFO)
-    return logger.info
+    return of_printable(logger.info)

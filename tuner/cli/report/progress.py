@@ -1,4 +1,7 @@
-"""The display of a running tuning job: a live table on a terminal, plain lines elsewhere."""
+"""The display of a running tuning job: a live table on a terminal, plain lines otherwise.
+
+Tests: `tests/tuner/cli/test_cli_pipes.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
+from rich.table import Table as RichTable
 
-from relax_tune.tuner.cli.report.console import make_table, on_terminal, say
+from relax_tune.tuner.cli.report.console import on_terminal, rich_table, say
 from relax_tune.tuner.job.progress import TuningProgress
-from relax_tune.tuner.quantities import ratio_text, seconds_text
+from relax_tune.tuner.report.subject import table
+from relax_tune.tuner.report.texts import ratio_text, seconds_text
 
 
 @dataclass(slots=True)
@@ -60,22 +64,15 @@ class ProgressView:
             known = f"{tried}, best tuned {seconds_text(progress.best_secs)} ({over[0]} library, {over[1]} generic)"
         say(self._console, f"[{progress.position + 1}/{progress.tasks}] {progress.task}: {known}")
 
-    def _table(self) -> Table:
+    def _table(self) -> RichTable:
         numbers = ("calls", "trials", "failed", "best tuned", "over library", "over generic")
-        table = make_table("task", *numbers, right=numbers)
-        table.caption, table.caption_justify = f"{time.monotonic() - self._started:.0f} s", "left"
-        for row in self._rows:
-            p = row.last
-            if p is None:
-                table.add_row(row.name, str(row.calls), *["-"] * 5)
-                continue
-            table.add_row(
-                row.name,
-                str(row.calls),
-                str(p.trials),
-                str(p.failures),
-                seconds_text(p.best_secs),
-                ratio_text(p.library_secs, p.best_secs),
-                ratio_text(p.generic_secs, p.best_secs),
-            )
-        return table
+        caption = f"{time.monotonic() - self._started:.0f} s"
+        return rich_table(table(("task", *numbers), map(_cells, self._rows), numbers, caption=caption))
+
+
+def _cells(row: _Row) -> list[str]:
+    p = row.last
+    if p is None:
+        return [row.name, str(row.calls), *["-"] * 5]
+    over = [ratio_text(secs, p.best_secs) for secs in (p.library_secs, p.generic_secs)]
+    return [row.name, str(row.calls), str(p.trials), str(p.failures), seconds_text(p.best_secs), *over]

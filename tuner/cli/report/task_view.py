@@ -1,5 +1,7 @@
-"""The view of one task in `relax-tune show`, section by section, as plain values made from records; nothing is
+"""The view of one task in `relax-tune show`, section by section, as plain values computed from records; nothing is
 measured.
+
+Tests: `tests/tuner/cli/test_show.py`.
 """
 
 from __future__ import annotations
@@ -7,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,19 +25,19 @@ from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.cli.report.explanation import opinion
 from relax_tune.tuner.plan.plans import TaskPlan, plan_task, times_of
 from relax_tune.tuner.plan.task_rows import (
-    KINDS,
-    dispatch_ranges,
-    dispatched_text,
-    kind_of,
+    dispatched,
+    shape_times,
     symbol_labels,
     variant_text,
 )
 from relax_tune.tuner.program.program_builder import KernelStage
 from relax_tune.tuner.search.space import ParameterSpace, SketchSpace
-from relax_tune.tuner.task.domain import Domain, Range, anchors
+from relax_tune.tuner.task.allowed_sizes import Range
+from relax_tune.tuner.task.domain import Domain, anchors
 from relax_tune.tuner.task.extract import DEFAULT_UPPER
-from relax_tune.tuner.task.task import Choices, Task
+from relax_tune.tuner.task.task import Task
 from relax_tune.tuner.task.unfused_variants import in_parts, parts_of
+from relax_tune.tuner.task.variants import TaskVariants
 
 BEST, GENERIC, LIBRARY = "best", "generic", "library"
 # Points of a sketch too large to list at which its constraints are tried, to estimate how many are legal.
@@ -48,17 +50,17 @@ def recorded_task(workload: Workload, records: Sequence[Measurement]) -> Task:
     It has no call sites. Its anchors are the shapes at which most variants were timed, all of one weight. Without
     records they are shapes up to the default bound.
 
-    Raises UserError for a workload whose text this version cannot read, or whose key belongs to another text.
+    Raises UserError for a workload whose text this version cannot read, or whose key does not match its text.
     """
     try:
         func = parse_prim_func(workload.text, RECORD_CHARACTERS)
         key = workload_key(func)
     except ParseError as error:
-        raise UserError(f"workload {workload.key[:12]}: wanted a text of this version, found: {error}") from None
+        raise UserError(f"workload {workload.key[:12]}: expected a text of this version, got: {error}") from None
     if key != workload.key:
         raise UserError(
-            f"workload {workload.key[:12]}: wanted the text of that key, found one whose key is {key[:12]}; the record was "
-            "altered or made by another version: tune the model again"
+            f"workload {workload.key[:12]}: its text has the key {key[:12]}; the record was "
+            "altered or written by another version: tune the model again"
         )
     func = replace(func, name=workload.hint or "task")
     symbols: tuple[Expr, ...] = func.symbols
@@ -67,7 +69,7 @@ def recorded_task(workload: Workload, records: Sequence[Measurement]) -> Task:
         if r.status == "ok" and r.checked and len(r.symbols) == len(symbols):
             at.setdefault(r.variant.key, set()).add(tuple(r.symbols.get(f"s{a}", 0) for a in range(len(symbols))))
     if at:
-        ((points, _),) = Counter(tuple(sorted(found)) for found in at.values()).most_common(1)
+        ((points, _),) = Counter(tuple(sorted(points)) for points in at.values()).most_common(1)
         domain = Domain(points, tuple(1 / len(points) for _ in points))
     else:
         ranges: dict[Var, Range] = {v: Range(1, DEFAULT_UPPER) for v in func.symbols}
@@ -80,18 +82,18 @@ class TaskView:
     """A task with its possible variants and its records for one target.
 
     of: the variant whose loops, trace and source are shown: `best`, `generic`, `library`, a sketch's name or the start of a
-    variant's key; None for the best there is.
-    planned: the plan that a build dispatches; None for that of the records and the rules alone
+    variant's key; None: the fastest variant.
+    planned: the plan that a build dispatches; None: the plan that follows from the records and the rules
     """
 
-    choices: Choices
+    task_variants: TaskVariants
     records: Sequence[Measurement]
     of: str | None = None
     planned: TaskPlan | None = None
     _labels: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_labels", symbol_labels(self.choices.task))
+        object.__setattr__(self, "_labels", symbol_labels(self.task_variants.task))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -100,14 +102,14 @@ class TaskView:
 
     @cached_property
     def _times(self) -> tuple[dict[str, list[float | None]], dict[str, VariantRecord]]:
-        return times_of(self.choices, self.records)
+        return times_of(self.task_variants, self.records)
 
     @cached_property
     def plan(self) -> TaskPlan:
         """The plan that a build would dispatch."""
-        return self.planned or plan_task(self.choices, self.records)
+        return self.planned or plan_task(self.task_variants, self.records)
 
-    # -- the variant that is looked at -----------------------------------------------------------------------------------
+    # -- the selected variant ---------------------------------------------------------------------------------------------
 
     @cached_property
     def variant(self) -> tuple[VariantRecord, str]:
@@ -120,17 +122,19 @@ class TaskView:
         if self.of == BEST:
             if tuned is None:
                 raise UserError(
-                    f"--of {BEST} wants a tuned candidate on record, found none; run `relax-tune tune`, or choose generic"
+                    f"--of {BEST} expects a tuned candidate on record, got none; run `relax-tune tune`, or choose generic"
                 )
             return tuned, "the fastest over all shapes"
         if self.of == GENERIC:
-            return self.choices.generic(), "the schedule without any tuning"
+            return self.task_variants.sketch_set.generic(), "the schedule without any tuning"
         if self.of == LIBRARY:
-            known = {v.key: v for v in self.choices.of_libraries()}
+            known = {v.key: v for v in self.task_variants.calling_libraries()}
             if not known:
-                raise UserError(f"--of {LIBRARY}: wanted a library routine for {self.choices.task.name}, found none")
-            found = self._fastest(lambda v: v.key in known)
-            return (found, "the fastest library form") if found else (next(iter(known.values())), "not measured")
+                raise UserError(
+                    f"--of {LIBRARY}: expected a library routine for {self.task_variants.task.name}, got none"
+                )
+            fastest = self._fastest(lambda v: v.key in known)
+            return (fastest, "the fastest library form") if fastest else (next(iter(known.values())), "not measured")
         return self._named(self.of)
 
     def _named(self, name: str) -> tuple[VariantRecord, str]:
@@ -138,48 +142,48 @@ class TaskView:
         matching = [v for key, v in on_record.items() if key.startswith(name)]
         if len(matching) == 1:
             return matching[0], "by its key"
-        names = [s.name for s in self.choices.sketches]
+        names = [s.name for s in self.task_variants.sketch_set.sketches]
         if name not in names:
             known = ", ".join((BEST, GENERIC, LIBRARY, *names))
-            raise UserError(f"--of wants {known} or the start of one variant's key; found {name!r}")
-        found = self._fastest(lambda v: v.kind == "tuned" and v.sketch == name)
-        if found is not None:
-            return found, "the fastest of this sketch"
-        for seed in self.choices.seeds():
+            raise UserError(f"--of expects {known} or the start of one variant's key; got {name!r}")
+        fastest = self._fastest(lambda v: v.kind == "tuned" and v.sketch == name)
+        if fastest is not None:
+            return fastest, "the fastest of this sketch"
+        for seed in self.task_variants.sketch_set.seeds():
             if names[seed.sketch] == name:
-                return self.choices.tuned(seed), "not measured: where the search begins"
-        raise UserError(f"--of {name}: wanted parameters that its constraints allow, found none")
+                return self.task_variants.sketch_set.record_of(seed), "not measured: where the search begins"
+        raise UserError(f"--of {name}: expected parameters that its constraints allow, got none")
 
-    def _fastest(self, wanted: Callable[[VariantRecord], bool]) -> VariantRecord | None:
-        """Return the variant timed at most anchors; among equals, the one of the least weighted log time there."""
+    def _fastest(self, matches: Callable[[VariantRecord], bool]) -> VariantRecord | None:
+        """Return the variant timed at most anchors; ties are resolved by the smallest weighted log time."""
         times, variants = self._times
-        weights = self.choices.task.domain.weights
-        found: list[tuple[int, float, str]] = []
+        weights = self.task_variants.task.domain.weights
+        ranked: list[tuple[int, float, str]] = []
         for key, row in times.items():
             timed = [(w, math.log(t)) for w, t in zip(weights, row) if t is not None]
-            if timed and wanted(variants[key]):
-                found.append((-len(timed), sum(w * t for w, t in timed) / sum(w for w, _ in timed), key))
-        return variants[min(found)[2]] if found else None
+            if timed and matches(variants[key]):
+                ranked.append((-len(timed), sum(w * t for w, t in timed) / sum(w for w, _ in timed), key))
+        return variants[min(ranked)[2]] if ranked else None
 
     # -- sections --------------------------------------------------------------------------------------------------------
 
     def text(self) -> str:
         """Return the normalised program."""
-        return self.choices.task.text
+        return self.task_variants.task.text
 
     def sketches(self) -> list[dict[str, Any]]:
         """Describe every sketch: parameters with domains, constraints, sizes, trials and the best time.
 
-        The number of legal points is an estimate unless `exact`. The time is that of the fastest candidate over all shapes.
+        The number of legal points is an estimate unless `exact`. The time belongs to the fastest candidate over all shapes.
         """
         tried: dict[str, set[str]] = {}
         for r in self.records:
             if r.variant.kind == "tuned":
                 tried.setdefault(r.variant.sketch, set()).add(r.variant.key)
         times, variants = self._times
-        weights = self.choices.task.domain.weights
+        weights = self.task_variants.task.domain.weights
         rows = []
-        for sketch, space in zip(self.choices.sketches, self.choices.space.sketches):
+        for sketch, space in zip(self.task_variants.sketch_set.sketches, self.task_variants.sketch_set.space.sketches):
             legal, exact = _legal(space)
             whole = [
                 sum(w * t for w, t in zip(weights, row) if t is not None)
@@ -204,37 +208,16 @@ class TaskView:
 
     def times(self) -> list[dict[str, Any]]:
         """Return the best median seconds of each kind and the dispatched variant, for each anchor."""
-        times, variants = self._times
-        rows = []
-        for a, point in enumerate(self.choices.task.domain.points):
-            best: dict[str, Any] = {
-                kind: min(
-                    (t for k, row in times.items() if variants[k].kind == kind and (t := row[a]) is not None),
-                    default=None,
-                )
-                for kind in KINDS
-            }
-            rows.append(
-                {
-                    "shape": dict(zip(self.labels, point)),
-                    **best,
-                    "dispatched": kind_of(self.plan, self.plan.plan.choose(point)),
-                }
-            )
-        return rows
+        return [asdict(row) for row in shape_times(self.task_variants, self.plan, *self._times)]
 
     def dispatch(self) -> list[dict[str, str]]:
         """List ranges and their dispatched variants; the first range that fits counts."""
-        names = {key: dispatched_text(self.plan, key) for key in self.plan.variants}
-        return [
-            {"where": where, "variant": what}
-            for where, what in dispatch_ranges(self.plan.plan.entries, self.labels, names)
-        ]
+        return [{"where": where, "variant": what} for where, what in dispatched(self.plan, self.labels)]
 
     def chosen(self) -> dict[str, Any]:
         """Describe the variant that loops, trace and source show."""
         variant, why = self.variant
-        row = self._times[0].get(variant.key, [None] * len(self.choices.task.domain.points))
+        row = self._times[0].get(variant.key, [None] * len(self.task_variants.task.domain.points))
         return {
             "text": variant_text(variant),
             "why": why,
@@ -259,23 +242,23 @@ class TaskView:
 
     def loops(self) -> list[str]:
         """Return the scheduled program of each kernel, and each library call, in order."""
-        found = []
-        for stage in self.choices.stages(self.variant[0]):
+        texts = []
+        for stage in self.task_variants.stages(self.variant[0]):
             if isinstance(stage, KernelStage):
-                found.append(print_text(stage.func))
+                texts.append(print_text(stage.func))
             else:
                 arguments = ", ".join([*(b.name for b in stage.buffers), *map(str, stage.scalars)])
-                found.append(f"{stage.routine}({arguments})")
-        return found
+                texts.append(f"{stage.routine}({arguments})")
+        return texts
 
     def source(self) -> list[dict[str, str]]:
         """Return the generated kernels of the variant."""
-        kernels = self.choices.program(self.variant[0]).kernels
+        kernels = self.task_variants.program(self.variant[0]).kernels
         return [{"name": k.name, "language": k.language, "source": k.source} for k in kernels]
 
     def model(self) -> dict[str, Any]:
         """Return the cost model's opinion; see `opinion`."""
-        return opinion(self.choices, self.records)
+        return opinion(self.task_variants, self.records)
 
 
 SECTIONS: Mapping[str, Callable[[TaskView], Any]] = {

@@ -15,3 +15,10 @@
 #endif
 #include "@NAME@_internal.h"
 
+#if defined(@NAME@_TEAM)
+#pragma GCC visibility push(hidden)
+void @NAME@_team_run(void (*)(const void *, __INT64_TYPE__, __INT64_TYPE__), const void *, __INT64_TYPE__, int);
+#pragma GCC visibility pop
+#define RT_PARALLEL_FOR(part, data, count, uneven, pays) \
+  ((pays) ? @NAME@_team_run(part, data, count, uneven) : part(data, 0, count))
+#endif

@@ -23,7 +23,7 @@ static int later(const void *a, const void *b) {
 }
 
 static int stop(const char *wanted, const char *found) {
-  fprintf(stderr, "error: wanted %s, found %s\n", wanted, found);
+  fprintf(stderr, "error: expected %s, got %s\n", wanted, found);
   return 2;
 }
 
@@ -41,7 +41,7 @@ static void *read_array(const char *path, size_t bytes) {
   if (file != NULL) fclose(file);
   if (found == bytes) return data;
   free(data);
-  fprintf(stderr, "%s: wanted a file of %zu bytes, found another\n", path, bytes);
+  fprintf(stderr, "%s: expected a file of %zu bytes, got another\n", path, bytes);
   return NULL;
 }
 
@@ -100,7 +100,7 @@ static int call(@NAME@ *model, int32_t number, int count, char **given, long rep
 }
 
 int main(int count, char **given) {
-  @NAME@_options options = {NULL, NULL, 0, 1};
+  @NAME@_options options = {.workspace_bytes = 1};
   long repeat = 0;
   int at = 1;
   for (; at + 1 < count && strncmp(given[at], "--", 2) == 0; at += 2) {

@@ -67,7 +67,7 @@ static int known(@NAME@ *m, int32_t function) {
   if (m == NULL) return 0;
   m->error[0] = 0;
   if (function >= 0 && function < @COUNT@) return 1;
-  fail(m, "wanted the number of a function, below @COUNT@, found %" PRId32, function);
+  fail(m, "expected the number of a function, below @COUNT@, got %" PRId32, function);
   return 0;
 }
 
@@ -77,14 +77,14 @@ static int bind(@NAME@ *m, int32_t function, const int64_t *symbols) {
   for (int32_t i = 0; i < f->symbols; i++) {
     const @NAME@_symbol *s = &f->symbol[i];
     if (symbols[i] < s->lower)
-      return fail(m, "%s: wanted %s >= %" PRId64 ", found %" PRId64 "; pad the input, or build for smaller ones", f->name,
+      return fail(m, "%s: expected %s >= %" PRId64 ", got %" PRId64 "; pad the input, or build for smaller ones", f->name,
                   s->name, s->lower, symbols[i]);
     if (symbols[i] > s->upper)
-      return fail(m, "%s: wanted %s <= %" PRId64 ", found %" PRId64 "; give a smaller input, or build for larger ones",
+      return fail(m, "%s: expected %s <= %" PRId64 ", got %" PRId64 "; give a smaller input, or build for larger ones",
                   f->name, s->name, s->upper, symbols[i]);
   }
   if (implementations[function].evaluate(symbols, m->values))
-    return fail(m, "%s: wanted sizes of at least 0 and within 64 bits, found others; give other shapes", f->name);
+    return fail(m, "%s: expected sizes of at least 0 and within 64 bits, got others; give other shapes", f->name);
   return 0;
 }
 
@@ -92,7 +92,7 @@ int @NAME@_output_dims(@NAME@ *m, int32_t function, const int64_t *symbols, int3
   if (!known(m, function) || bind(m, function, symbols)) return 1;
   const @NAME@_function *f = &@NAME@_functions[function];
   if (output < 0 || output >= f->outputs)
-    return fail(m, "%s: wanted an output below %" PRId32 ", found %" PRId32, f->name, f->outputs, output);
+    return fail(m, "%s: expected an output below %" PRId32 ", got %" PRId32, f->name, f->outputs, output);
   const int32_t *at = implementations[function].dims;
   for (int32_t i = 0; i < f->inputs; i++) at += f->input[i].rank;
   for (int32_t i = 0; i < output; i++) at += f->output[i].rank;
@@ -102,7 +102,7 @@ int @NAME@_output_dims(@NAME@ *m, int32_t function, const int64_t *symbols, int3
 
 static int array_bytes(@NAME@ *m, int32_t function, const int64_t *symbols, int32_t array, int32_t first, int32_t count, size_t *bytes) {
   if (array < 0 || array >= count)
-    return fail(m, "%s: wanted an array below %" PRId32 ", found %" PRId32, @NAME@_functions[function].name, count, array);
+    return fail(m, "%s: expected an array below %" PRId32 ", got %" PRId32, @NAME@_functions[function].name, count, array);
   if (bind(m, function, symbols)) return 1;
   *bytes = (size_t)m->values[implementations[function].bytes[first + array]];
   return 0;
@@ -129,18 +129,18 @@ static int check_arrays(@NAME@ *m, int32_t function, const void *const *in, void
   const int32_t *bytes = implementations[function].bytes, *kept = implementations[function].kept;
   for (int32_t i = 0; i < f->inputs; i++)
     if (in[i] == NULL && m->values[bytes[i]] > 0)
-      return fail(m, "%s: parameter %s: wanted an array, found NULL", f->name, f->input[i].name);
+      return fail(m, "%s: parameter %s: expected an array, got NULL", f->name, f->input[i].name);
   for (int32_t o = 0; o < f->outputs; o++) {
     const int64_t size = m->values[bytes[f->inputs + o]];
     if (out[o] == NULL && size > 0)
-      return fail(m, "%s: result %s: wanted memory for it, found NULL", f->name, f->output[o].name);
+      return fail(m, "%s: result %s: expected memory for it, got NULL", f->name, f->output[o].name);
     for (int32_t i = 0; i < f->inputs; i++)
       if (overlap(out[o], size, in[i], m->values[bytes[i]]) && !(kept[i] == o && out[o] == in[i]))
-        return fail(m, "%s: result %s: wanted memory of its own, found that parameter %s lies in it", f->name,
+        return fail(m, "%s: result %s: expected separate memory, but parameter %s lies in it", f->name,
                     f->output[o].name, f->input[i].name);
     for (int32_t p = 0; p < o; p++)
       if (overlap(out[o], size, out[p], m->values[bytes[f->inputs + p]]))
-        return fail(m, "%s: result %s: wanted memory of its own, found that result %s lies in it", f->name,
+        return fail(m, "%s: result %s: expected separate memory, but result %s lies in it", f->name,
                     f->output[o].name, f->output[p].name);
   }
   return 0;
@@ -149,10 +149,10 @@ static int check_arrays(@NAME@ *m, int32_t function, const void *const *in, void
 int @NAME@_run(@NAME@ *m, int32_t function, const int64_t *symbols, const void *const *in, void *const *out) {
   if (!known(m, function)) return 1;
   const struct function *i = &implementations[function];
-  if (!m->ready) return fail(m, "wanted a model that is open, found one whose opening failed");
+  if (!m->ready) return fail(m, "expected a model that is open, got one whose opening failed");
   if (bind(m, function, symbols) || check_arrays(m, function, in, out)) return 1;
   if ((uint64_t)m->values[i->workspace] > m->workspace_bytes)
-    return fail(m, "%s: wanted %" PRId64 " bytes of workspace, found %zu; call @NAME@_reserve with these symbols first",
+    return fail(m, "%s: expected %" PRId64 " bytes of workspace, got %zu; call @NAME@_reserve with these symbols first",
                 @NAME@_functions[function].name, m->values[i->workspace], m->workspace_bytes);
   return i->call(m, m->values, in, out);
 }
@@ -160,11 +160,11 @@ int @NAME@_run(@NAME@ *m, int32_t function, const int64_t *symbols, const void *
 /* Take a number of bytes, rounded up; NULL for none. */
 static int take(@NAME@ *m, unsigned char **place, uint64_t wanted, const char *what) {
   *place = NULL;
-  if (wanted > SIZE_MAX / 2 - ALIGNMENT) return fail(m, "wanted %" PRIu64 " bytes for %s, found no such memory", wanted, what);
+  if (wanted > SIZE_MAX / 2 - ALIGNMENT) return fail(m, "expected %" PRIu64 " bytes for %s, got no such memory", wanted, what);
   const size_t bytes = ((size_t)wanted + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   if (bytes == 0) return 0;
   *place = aligned_alloc(ALIGNMENT, bytes);
-  return *place != NULL ? 0 : fail(m, "wanted %zu bytes for %s, found too little memory; declare smaller bounds", bytes, what);
+  return *place != NULL ? 0 : fail(m, "expected %zu bytes for %s, got too little memory; declare smaller bounds", bytes, what);
 }
 
 /* Replace the workspace by a larger one. Where there is no memory for it, calls ask for a workspace again. */
@@ -184,12 +184,12 @@ int @NAME@_reserve(@NAME@ *m, int32_t function, const int64_t *symbols) {
 
 static int check_weights(@NAME@ *m, const char *where, const unsigned char *data, uint64_t bytes) {
   if (bytes >= HEADER && memcmp(data, "RTWEIGHT", 8) != 0)
-    return fail(m, "%s: wanted weights of @NAME@, found another kind of file", where);
+    return fail(m, "%s: expected weights of @NAME@, got another kind of file", where);
   if (bytes >= HEADER && memcmp(data + 16, IDENTITY, sizeof IDENTITY) != 0)
-    return fail(m, "%s: wanted the weights exported with this code, found those of another model", where);
+    return fail(m, "%s: expected the weights exported with this code, got those of another model", where);
   if (bytes != WEIGHTS_BYTES)
-    return fail(m, "%s: wanted %zu bytes of weights, found %" PRIu64 "; copy the file again", where, WEIGHTS_BYTES, bytes);
-  if ((uintptr_t)data % ALIGNMENT != 0) return fail(m, "%s: wanted weights aligned to %d bytes, found others", where, ALIGNMENT);
+    return fail(m, "%s: expected %zu bytes of weights, got %" PRIu64 "; copy the file again", where, WEIGHTS_BYTES, bytes);
+  if ((uintptr_t)data % ALIGNMENT != 0) return fail(m, "%s: expected weights aligned to %d bytes, got others", where, ALIGNMENT);
   m->weights = data;
   return 0;
 }
@@ -198,18 +198,18 @@ static int check_weights(@NAME@ *m, const char *where, const unsigned char *data
 static int open_weights(@NAME@ *m, const char *path) {
   struct stat found;
   const int file = open(path, O_RDONLY);
-  if (file < 0) return fail(m, "%s: wanted the file of weights, found none that can be read", path);
+  if (file < 0) return fail(m, "%s: expected the file of weights, got none that can be read", path);
   if (fstat(file, &found) != 0 || !S_ISREG(found.st_mode)) {
     close(file);
-    return fail(m, "%s: wanted the file of weights, found another kind of thing", path);
+    return fail(m, "%s: expected the file of weights, got another kind of thing", path);
   }
   if ((uint64_t)found.st_size != WEIGHTS_BYTES) {
     close(file);
-    return fail(m, "%s: wanted %zu bytes of weights, found %" PRId64 "; copy the file again", path, WEIGHTS_BYTES, (int64_t)found.st_size);
+    return fail(m, "%s: expected %zu bytes of weights, got %" PRId64 "; copy the file again", path, WEIGHTS_BYTES, (int64_t)found.st_size);
   }
   void *mapped = mmap(NULL, WEIGHTS_BYTES, PROT_READ, MAP_PRIVATE, file, 0);
   close(file);
-  if (mapped == MAP_FAILED) return fail(m, "%s: wanted it in memory, found too little", path);
+  if (mapped == MAP_FAILED) return fail(m, "%s: expected it in memory, got too little", path);
   m->own_weights = mapped;
   return check_weights(m, path, mapped, WEIGHTS_BYTES);
 }
@@ -220,11 +220,11 @@ static void close_weights(@NAME@ *m) {
 #else
 static int open_weights(@NAME@ *m, const char *path) {
   FILE *file = fopen(path, "rb");
-  if (file == NULL) return fail(m, "%s: wanted the file of weights, found none that can be read", path);
+  if (file == NULL) return fail(m, "%s: expected the file of weights, got none that can be read", path);
   m->own_weights = aligned_alloc(ALIGNMENT, (WEIGHTS_BYTES + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
   if (m->own_weights == NULL) {
     fclose(file);
-    return fail(m, "%s: wanted %zu bytes of memory, found too little", path, WEIGHTS_BYTES);
+    return fail(m, "%s: expected %zu bytes of memory, got too little", path, WEIGHTS_BYTES);
   }
   size_t found = fread(m->own_weights, 1, WEIGHTS_BYTES, file);
   if (found == WEIGHTS_BYTES && fgetc(file) != EOF) found++;
@@ -251,17 +251,24 @@ static int find_weights(@NAME@ *m, const @NAME@_options *options) {
 #endif
 }
 
+#if defined(@NAME@_TEAM) && !defined(__wasm__)
+__attribute__((visibility("hidden"))) int @NAME@_team_start(int threads);
+#endif
+
 int @NAME@_create(@NAME@ **model, const @NAME@_options *options) {
   struct @NAME@ *m = *model = calloc(1, sizeof *m); /* the model may be named `model` */
   if (m == NULL || find_weights(m, options)) return 1;
   const uint64_t wanted = options == NULL ? 0 : options->workspace_bytes;
   if (take(m, &m->packed, PACKED_BYTES, "packed weights") || grow(m, wanted == 0 ? WORKSPACE_BYTES : wanted)) return 1;
+#if defined(@NAME@_TEAM) && !defined(__wasm__)
+  @NAME@_team_start(options == NULL ? 0 : options->threads);
+#endif
   prepare(m->weights, m->packed);
   m->ready = 1;
   return 0;
 }
 
-const char *@NAME@_error(const @NAME@ *m) { return m == NULL ? "wanted memory for a model, found none" : m->error; }
+const char *@NAME@_error(const @NAME@ *m) { return m == NULL ? "expected memory for a model, got none" : m->error; }
 
 void @NAME@_destroy(@NAME@ *m) {
   if (m == NULL) return;

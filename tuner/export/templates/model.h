@@ -1,7 +1,7 @@
 /* @TITLE@
 
    Made by relax-tune @VERSION@ from @ARTIFACT@. C11, usable from C++.
-   Functions return 0, or 1 where @NAME@_error says in one sentence what was wanted and what was found. */
+   Functions return 0, or 1 where @NAME@_error says in one sentence what was expected and what was given. */
 #ifndef @NAME@_H
 #define @NAME@_H
 
@@ -20,11 +20,12 @@ typedef struct {
   const void *weights;      /* contents of that file, aligned to 64 bytes, which outlive the model */
   size_t weights_bytes;
   size_t workspace_bytes; /* memory of calls; 0: enough for every call within the bounds, where all symbols have some */
+  int threads; /* of all models of this library, as the first one opened asks; 0: $OMP_NUM_THREADS, else the processors at hand */
 } @NAME@_options;
 
 typedef struct {
   const char *name;
-  int64_t lower, upper; /* bounds; upper is INT64_MAX where there is none */
+  int64_t lower, upper; /* bounds; upper is 2147483647 where none is declared */
 } @NAME@_symbol;
 
 typedef struct {

@@ -7,7 +7,7 @@
 #define SIZES ".size @NAME@_weights,@WEIGHTS_BYTES@\n.size @NAME@_weights_end,1\n"
 #define BACK ""
 #elif defined(__APPLE__)
-#error "wanted an ELF or wasm target to link weights in, found another; leave @NAME@_LINK_WEIGHTS off"
+#error "expected an ELF or wasm target to link weights in, got another; leave @NAME@_LINK_WEIGHTS off"
 #else
 #define SECTION ".section .rodata\n"
 #define DECLARED ""

@@ -1,1 +1,1 @@
-"""A page in a browser as the device of a tuning job: the server, the protocol, and the runner over it."""
+"""A page in a browser as the device of a tuning job: server, protocol, and the runner. From outside import `runner`."""

@@ -1,4 +1,7 @@
-"""The address that a page is opened at, and the certificate it is served with."""
+"""The address of the measuring page, and the TLS certificate of its server.
+
+Tests: `tests/tuner/measure/browser/test_runner.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from relax_tune.errors import UserError, system_reason
 from relax_tune.tuner.measure.cluster.address import is_loopback
 
 _DAYS = 7
-_EARLIER = datetime.timedelta(minutes=5)  # the phone's clock differs
+_EARLIER = datetime.timedelta(minutes=5)  # the clocks of phones differ
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An address to listen on: the very name or number that the browser reaches, and a port, 0 for any."""
+    """An address to listen on: the name or IP address under which the browser reaches this machine, and a port (0: any)."""
 
     host: str
     port: int
@@ -30,41 +33,44 @@ class Place:
         return is_loopback(self.host)
 
     def url(self, port: int) -> str:
-        """Return the address of the page, once the port is known."""
+        """Return the URL of the page at a port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'http' if self.loopback else 'https'}://{host}:{port}"
 
 
 def parse_place(text: str) -> Place:
-    """Parse `HOST:PORT`. Raises UserError for another text, and for an address that stands for all of a machine's."""
+    """Parse `HOST:PORT`. Raises UserError for another form, and for an unspecified address such as 0.0.0.0."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16) or "/" in host:
-        raise UserError(f"--browser wants HOST:PORT such as 127.0.0.1:8790, found {text!r:.80}")
+        raise UserError(f"--browser expects HOST:PORT such as 127.0.0.1:8790, got {text!r:.80}")
     try:
         everywhere = ipaddress.ip_address(host).is_unspecified
     except ValueError:
         everywhere = False
     if everywhere:
         raise UserError(
-            f"--browser wants the address under which the browser reaches this machine, such as 192.168.1.5:{port}, found "
+            f"--browser expects the address under which the browser reaches this machine, such as 192.168.1.5:{port}, got "
             f"{text!r:.80}, which stands for all; `hostname -I` lists them"
         )
     return Place(host, int(port))
 
 
 def server_tls(place: Place, certificate: str | None, key: str | None) -> tuple[ssl.SSLContext | None, str]:
-    """Return the TLS context of a server and the SHA-256 of a certificate made for it, as browsers show it; none on loopback.
+    """Return the TLS context of a server, and the SHA-256 of a generated certificate in the form that browsers show.
 
-    certificate, key: PEM files of a certificate that the browser trusts; without them one is made for this run
+    On loopback without a certificate the context is None.
 
-    Raises UserError for one file without the other, for files that cannot be used, and where the package that makes certificates is
-    missing.
+    Args:
+        certificate, key: PEM files of a certificate that the browser trusts. Without them one is generated for this run.
+
+    Raises:
+        UserError: one file is given without the other, they cannot be used, or the package cryptography is missing.
     """
     if (certificate is None) != (key is None):
-        raise UserError("wanted --certificate and --key together for --browser, found one of them; give both, or none")
+        raise UserError("expected --certificate and --key together for --browser, got one of them; give both, or none")
     if place.loopback and certificate is None:
-        return None, ""  # browsers take loopback for secure
+        return None, ""  # browsers treat loopback as a secure context
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if certificate is not None and key is not None:
@@ -72,11 +78,11 @@ def server_tls(place: Place, certificate: str | None, key: str | None) -> tuple[
             context.load_cert_chain(certificate, key, password=lambda: "")
         except (OSError, ValueError) as error:
             raise UserError(
-                f"wanted a certificate in {certificate} and its key without a passphrase in {key}, found them unusable: "
+                f"expected a certificate in {certificate} and its key without a passphrase in {key}, but they cannot be used: "
                 f"{system_reason(error)}"
             ) from None
         return context, ""
-    pem, digest = made_certificate(place.host)
+    pem, digest = self_signed_certificate(place.host)
     with tempfile.TemporaryDirectory(prefix="relax-tune-browser-") as folder:  # of mode 0700
         path = Path(folder, "server.pem")
         path.write_bytes(pem)
@@ -84,8 +90,8 @@ def server_tls(place: Place, certificate: str | None, key: str | None) -> tuple[
     return context, digest
 
 
-def made_certificate(host: str) -> tuple[bytes, str]:
-    """Make a certificate for one host that signs itself (X.509, RFC 5280). Returns key and certificate in PEM, and its SHA-256."""
+def self_signed_certificate(host: str) -> tuple[bytes, str]:
+    """Generate a self-signed certificate for one host (X.509, RFC 5280). Returns key and certificate in PEM, and its SHA-256."""
     x509, ec, hashes, serialization = _cryptography()
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "relax-tune measuring page")])
@@ -103,11 +109,13 @@ def made_certificate(host: str) -> tuple[bytes, str]:
         (usage, False),
     ):
         builder = builder.add_extension(extension, critical)
-    made = builder.sign(key, hashes.SHA256())
+    signed = builder.sign(key, hashes.SHA256())
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return private + made.public_bytes(serialization.Encoding.PEM), made.fingerprint(hashes.SHA256()).hex(":").upper()
+    return private + signed.public_bytes(serialization.Encoding.PEM), signed.fingerprint(hashes.SHA256()).hex(
+        ":"
+    ).upper()
 
 
 def _cryptography() -> tuple[Any, Any, Any, Any]:
@@ -120,6 +128,6 @@ def _cryptography() -> tuple[Any, Any, Any, Any]:
         )
     except ImportError:
         raise UserError(
-            "wanted the package cryptography to make a certificate, found none; pip install 'relax-tune[browser]', or give "
+            "a certificate needs the package cryptography, which is not installed; pip install 'relax-tune[browser]', or give "
             "--certificate and --key"
         ) from None

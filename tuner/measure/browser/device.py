@@ -1,4 +1,7 @@
-"""The `Device` contract over a page: every call is asked of it and awaited. Launches are held back until something waits for them."""
+"""The `Device` contract over a page: every call is a request to the page. Launches are queued until a result is needed.
+
+Tests: `tests/tuner/measure/browser/test_runner.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,19 @@ from relax_tune.runtime.program.program import KernelSource
 from relax_tune.tuner.measure.browser.page import Page
 from relax_tune.tuner.measure.browser.protocol import CHUNK, Answer
 
-HELD = 256
-"""Launches that are held back before they are sent."""
-# Browsers round timestamps to tenths of a millisecond: a sample lasts as many of them as make that one part in a hundred.
+MOST_QUEUED = 256
+"""Launches that are queued before they are sent."""
+# Browsers round timestamps to 0.1 ms. In a sample of 10 ms this is an error of 1 %.
 _SAMPLE_SECS, _TICK_SECS = 10e-3, 100e-6
 _MOST_LAUNCHES = 4096
-_FLUSHED_LAUNCHES = 16  # a mean of coarse times is less coarse
+_FLUSHED_LAUNCHES = 16  # the mean of several rounded times has a smaller rounding error
 _LEAST_FILL = 64
-_LEAST_KEPT, _MOST_KEPT = 1 << 16, 64
+# Pieces of arrays from this size on are cached by the page, at most this number of them.
+_LEAST_CACHED, _MOST_CACHED = 1 << 16, 64
 
 
 class PageBuffer:
-    """Memory of the page's device; freed once `number` is None."""
+    """Memory of the page's device. `number` is None after it was freed."""
 
     __slots__ = ("nbytes", "number")
 
@@ -41,9 +45,9 @@ class PageBuffer:
         self.nbytes = nbytes
 
     def live(self) -> int:
-        """Return its number. Raises MeasureError once it is freed."""
+        """Return the number of the buffer. Raises MeasureError after it was freed."""
         if self.number is None:
-            raise MeasureError("page: wanted a live buffer, found one that was freed")
+            raise MeasureError("page: expected a live buffer, got one that was freed")
         return self.number
 
 
@@ -54,9 +58,10 @@ class _Handle:
 
 
 class PageDevice:
-    """A page as a device, for one thread. Every method raises PageGone once the page or its device is gone.
+    """A page as a device, for one thread. Every method raises PageGone after the page or its device is gone.
 
-    heard: called after each answer, from which a deadline counts anew
+    Args:
+        heard: called after each answer; the time limit of the current step starts again.
     """
 
     def __init__(self, page: Page, info: DeviceInfo, heard: Callable[[], None]) -> None:
@@ -64,30 +69,30 @@ class PageDevice:
         self._page, self._heard = page, heard
         self._limits = dict(info.limits)
         self._numbers = page.numbers
-        self._held: list[dict[str, Any]] = []
+        self._queued: list[dict[str, Any]] = []
         self._gathering = False
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, _Handle]:
-        """Compile kernels, one after the other; see `Device.compile`."""
-        found = {}
+        """Compile kernels one after the other; see `Device.compile`."""
+        handles = {}
         for kernel in kernels:
             handle = _Handle(next(self._numbers), kernel.name)
             answer = self._ask("compile", "done", kernel=handle.number, name=kernel.name, source=module_text(kernel))
             if answer.kind == "failed":
                 raise BuildError(f"the page refused kernel {kernel.name}: {answer.message}")
-            found[kernel.name] = handle
-        return found
+            handles[kernel.name] = handle
+        return handles
 
     def alloc(self, nbytes: int, lasting: bool = False) -> PageBuffer:
         """Allocate memory; see `Device.alloc`."""
         if nbytes < 0:
-            raise MeasureError(f"memory: wanted a size of 0 or more bytes, found {nbytes}")
-        made = PageBuffer(next(self._numbers), nbytes)
-        self._done("alloc", self._ask("alloc", "done", buffer=made.number, bytes=nbytes))
-        return made
+            raise MeasureError(f"memory: expected a size of 0 or more bytes, got {nbytes}")
+        buffer = PageBuffer(next(self._numbers), nbytes)
+        self._done("alloc", self._ask("alloc", "done", buffer=buffer.number, bytes=nbytes))
+        return buffer
 
     def upload(self, buffer: PageBuffer, array: NDArray[Any]) -> None:
-        """Copy an array to the page, in pieces; one of equal bytes travels as that byte. See `Device.upload`."""
+        """Copy an array to the page in pieces; an array of equal bytes is sent as one byte. See `Device.upload`."""
         check_transfer("page upload", array.nbytes, buffer.nbytes)
         number = buffer.live()
         if not array.nbytes:
@@ -102,20 +107,20 @@ class PageDevice:
             self._write(number, start, data[start : start + CHUNK])
 
     def _write(self, number: int, start: int, part: NDArray[np.uint8]) -> None:
-        """Write a piece of an array. The page keeps those of the last arrays, so that they travel once."""
-        if part.nbytes < _LEAST_KEPT:
+        """Write a piece of an array. The page caches recent pieces, so that inputs and weights are sent once."""
+        if part.nbytes < _LEAST_CACHED:
             self._done("upload", self._ask("write", "done", part.data, buffer=number, offset=start, keep=0))
             return
-        kept, key = self._page.kept, hashlib.blake2b(part.data, digest_size=16).digest()
-        if key in kept:
-            kept.move_to_end(key)
-            self._done("upload", self._ask("again", "done", buffer=number, offset=start, kept=kept[key]))
+        cached, key = self._page.cached, hashlib.blake2b(part.data, digest_size=16).digest()
+        if key in cached:
+            cached.move_to_end(key)
+            self._done("upload", self._ask("again", "done", buffer=number, offset=start, piece=cached[key]))
             return
-        if len(kept) >= _MOST_KEPT:
-            self._done("upload", self._ask("forget", "done", kept=kept.popitem(last=False)[1]))
+        if len(cached) >= _MOST_CACHED:
+            self._done("upload", self._ask("forget", "done", piece=cached.popitem(last=False)[1]))
         name = next(self._numbers)
         self._done("upload", self._ask("write", "done", part.data, buffer=number, offset=start, keep=name))
-        kept[key] = name
+        cached[key] = name
 
     def download(self, buffer: PageBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """Copy an array from the page, in pieces; see `Device.download`."""
@@ -132,7 +137,7 @@ class PageDevice:
         return result
 
     def copy(self, target: PageBuffer, source: PageBuffer, nbytes: int) -> None:
-        """Copy on the device; see `Device.copy`. The rest of the target's last word is copied, too."""
+        """Copy on the device; see `Device.copy`. The bytes up to the end of the target's last word are copied, too."""
         check_transfer("page copy", nbytes, min(target.nbytes, source.nbytes))
         into, begin = target.live(), source.live()
         if nbytes and into != begin:
@@ -154,9 +159,9 @@ class PageDevice:
         grid: Sequence[int],
         local: Sequence[int],
     ) -> Launch:
-        """Return a closure that holds a launch back; see `Device.bind`."""
+        """Return a closure that queues a launch; see `Device.bind`."""
         check_launch(f"WebGPU kernel {kernel.name}", self._limits, scalars, grid, local)
-        asked = {
+        launch_message = {
             "kernel": kernel.number,
             "buffers": [buffer.live() for buffer in buffers],
             "scalars": [int(value) for value in scalars],
@@ -165,22 +170,22 @@ class PageDevice:
 
         def launch() -> None:
             if 0 not in grid:
-                if len(self._held) >= HELD:
+                if len(self._queued) >= MOST_QUEUED:
                     self.synchronize()
-                self._held.append(asked)
+                self._queued.append(launch_message)
 
         return launch
 
     def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[PageBuffer]) -> Launch | None:
-        """Return None: no code of this process reaches the page's memory."""
+        """Return None: code of this process cannot access the page's memory."""
         return None
 
     def place(self, buffer: PageBuffer, array: NDArray[Any] | None) -> bool:
-        """Return False: the page has memory of its own."""
+        """Return False: the page has separate memory."""
         return False
 
     def wrap(self, array: NDArray[Any]) -> None:
-        """Return None: kernels reach only the adapter's buffers."""
+        """Return None: kernels can access only the adapter's buffers."""
 
     def native(self, buffers: Sequence[PageBuffer]) -> None:
         """Return None: no library has kernels for a page."""
@@ -188,46 +193,47 @@ class PageDevice:
             buffer.live()
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
-        """Return None: launches travel as they are."""
+        """Return None: launches are not recorded."""
         return None
 
     def synchronize(self) -> None:
-        """Send what is held back, and wait for it."""
+        """Send the queued launches, and wait for their completion."""
         if self._gathering:
             return
-        held, self._held = self._held, []
-        if held:
-            self._done("launching", self._ask("run", "done", launches=held, before=[], repeats=1, timed=False))
+        queued, self._queued = self._queued, []
+        if queued:
+            self._done("launching", self._ask("run", "done", launches=queued, before=[], repeats=1, timed=False))
 
     def timed(self, bound: BoundProgram, launches: int, flush: Callable[[], None] | None = None) -> float:
-        """Return the seconds of `launches` launches of a bound program by the page's timer, 0 where it is too coarse.
+        """Return the seconds of `launches` launches of a bound program by the page's timer; 0 below its resolution.
 
-        flush: launches that come before each, untimed
+        Args:
+            flush: queues launches that run before each, untimed.
         """
         self.synchronize()
         before = [] if flush is None else self._gathered(flush)
-        held = self._gathered(bound.launch)
-        if not held:
+        timed_launches = self._gathered(bound.launch)
+        if not timed_launches:
             return 0.0
-        answer = self._ask("run", "times", size=1, launches=held, before=before, repeats=launches, timed=True)
+        answer = self._ask("run", "times", size=1, launches=timed_launches, before=before, repeats=launches, timed=True)
         self._done("timing", answer)
         return answer.secs[0]
 
     def _gathered(self, work: Callable[[], None]) -> list[dict[str, Any]]:
-        """Return the launches that something makes, instead of sending them."""
+        """Return the launches that a function queues, instead of sending them."""
         self._gathering = True
         try:
             work()
         finally:
             self._gathering = False
-        held, self._held = self._held, []
-        return held
+        queued, self._queued = self._queued, []
+        return queued
 
     def close(self) -> None:
         """Do nothing: the page's device ends with `Page.abandon`."""
 
-    def _ask(self, kind: str, wanted: str, data: Any = None, size: int = 0, **fields: Any) -> Answer:
-        answer = self._page.ask(kind, wanted, data, size, **fields)
+    def _ask(self, kind: str, answer_kind: str, data: Any = None, size: int = 0, **fields: Any) -> Answer:
+        answer = self._page.ask(kind, answer_kind, data, size, **fields)
         self._heard()
         return answer
 
@@ -250,17 +256,18 @@ class PageClock:
         return self._page.timed(bound, launches, flush) / launches
 
     def repeats(self, single: float, timed: Callable[[int], float]) -> tuple[int, float]:
-        """Return a number of launches that outweighs the timer's coarse steps; see `Clock.repeats`.
+        """Return a number of launches that takes long compared with the timer's resolution; see `Clock.repeats`.
 
-        Raises MeasureError where the timer sees nothing of them.
+        Raises:
+            MeasureError: the timer measures 0 s for the largest number of launches.
         """
         launches = 1
         while single * launches < _SAMPLE_SECS / 2 and launches < _MOST_LAUNCHES:
-            wanted = math.ceil(_SAMPLE_SECS / max(single, _TICK_SECS / launches))
-            launches = min(_MOST_LAUNCHES, max(2 * launches, wanted))
+            needed = math.ceil(_SAMPLE_SECS / max(single, _TICK_SECS / launches))
+            launches = min(_MOST_LAUNCHES, max(2 * launches, needed))
             single = timed(launches)
         if single <= 0:
             raise MeasureError(
-                f"wanted a time of {launches} launches from the page's timer, found 0 s; use a larger shape, or another browser"
+                f"expected a time of {launches} launches from the page's timer, got 0 s; use a larger shape, or another browser"
             )
         return launches, single

@@ -1,4 +1,7 @@
-"""One connected page: asks of one thread, answers of the connection's, and its end."""
+"""One connected page: requests from the measuring thread, answers on the connection's thread, and the end of the connection.
+
+Tests: `tests/tuner/measure/browser/test_runner.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +18,29 @@ from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.measure.browser.protocol import (
     Answer,
     Refusal,
+    message_text,
     read_answer,
     read_message,
     read_ready,
-    words_of,
     write_message,
 )
 
-# A page that closes of its own accord says so by one of these codes (RFC 6455 7.4.1): closed, gone to another page, hidden.
-LEFT_CODES = (1000, 1001, 4001)
-# A device's timer may run this much faster than ours.
+# Status codes of a deliberate close (RFC 6455 7.4.1): closed, navigated to another page, hidden.
+DEPARTURE_CODES = (1000, 1001, 4001)
+# Tolerance for a device's timer that runs faster than ours.
 _SLACK, _SLACK_SECS = 1.05, 0.05
 
 
 class PageGone(Exception):
-    """The page's device is no more, so nothing of it can be used. No error of ours: no candidate is to blame for it by itself.
+    """The page's device is gone, with its memory and kernels. Whether a candidate is to blame depends on `departed`.
 
-    left: the page was closed, or cut off for what it said, and no request is to blame
+    Attributes:
+        departed: the page was closed, or disconnected for a protocol violation; no request is to blame.
     """
 
-    def __init__(self, message: str, left: bool) -> None:
+    def __init__(self, message: str, departed: bool) -> None:
         super().__init__(message)
-        self.left = left
+        self.departed = departed
 
 
 @dataclass(slots=True)
@@ -49,12 +53,18 @@ class _Ask:
 
 
 class Page:
-    """A page that has joined. `ready` is the device that it has open, None before and after.
+    """A page that has joined.
 
-    send: writes a frame; close: ends the connection with a sentence. Both may be called from any thread
-    changed: called whenever `ready` or `gone` changes
-    numbers: names of kernels and memory, never given twice
-    kept: numbers of the pieces of arrays that the page keeps in its own memory, by their hashes, the longest unused first
+    Args:
+        send: writes a frame; may be called from any thread.
+        close: ends the connection with a reason; may be called from any thread.
+        changed: called whenever `ready` or `gone` changes.
+
+    Attributes:
+        ready: description of the open device; None before it is opened and after it is closed.
+        gone: reason why the connection ended; None while it lives.
+        numbers: unique ids of kernels and buffers.
+        cached: ids of the array pieces that the page caches, by their hashes, least recently used first.
     """
 
     def __init__(
@@ -66,20 +76,22 @@ class Page:
         self._number = 0
         self._abandoned = False
         self.numbers = itertools.count(1)
-        self.kept: OrderedDict[bytes, int] = OrderedDict()
+        self.cached: OrderedDict[bytes, int] = OrderedDict()
         self.ready: DeviceInfo | None = None
         self.gone: PageGone | None = None
 
     # The measuring thread.
 
     def ask(
-        self, kind: str, wanted: str, data: bytes | memoryview | None = None, size: int = 0, **fields: Any
+        self, kind: str, answer_kind: str, data: bytes | memoryview | None = None, size: int = 0, **fields: Any
     ) -> Answer:
-        """Ask one thing, and wait for its answer for as long as the device is not abandoned.
+        """Send one request and wait for its answer.
 
-        wanted, size: kind and size of the answer (`read_answer`)
+        Args:
+            answer_kind, size: expected kind and size of the answer (`read_answer`).
 
-        Raises PageGone.
+        Raises:
+            PageGone: the page or its device is gone, or `abandon` was called.
         """
         with self._lock:
             if self.gone is not None:
@@ -87,12 +99,12 @@ class Page:
             if self._abandoned or self.ready is None:
                 raise PageGone("its device was closed", True)
             self._number += 1
-            asked = self._ask = _Ask(self._number, wanted, size, time.monotonic(), Future())
+            asked = self._ask = _Ask(self._number, answer_kind, size, time.monotonic(), Future())
         self._send(write_message({"kind": kind, "id": asked.number, **fields}, data))
         return asked.answer.result()
 
     def abandon(self, why: str) -> None:
-        """Let the page destroy its device and open another. Whoever waits for an answer gets PageGone."""
+        """Make the page destroy its device and open another. A waiting `ask` raises PageGone."""
         with self._lock:
             if self.gone is not None or self.ready is None:
                 return
@@ -101,7 +113,7 @@ class Page:
         self._send(write_message({"kind": "abandon", "message": why}))
 
     def end(self, why: str) -> None:
-        """Tell the page that it is not needed any more, and part."""
+        """Tell the page that the job does not need it any more, and close the connection."""
         self._send(write_message({"kind": "over", "message": why}))
         self.leave(PageGone(why, True))
         self._close(why)
@@ -109,21 +121,21 @@ class Page:
     # The connection's thread.
 
     def hear(self, frame: str | bytes) -> None:
-        """Take a frame of the page. Raises Refusal for what the page may not say."""
+        """Process a frame of the page. Raises Refusal for a violation of the protocol."""
         message, data = read_message(frame)
         kind = message["kind"]
         if kind == "ready":
             with self._lock:
                 if self.ready is not None:
                     raise Refusal(
-                        "wanted an answer from the page, found ready a second time; open the job's new address"
+                        "expected an answer from the page, got ready a second time; open the job's new address"
                     )
                 self.ready, self._abandoned = read_ready(message), False
             self._changed()
         elif kind == "lost":
-            self._lose(words_of(message))
+            self._lose(message_text(message))
         elif kind == "unable":
-            raise Refusal(f"the page cannot measure: {words_of(message)}")
+            raise Refusal(f"the page cannot measure: {message_text(message)}")
         else:
             self._answered(message, data)
 
@@ -132,28 +144,29 @@ class Page:
             asked = self._ask
             if asked is None:
                 if self._abandoned:
-                    return  # an answer that was on its way
-                raise Refusal("wanted nothing from the page, found an answer; open the job's new address")
+                    return  # sent before the page got `abandon`
+                raise Refusal("got an answer from the page without a request; open the job's new address")
             answer = read_answer(message, data, asked.number, asked.kind, asked.size)
             passed = _SLACK * (time.monotonic() - asked.began) + _SLACK_SECS
             if sum(answer.secs) > passed:
                 raise Refusal(
-                    f"wanted times within the {passed:.3g} s that passed here, found {sum(answer.secs):.3g} s; open the job's new address"
+                    f"expected times of at most {passed:.3g} s, the time since the request, got {sum(answer.secs):.3g} s; "
+                    "open the job's new address"
                 )
             self._ask = None
         asked.answer.set_result(answer)
 
-    def _lose(self, words: str) -> None:
+    def _lose(self, reason: str) -> None:
         with self._lock:
             if self._abandoned:
                 return
             self.ready = None
             self._abandoned = True
-            self._fail(PageGone(f"lost its device: {words}", False))
+            self._fail(PageGone(f"lost its device: {reason}", False))
         self._changed()
 
     def leave(self, why: PageGone) -> None:
-        """Record that the connection is no more."""
+        """Record the end of the connection."""
         with self._lock:
             if self.gone is not None:
                 return

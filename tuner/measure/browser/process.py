@@ -1,4 +1,7 @@
-"""A page's measuring as its supervisor sees it: a thread that runs batches on the page, in place of a process."""
+"""`MeasuringProcess` over a page: a thread that runs batches on the page, in place of a child process.
+
+Tests: `tests/tuner/measure/browser/test_runner.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,33 +24,27 @@ from relax_tune.tuner.measure.protocol import StepStatus
 
 
 class _Steps:
-    """The step that a batch is at. A step's time counts from the page's last answer: slow transfers are no hang."""
+    """The current step of a batch. Its time counts from the page's last answer, so that slow transfers do not count as a hang.
+
+    The thread that measures replaces `status`; other threads read it.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._status = StepStatus(0, 0, 0, "idle", time.monotonic())
+        self.status = StepStatus(0, 0, 0, "idle", time.monotonic())
 
     def tell(self, first: int, count: int, phase: str) -> None:
         """Record that a step begins."""
-        with self._lock:
-            self._status = StepStatus(self._status.sequence + 1, first, count, phase, time.monotonic())
+        self.status = StepStatus(self.status.sequence + 1, first, count, phase, time.monotonic())
 
     def heard(self) -> None:
         """Record that the page has answered."""
-        with self._lock:
-            s = self._status
-            self._status = StepStatus(s.sequence + 1, s.first, s.count, s.phase, time.monotonic())
-
-    def read(self) -> StepStatus:
-        """Return the last step told."""
-        with self._lock:
-            return self._status
+        self.tell(self.status.first, self.status.count, self.status.phase)
 
 
 class PageProcess:
-    """The measuring of batches on one device of a page; see `supervised.MeasuringProcess`."""
+    """The measuring of batches on one device of a page; see `process_transport.MeasuringProcess`."""
 
-    stopped = "the page's device was closed"
+    stop_phrase = "the page's device was closed"
 
     def __init__(self, page: Page, info: DeviceInfo) -> None:
         self.info, self._page = info, page
@@ -65,9 +62,9 @@ class PageProcess:
         return self._ended
 
     @property
-    def left(self) -> bool:
-        """True if the page was closed by somebody."""
-        return self._end is not None and self._end.left
+    def departed(self) -> bool:
+        """True if the page was closed, or disconnected for a protocol violation."""
+        return self._end is not None and self._end.departed
 
     def send(self, message: Mapping[str, Any], within_secs: float) -> None:
         """Take a batch; see `MeasuringProcess.send`."""
@@ -86,19 +83,19 @@ class PageProcess:
         return message
 
     def step(self) -> StepStatus | None:
-        """Return the last step that it began."""
-        return self._steps.read()
+        """Return the step that began last."""
+        return self._steps.status
 
     def death(self) -> str:
-        """Describe the end, as words that complete `the process ...`."""
+        """Describe how the process ended, as a predicate of `the device process`."""
         return f"ended, since the page {self._end}" if self._end is not None else "ended"
 
     def tail(self) -> str:
-        """Return nothing: a page prints nothing here."""
+        """Return an empty text: a page has no output."""
         return ""
 
     def kill(self) -> None:
-        """Let the page destroy its device, which ends whatever runs on it."""
+        """Make the page destroy its device, which stops its kernels."""
         self._page.abandon("The job has closed this device: a kernel took longer than its deadline, or failed.")
         self._inbox.put(None)
 
@@ -119,7 +116,7 @@ class PageProcess:
             )
             while (message := self._inbox.get()) is not None:
                 requests = decode_batch(message["batch"], Path(message["arrays"]))
-                measurement.run(requests, alone=frozenset(message["alone"]))
+                measurement.run(requests, isolated=frozenset(message["isolated"]))
                 self._steps.tell(0, 0, "idle")
                 self._outbox.put({"kind": "done"})
         except PageGone as gone:

@@ -1,4 +1,7 @@
-"""The server of the measuring page, over Tornado: one page at a time, let in by one-time tokens."""
+"""The server of the measuring page, over Tornado: one page at a time, admitted by one-time tokens.
+
+Tests: `tests/tuner/measure/browser/test_runner.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ import tornado.websocket
 
 from relax_tune.errors import UserError, system_reason
 from relax_tune.tuner.measure.browser.address import Place
-from relax_tune.tuner.measure.browser.page import LEFT_CODES, Page, PageGone
+from relax_tune.tuner.measure.browser.page import DEPARTURE_CODES, Page, PageGone
 from relax_tune.tuner.measure.browser.protocol import MOST_FRAME, Refusal, read_join, read_message, write_message
 from relax_tune.tuner.measure.browser.tokens import TOKEN_SECS, Tokens
 
-# data of the package, beside the other pages that browsers load
+# package data, in the folder of the other pages for browsers
 _PACKAGE, _FOLDER = "relax_tune.tuner.web", "static"
 _FILES = {
     "": ("measure.html", "text/html"),
@@ -32,35 +35,37 @@ _FILES = {
     "icon.svg": ("icon.svg", "image/svg+xml"),
 }
 _JOIN_SECS, _PING_SECS = 15.0, 20.0
-# Larger frames are not read at all. Those between get our sentence.
+# Tornado closes the connection at larger frames; frames between MOST_FRAME and this limit get our message.
 _MOST_READ = 4 * MOST_FRAME
 _WAITING = 16
-"""Connections that may be open without having joined."""
+"""Connections that may be open without having joined. One more closes the oldest, so that idle connections keep no page out."""
 REFUSED = 4003
-"""The code with which a page is closed that may not come back by itself."""
+"""Close code for a page that must not reconnect automatically."""
 _REASON_BYTES = 120
 
 
 class PageServer:
-    """Serves the page, and holds the page that measures.
+    """The HTTP and WebSocket server, with the page that measures.
 
-    A page that comes back by the token it was given takes the place of the one before.
+    A page that reconnects with its token replaces the connected page.
 
-    changed: called whenever a page has joined, is ready or is gone, from any thread
+    Args:
+        changed: called whenever a page has joined, is ready or is gone, from any thread.
 
-    Raises UserError for an address that cannot be listened on.
+    Raises:
+        UserError: the server cannot listen at the address.
     """
 
     def __init__(self, place: Place, context: ssl.SSLContext | None, changed: Callable[[], None]) -> None:
         self.tokens = Tokens()
         self._changed = changed
         self.page: Page | None = None
-        self.waiting = 0
+        self.waiting: dict[_Connection, None] = {}
         try:
             sockets = _listening(place)
         except OSError as error:
             raise UserError(
-                f"--browser {place.host}:{place.port}: wanted to listen there, found {system_reason(error)}; give another address"
+                f"--browser {place.host}:{place.port}: cannot listen there: {system_reason(error)}; give another address"
             ) from None
         port = sockets[0].getsockname()[1]
         self.url = place.url(port) if context is None else place.url(port).replace("http://", "https://")
@@ -68,9 +73,11 @@ class PageServer:
         if place.loopback:
             named |= {"localhost", "127.0.0.1", "[::1]"}
         self._hosts = {f"{name}:{port}" for name in named}
-        if port == (80 if self.url.startswith("http:") else 443):  # browsers leave these out
+        if port == (80 if self.url.startswith("http:") else 443):  # browsers omit these from Host and Origin
             self._hosts |= named
-        logging.getLogger("tornado").addHandler(logging.NullHandler())  # what strangers send is no news of the job
+        logging.getLogger("tornado").addHandler(
+            logging.NullHandler()
+        )  # invalid requests from the network must not fill the job's log
         self._loop = asyncio.new_event_loop()
         started = threading.Event()
         self._thread = threading.Thread(
@@ -80,7 +87,7 @@ class PageServer:
         started.wait()
 
     def call(self, work: Callable[[], Any]) -> None:
-        """Run something on the server's thread; nothing happens once it is closed."""
+        """Run a function on the server's thread; no effect after `close`."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(work)
 
@@ -121,7 +128,7 @@ class PageServer:
         self._loop.close()
 
     def refusal(self, handler: tornado.web.RequestHandler) -> str | None:
-        """Return why a request is not answered: its Host, or its Origin, is another site's (DNS rebinding)."""
+        """Return why a request is rejected: its Host or Origin names another site (DNS rebinding); None if it is not."""
         if handler.request.host.lower() not in self._hosts:
             return f"This server is only reached as {self.url}."
         origin = handler.request.headers.get("Origin")
@@ -130,11 +137,11 @@ class PageServer:
         return None
 
     def join(self, connection: _Connection, frame: str | bytes) -> Page:
-        """Let a page in by its token. Raises Refusal."""
+        """Admit a page by its token. Raises Refusal."""
         message, _ = read_message(frame)
         self.tokens.redeem(read_join(message))
         if self.page is not None and self.page.gone is None:
-            self.page.end("the page was opened elsewhere, which goes on")
+            self.page.end("the page was opened in another tab, which continues")
         page = Page(connection.send_soon, connection.part, self._changed)
         self.page = page
         connection.returning = self.tokens.issue(None)
@@ -144,12 +151,12 @@ class PageServer:
 
 
 def _listening(place: Place) -> list[socket.socket]:
-    """Open the address. Of a name's several addresses all listen on one port."""
+    """Open listening sockets at all addresses of the host, on one port."""
     return list(tornado.netutil.bind_sockets(place.port, place.host, reuse_port=False))
 
 
 class _Static(tornado.web.RequestHandler):
-    """The page and its files, by GET alone."""
+    """The page and its files; GET only."""
 
     def initialize(self, server: PageServer) -> None:
         self._server = server
@@ -193,18 +200,14 @@ class _Connection(tornado.websocket.WebSocketHandler):
     def initialize(self, server: PageServer) -> None:
         self._server = server
         self._page: Page | None = None
-        self._counted = False
-        self._left: str | None = None
         self.returning = ""
 
     def check_origin(self, origin: str) -> bool:
-        """Return True: `prepare` has checked it, also where the browser says that it is the same."""
+        """Return True: `prepare` has checked the origin already."""
         return True
 
     def prepare(self) -> None:
         refused = self._server.refusal(self)
-        if refused is None and self._server.waiting >= _WAITING:
-            refused = "Too many connections wait without a token."
         if refused is not None:
             self.set_status(403)
             self.finish(refused)
@@ -214,18 +217,19 @@ class _Connection(tornado.websocket.WebSocketHandler):
         return {}
 
     def open(self, *args: str, **kwargs: str) -> None:
-        self._counted = True
-        self._server.waiting += 1
+        self._server.waiting[self] = None
+        while len(self._server.waiting) > _WAITING:
+            next(iter(self._server.waiting))._refuse(
+                Refusal("expected a token sooner, got newer connections; load the page again")
+            )
         asyncio.get_running_loop().call_later(_JOIN_SECS, self._hurry)
 
     def _hurry(self) -> None:
         if self._page is None and self.ws_connection is not None:
-            self._refuse(Refusal(f"wanted a token within {_JOIN_SECS:g} s, found none; load the page again"))
+            self._refuse(Refusal(f"expected a token within {_JOIN_SECS:g} s, got none; load the page again"))
 
     def _arrived(self) -> None:
-        if self._counted:
-            self._counted = False
-            self._server.waiting -= 1
+        self._server.waiting.pop(self, None)
 
     def on_message(self, message: str | bytes) -> None:
         try:
@@ -238,9 +242,10 @@ class _Connection(tornado.websocket.WebSocketHandler):
             self._refuse(refusal)
 
     def _refuse(self, refusal: Refusal) -> None:
+        self._arrived()  # a client need not answer that it closes
         if self._page is not None:
             self._server.tokens.expire(self.returning, 0)
-            self._page.leave(PageGone(f"was cut off: {refusal}", True))
+            self._page.leave(PageGone(f"was disconnected: {refusal}", True))
         self._write(write_message({"kind": "refused", "message": str(refusal)}))
         self.close(REFUSED, _short(str(refusal)))
 
@@ -249,7 +254,7 @@ class _Connection(tornado.websocket.WebSocketHandler):
         if self._page is None:
             return
         self._server.tokens.expire(self.returning, TOKEN_SECS)
-        if self.close_code in LEFT_CODES:
+        if self.close_code in DEPARTURE_CODES:
             self._page.leave(PageGone("was closed, or hidden", True))
         else:
             self._page.leave(PageGone("is no longer reached, or broke the rules of WebSocket", False))

@@ -1,4 +1,7 @@
-"""One-time tokens: each lets one page join, once, before it expires."""
+"""One-time tokens: each admits one page, once, before it expires.
+
+Tests: `tests/tuner/measure/browser/test_runner.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from collections.abc import Callable
 from relax_tune.tuner.measure.browser.protocol import Refusal
 
 TOKEN_SECS = 600.0
-"""How long an address that nobody opened is good."""
+"""How long an unused address is valid."""
 _REMEMBERED = 1000
 
 _ANOTHER = "open the address that the job prints now"
 
 
 class Tokens:
-    """The tokens of one server, known by their hashes alone. Any thread may use them."""
+    """The tokens of one server, stored as hashes only. Any thread may use them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
@@ -26,26 +29,30 @@ class Tokens:
         self._ended: dict[bytes, str] = {}
 
     def issue(self, secs: float | None = TOKEN_SECS) -> str:
-        """Return a new token of 256 random bits. secs: how long it is good; None: until `expire` says so"""
+        """Return a new token of 256 random bits.
+
+        Args:
+            secs: how long it is valid; None: until `expire` is called.
+        """
         token = secrets.token_urlsafe(32)
         with self._lock:
             self._expiry[_hash(token)] = None if secs is None else self._clock() + secs
         return token
 
     def expire(self, token: str, secs: float) -> None:
-        """Let a token that was not used yet expire. secs: how long it is good from now on"""
+        """Limit the validity of an unused token to the next `secs` seconds."""
         with self._lock:
             if _hash(token) in self._expiry:
                 self._expiry[_hash(token)] = self._clock() + secs
 
     def good(self, token: str) -> bool:
-        """Return True if the token would be taken now."""
+        """Return True if the token is valid now."""
         with self._lock:
             self._sweep()
             return _hash(token) in self._expiry
 
     def redeem(self, token: str) -> None:
-        """Take a token, which is worthless from now on. Raises Refusal for any other text."""
+        """Accept a valid token, which becomes invalid. Raises Refusal for any other text."""
         key = _hash(token)
         with self._lock:
             self._sweep()
@@ -53,8 +60,8 @@ class Tokens:
                 del self._expiry[key]
                 self._end(key, "used already")
                 return
-            why = self._ended.get(key, "not one of this job")
-        raise Refusal(f"wanted the token of a new address, found one that is {why}; {_ANOTHER}")
+            why = self._ended.get(key, "unknown to this job")
+        raise Refusal(f"expected the token of a new address, got one that is {why}; {_ANOTHER}")
 
     def _sweep(self) -> None:
         now = self._clock()

@@ -1,14 +1,23 @@
-"""A connection to a Dask scheduler: checked, with our errors in place of Dask's long log messages."""
+"""A connection to a Dask scheduler, with errors of this package in place of Dask's log messages.
+
+Tests: `tests/tuner/measure/cluster/test_lost_scheduler.py`, `tests/tuner/measure/cluster/test_cluster.py`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextlib
 import importlib
 import json
 import logging
-from collections.abc import Callable
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from relax_tune.errors import FleetAway, MeasureError
+from relax_tune.errors import FleetUnavailable, MeasureError, RelaxTuneError
 from relax_tune.json_shapes import has_shape
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.measure.cluster.address import TlsFiles
@@ -18,40 +27,129 @@ from relax_tune.tuner.measure.cluster.trust.loopback import place_of
 from relax_tune.tuner.measure.cluster.trust.unpickle import release, restrict
 from relax_tune.tuner.measure.codec import decode_device
 
+CALL_SECS = 30.0
+"""Time limit of a request to the scheduler."""
+_CLOSE_SECS, _RESTORE_SECS, _WAITING_SECS, _AGAIN_SECS, _PAUSE_SECS = 5.0, 5.0, 5.0, 60.0, 0.5
+FETCH_LOST = (OSError, TimeoutError, asyncio.CancelledError, concurrent.futures.CancelledError)
+"""What Dask raises when a connection breaks while an answer is fetched."""
+# Without a connection Dask also returns incomplete answers (KeyError), has no scheduler (AttributeError) or a closed loop (RuntimeError).
+_LOST = (*FETCH_LOST, KeyError, AttributeError, RuntimeError)
+_CONNECTION_MODULES = ("client", "batched", "core", "comm.core", "comm.tcp", "comm.utils")
+T = TypeVar("T")
+
+
+class SchedulerLost(FleetUnavailable):
+    """The connection to the scheduler is lost, or the scheduler does not answer. Tasks sent over the connection are lost, too."""
+
 
 class SchedulerConnection:
-    """A client of a scheduler.
+    """A client of a scheduler. All calls of Dask go through `ask`.
 
-    While it is open, this process reads only our own of Dask's messages (`trust.unpickle`).
+    While the connection is open, this process reads only the messages that a measurement needs (`trust.unpickle`).
 
-    Raises MeasureError when the scheduler does not answer within `open_secs`, when certificates do not fit, or when Dask is not
-    installed.
+    While Dask's client reconnects it returns cached or empty answers, and it forgets the tasks that it has sent. So after a lost
+    connection each call raises SchedulerLost until `restore` has created another client.
+
+    Args:
+        open_secs: time limit for the scheduler to answer.
+        notice: receives a sentence when that takes long.
+
+    Raises:
+        MeasureError: the scheduler does not answer within `open_secs`, the certificates are not accepted, or Dask is not installed.
     """
 
-    def __init__(self, address: str, tls: TlsFiles | None, open_secs: float) -> None:
+    def __init__(
+        self, address: str, tls: TlsFiles | None, open_secs: float, notice: Callable[[str], None] = lambda _: None
+    ) -> None:
         import_dask()
-        address, tls = place_of(address, tls, "job", min(open_secs, ANSWER_SECS))
-        check_files(tls, ("job", "scheduler"))
-        check_scheduler(address, tls, min(open_secs, ANSWER_SECS))
-        self._hushed, self._hush = logging.getLogger("distributed.client"), _new_hush()
-        self._hushed.addFilter(self._hush)
-        restrict()
+        give_up = time.monotonic() + open_secs
+
+        def left(most: float) -> float:
+            return max(min(most, give_up - time.monotonic()), 0.1)
+
+        waiting = threading.Timer(_WAITING_SECS, notice, [f"waiting for the scheduler at {address}"])
+        waiting.daemon = True
+        waiting.start()
         try:
-            self.client = _connect(address, tls, open_secs)
-        except BaseException:
-            release()
-            self._hushed.removeFilter(self._hush)
+            self.address, self._tls = place_of(address, tls, "job", min(open_secs, ANSWER_SECS))
+            check_files(self._tls, ("job", "scheduler"))
+            check_scheduler(self.address, self._tls, min(open_secs, ANSWER_SECS))
+            with contextlib.ExitStack() as opened:
+                opened.enter_context(_silenced())
+                restrict()
+                opened.callback(release)
+                self.client = _connect(self.address, self._tls, left(open_secs))
+                self._opened = opened.pop_all()
+        finally:
+            waiting.cancel()
+        self._restoring = threading.Lock()
+
+    def ask(self, call: Callable[[Any], T]) -> T:
+        """Return `call(client)` for Dask's client.
+
+        Raises:
+            SchedulerLost: the connection is lost, or there is no answer.
+            MeasureError: any other error.
+        """
+        client = self.client
+        if client.status != "running":
+            raise self._lost("the connection is lost")
+        try:
+            return call(client)
+        except RelaxTuneError:
             raise
+        except _LOST as error:
+            raise self._lost(f"{type(error).__name__}: {error}") from error
+        except Exception as error:  # of many types, which Dask does not document
+            reason = f"{type(error).__name__}: {error!s:.300}"
+            if client.status != "running":
+                raise self._lost(reason) from error
+            raise MeasureError(f"expected an answer of the scheduler at {self.address}, got {reason}") from error
+
+    def _lost(self, why: str) -> SchedulerLost:
+        return SchedulerLost(f"the scheduler at {self.address} does not answer ({why})")
 
     def devices(self) -> list[LentDevice]:
-        """Ask the scheduler for all lent devices."""
-        return lent_devices(self.client.scheduler_info(n_workers=-1)["workers"])
+        """Return all lent devices. Raises the errors of `ask`."""
+        workers = self.ask(lambda c: c.sync(c.scheduler.identity, n_workers=-1, callback_timeout=CALL_SECS)["workers"])
+        return lent_devices(workers)
+
+    def processing(self) -> dict[str, list[str]]:
+        """Return the hashed keys of the tasks on each worker. Raises the errors of `ask`."""
+        return self.ask(lambda c: dict(c.sync(c.scheduler.processing, workers=None, callback_timeout=CALL_SECS)))
+
+    def restore(self) -> str:
+        """Reconnect, unless the connection works. Tasks sent over the former connection are lost.
+
+        Returns:
+            Why it failed; empty if the connection works now.
+        """
+        with self._restoring:
+            former = self.client
+            if former.status == "running":
+                try:
+                    self.devices()
+                    return ""
+                except MeasureError:
+                    pass
+            try:
+                check_scheduler(self.address, self._tls, _RESTORE_SECS / 10)
+                self.client = _connect(self.address, self._tls, _RESTORE_SECS)
+            except MeasureError as error:
+                return str(error)
+        threading.Thread(target=_close, args=(former,), daemon=True).start()
+        return ""
 
     def close(self) -> None:
-        """Leave the scheduler."""
-        self.client.close()
-        release()
-        self._hushed.removeFilter(self._hush)
+        """Disconnect from the scheduler."""
+        _close(self.client)
+        self._opened.close()
+
+
+def _close(client: Any) -> None:
+    """Close a client. If its scheduler is lost, this may raise any error, without consequences."""
+    with contextlib.suppress(Exception):
+        client.close(timeout=_CLOSE_SECS)
 
 
 def _connect(address: str, tls: TlsFiles, open_secs: float) -> Any:
@@ -62,38 +160,50 @@ def _connect(address: str, tls: TlsFiles, open_secs: float) -> Any:
         client = distributed.Client(address, timeout=open_secs, security=own, set_as_default=False)
         client.loop.add_callback(security.keep_fresh, own)
         return client
-    except (OSError, TimeoutError) as error:
-        raise FleetAway(
-            f"wanted a Dask scheduler at {address} within {open_secs:g} s, found none ({error}); start one, or check "
+    except _LOST as error:
+        raise FleetUnavailable(
+            f"expected a Dask scheduler at {address} within {open_secs:g} s, got none ({error}); start one, or check "
             "address and certificates"
         ) from error
 
 
-def _new_hush() -> Callable[[logging.LogRecord], bool]:
-    """Return a log filter that drops everything. Each call returns a new one, so that each connection removes its own."""
-    return lambda _: False
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Drop the log messages of Dask's client and of its connections, which print a traceback for each lost connection."""
+
+    def drop(_: logging.LogRecord) -> bool:
+        return False
+
+    loggers = [logging.getLogger(f"distributed.{module}") for module in _CONNECTION_MODULES]
+    for logger in loggers:
+        logger.addFilter(drop)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(drop)
 
 
-def raise_told(text: Any) -> None:
-    """Raise the MeasureError that a worker tells, in its words, if the answer is one."""
-    if isinstance(text, str) and text.startswith('{"error":') and has_shape(told := json.loads(text), {"error": str}):
-        raise MeasureError(told["error"])
+def raise_worker_error(text: Any) -> None:
+    """Raise a MeasureError if the answer of a worker is an error message."""
+    if isinstance(text, str) and text.startswith('{"error":') and has_shape(answer := json.loads(text), {"error": str}):
+        raise MeasureError(answer["error"])
 
 
 def device_info_of(text: Any) -> DeviceInfo:
-    """Check the answer of `task.describe_device`. Raises MeasureError for anything else."""
-    raise_told(text)
+    """Decode the answer of `task.describe_device`. Raises MeasureError for any other text."""
+    raise_worker_error(text)
     try:
         return decode_device(json.loads(text))
     except (TypeError, ValueError, RecursionError) as error:
         raise MeasureError(
-            f"wanted the description of a device from a worker, found {type(error).__name__}: {error} in {text!r:.120}; "
+            f"expected the description of a device from a worker, got {type(error).__name__}: {error} in {text!r:.120}; "
             "the two sides must run the same version of relax-tune"
         ) from None
 
 
 def import_dask() -> tuple[Any, Any]:
-    """Import Dask Distributed, and the module of what runs in its workers. Raises MeasureError that names the extra."""
+    """Import Dask Distributed, and the module that runs in its workers. Raises MeasureError that names the extra."""
     try:
         return (
             importlib.import_module("distributed"),
@@ -101,5 +211,44 @@ def import_dask() -> tuple[Any, Any]:
         )
     except ImportError as error:
         raise MeasureError(
-            f"wanted Dask Distributed for a far runner, found {error}; pip install 'relax-tune[cluster]'"
+            f"measuring on workers needs Dask Distributed: {error}; pip install 'relax-tune[cluster]'"
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Time limit and messages for a scheduler that does not answer. `since` is on the monotonic clock.
+
+    Args:
+        most_secs: time limit of one outage.
+        tell: receives a sentence, and a key; sentences with the same key are shown once.
+    """
+
+    address: str
+    most_secs: float
+    tell: Callable[[str, str], None]
+
+    def wait(self, since: float, why: str) -> None:
+        """Tell that the job waits for the scheduler: at first, and every minute. Raises FleetUnavailable at the time limit."""
+        secs = time.monotonic() - since
+        moment = time.strftime("%H:%M:%S", time.localtime(time.time() - secs))
+        self.tell(
+            f"waiting for the scheduler at {self.address}, unavailable since {moment}, for at most {self.most_secs:g} s: {why}",
+            f"outage {moment} {secs // _AGAIN_SECS}",
+        )
+        if secs > self.most_secs:
+            raise FleetUnavailable(
+                f"the scheduler at {self.address} does not answer since {moment} ({secs:.0f} s; waited for {self.most_secs:g} s); "
+                "start it again, then run the same command again: measured results are stored"
+            )
+
+    def retry(self, connection: SchedulerConnection, call: Callable[[], T]) -> T:
+        """Return `call()`; during an outage reconnect and repeat it. Raises FleetUnavailable at the time limit."""
+        since = time.monotonic()
+        while True:
+            try:
+                return call()
+            except SchedulerLost as error:
+                self.wait(since, str(error))
+                if connection.restore():
+                    time.sleep(_PAUSE_SECS)

@@ -1,4 +1,4 @@
-"""The lent devices of a fleet, as its scheduler lists them, and the choice among them."""
+"""The lent devices of a fleet, as its scheduler lists them, and the selection of a device."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from relax_tune.tuner.measure.cluster.identity import PROTOCOL, protocol_misfit
 from relax_tune.tuner.measure.cluster.reference import Reference, disagreement
 
 METRIC = "relax_tune"
-"""Name under which a worker tells the scheduler what it lends."""
+"""Name of the worker metric that lists the lent devices."""
 SILENT_SECS = 20.0
-"""A worker that has not been heard of for so long gets no batch, and its batch goes elsewhere; see `silence_of`."""
+"""Least seconds without a heartbeat after which a worker gets no batch, and its batch is sent to another; see `silence_of`."""
 _SHAPE = {
     "worker": str,
     "host": str,
@@ -34,9 +34,12 @@ _SHAPE = {
 class LentDevice:
     """A device that a worker lends.
 
-    address: of the worker's process. about: name and platform of the device, in which a job's part of a name is looked for.
-    silent_secs: time since the worker was heard of.
-    latest: reference times of the last check; measured, refused: numbers of batches since the worker's start
+    Attributes:
+        address: address of the worker's process.
+        about: name and platform of the device, which a job's `CLASS:PART` is matched with.
+        silent_secs: time since the last heartbeat of the worker.
+        latest: reference times of the last check.
+        measured, refused: numbers of batches since the worker's start.
     """
 
     address: str
@@ -56,7 +59,7 @@ class LentDevice:
     refused: int = 0
 
     def misfit(self, identity: str, reference: Reference) -> str:
-        """Say why this device cannot measure for a target; empty if it can."""
+        """Return why this device cannot measure for a target; empty if it can."""
         if self.quarantine:
             return f"quarantined: {self.quarantine}"
         if other := protocol_misfit(self.protocol):
@@ -67,42 +70,45 @@ class LentDevice:
 
 
 def silence_of(workers: int) -> float:
-    """Return the seconds after which a worker not heard of counts as silent, by the number of all workers.
+    """Return the seconds without a heartbeat after which a worker counts as silent.
 
-    Dask takes 200 words a second from all workers together: the more there are, the less often each is heard of.
+    Dask accepts 200 heartbeats a second from all workers together, so the interval grows with their number.
+
+    Args:
+        workers: number of all workers.
     """
     return max(SILENT_SECS, 3 * (workers / 200 + 1))
 
 
 def lent_devices(workers: Mapping[str, Mapping[str, Any]]) -> list[LentDevice]:
-    """Read the workers of Dask's `scheduler_info`, by address and label. What is not ours or malformed is left out."""
+    """Read the workers of Dask's `scheduler_info`, sorted by address and label. Other workers and malformed entries are skipped."""
     newest = max((float(w.get("last_seen") or 0.0) for w in workers.values()), default=0.0)
-    found = []
+    devices = []
     for address in sorted(workers):
         worker = workers[address]
-        told: Any = (worker.get("metrics") or {}).get(METRIC)
-        for label, device in sorted(told.items()) if has_shape(told, {}) else ():
+        labels: Any = (worker.get("metrics") or {}).get(METRIC)
+        for label, device in sorted(labels.items()) if has_shape(labels, {}) else ():
             if has_shape(device, _SHAPE) and _are_times(device["reference"]):
                 values = {name: device[name] for name in _SHAPE}
                 silent = newest - float(worker.get("last_seen") or 0.0)
-                for name, unsaid in (("protocol", 1), ("measured", 0), ("refused", 0)):
-                    values[name] = number if type(number := device.get(name)) is int else unsaid
+                for name, default in (("protocol", 1), ("measured", 0), ("refused", 0)):
+                    values[name] = number if type(number := device.get(name)) is int else default
                 values["latest"] = latest if _are_times(latest := device.get("latest")) else {}
-                found.append(LentDevice(address=address, label=label, silent_secs=silent, **values))
-    return found
+                devices.append(LentDevice(address=address, label=label, silent_secs=silent, **values))
+    return devices
 
 
-def _are_times(told: object) -> bool:
-    return isinstance(told, dict) and all(type(name) is str and type(secs) is float for name, secs in told.items())
+def _are_times(value: object) -> bool:
+    return isinstance(value, dict) and all(type(name) is str and type(secs) is float for name, secs in value.items())
 
 
 def asked_for(devices: Iterable[LentDevice], label: str, part: str) -> list[LentDevice]:
-    """Return the devices of a class whose name or platform has `part` in it, in any case."""
+    """Return the devices of a class whose name or platform contains `part`, ignoring case."""
     return [d for d in devices if d.label == label and part.lower() in d.about.lower()]
 
 
 def label_of(spec: str) -> str:
-    """Return the class of a device, by which jobs ask for it: `cuda` of `cuda:3`."""
+    """Return the class of a device: `cuda` for `cuda:3`."""
     return spec.partition(":")[0]
 
 
@@ -112,30 +118,45 @@ def default_name(specs: Sequence[str]) -> str:
 
 
 def label_and_part(target: str) -> tuple[str, str]:
-    """Split `CLASS:PART`. Raises MeasureError for the number of a GPU, which only its own machine knows."""
+    """Split `CLASS:PART`. Raises MeasureError for the number of a GPU, which is meaningful only on its machine."""
     label, _, part = target.partition(":")
     if re.fullmatch(r"\d{1,3}", part, re.ASCII):
         raise MeasureError(
-            f"wanted a class of device such as {label}, or {label}:PART of a device's name, for the workers of a scheduler, "
-            f"found {target!r}: a number means a device of one machine; leave it out"
+            f"expected a class of device such as {label}, or {label}:PART of a device's name, for the workers of a scheduler, "
+            f"got {target!r}: a number means a device of one machine; leave it out"
         )
     return label, part
 
 
-def listing(found: Mapping[str, str]) -> str:
+def listing(facts: Mapping[str, str]) -> str:
     """Join facts by worker into one line, at most ten of them."""
-    shown = [f"{worker}: {what}" for worker, what in sorted(found.items())]
+    shown = [f"{worker}: {what}" for worker, what in sorted(facts.items())]
     return "; ".join(shown[:10]) + (f"; and {len(shown) - 10} more" if len(shown) > 10 else "")
 
 
+def is_usable(device: LentDevice) -> bool:
+    """Return True for a device that a job may choose to measure on."""
+    return not device.quarantine and not protocol_misfit(device.protocol)
+
+
+def lent_text(devices: Iterable[LentDevice]) -> str:
+    """List the lent devices by worker, for an error message."""
+    descriptions = {
+        d.worker: f"{d.label} ({d.about.strip(' |')}){' quarantined' * bool(d.quarantine)}"
+        f"{' of another version' * bool(protocol_misfit(d.protocol))}"
+        for d in devices
+    }
+    return listing(descriptions) if descriptions else "no workers"
+
+
 def usual_identity(devices: Sequence[LentDevice]) -> str:
-    """Return the identity of the most devices; of equally many, the smallest."""
+    """Return the most common identity; the smallest of several."""
     counts = Counter(device.identity for device in devices)
     return min(counts, key=lambda identity: (-counts[identity], identity))
 
 
 def usual_reference(devices: Sequence[LentDevice]) -> Reference:
-    """Return the reference times with which most devices agree; of equally many, the fastest."""
+    """Return the reference times with which most devices agree; the fastest of several."""
 
     def rank(device: LentDevice) -> tuple[int, float, str]:
         agreeing = sum(not disagreement(device.reference, other.reference, other.tolerance) for other in devices)

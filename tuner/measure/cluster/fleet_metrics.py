@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from relax_tune.printable import printable
 from relax_tune.tuner.measure.cluster.fleet import LentDevice, lent_devices, silence_of
-from relax_tune.tuner.printable import printable
 
 STATES = ("lent", "quarantined", "silent")
 _UNIT = ("worker", "host", "unit", "device")
 
 
 class FleetCollector:
-    """A Prometheus collector over a Dask scheduler of this process, which goes on meanwhile."""
+    """A Prometheus collector over the Dask scheduler of this process. It is called from another thread while the scheduler runs."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
@@ -24,8 +24,7 @@ class FleetCollector:
         from prometheus_client.core import GaugeMetricFamily
 
         workers = list(self._scheduler.workers.values())
-        told = {w.address: {"metrics": w.metrics, "last_seen": w.last_seen} for w in workers}
-        devices = lent_devices(told)
+        devices = lent_devices({w.address: {"metrics": w.metrics, "last_seen": w.last_seen} for w in workers})
         under_way = sum(len(w.processing) for w in workers)
         yield GaugeMetricFamily(
             "relax_tune_fleet_jobs", "Jobs and other clients that are connected.", len(self._scheduler.clients)
@@ -45,11 +44,11 @@ class FleetCollector:
 def _units(devices: list[LentDevice]) -> Iterator[Any]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    measured = CounterMetricFamily(
-        "relax_tune_unit_batches", "Batches by what became of them.", labels=[*_UNIT, "result"]
-    )
+    measured = CounterMetricFamily("relax_tune_unit_batches", "Batches by result.", labels=[*_UNIT, "result"])
     quarantined = GaugeMetricFamily("relax_tune_unit_quarantined", "1 while a unit is quarantined.", labels=_UNIT)
-    silent = GaugeMetricFamily("relax_tune_unit_silent_seconds", "Time since the worker was heard of.", labels=_UNIT)
+    silent = GaugeMetricFamily(
+        "relax_tune_unit_silent_seconds", "Time since the last heartbeat of the worker.", labels=_UNIT
+    )
     times = GaugeMetricFamily(
         "relax_tune_unit_reference_seconds",
         "Time of a reference kernel at the start and at the last check.",
@@ -61,8 +60,8 @@ def _units(devices: list[LentDevice]) -> Iterator[Any]:
         measured.add_metric([*where, "refused"], device.refused)
         quarantined.add_metric(where, float(bool(device.quarantine)))
         silent.add_metric(where, device.silent_secs)
-        for at, found in (("start", device.reference), ("check", device.latest)):
-            for kernel, secs in found.items():
+        for at, secs_by_kernel in (("start", device.reference), ("check", device.latest)):
+            for kernel, secs in secs_by_kernel.items():
                 times.add_metric([*where, printable(kernel), at], secs)
     yield from (measured, quarantined, silent, times)
 

@@ -1,4 +1,7 @@
-"""The identity of a device: equal identities may share the records of one target."""
+"""The identity of a device: devices of equal identity share the records of one target.
+
+Tests: `tests/tuner/measure/cluster/test_fleet.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,15 @@ from dataclasses import asdict
 from relax_tune.runtime.device.base import DeviceInfo
 
 PROTOCOL = 3
-"""The version of batches and answers between jobs and workers. It grows with each change of these."""
+"""Version of the messages between jobs and workers. Increment it with each change of their form."""
 
 
-def protocol_misfit(found: object) -> str:
-    """Say how a worker's or a job's protocol differs from ours; empty if it does not."""
-    if found == PROTOCOL:
+def protocol_misfit(protocol: object) -> str:
+    """Return how the protocol of a worker or job differs from ours; empty if it does not."""
+    if protocol == PROTOCOL:
         return ""
     return (
-        f"another version of relax-tune: wanted protocol {PROTOCOL} found {found!s:.20}; install the "
+        f"another version of relax-tune: expected protocol {PROTOCOL}, got {protocol!s:.20}; install the "
         "same version on both sides"
     )
 
@@ -34,15 +37,15 @@ def identity_of(info: DeviceInfo) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def differences(wanted: DeviceInfo, found: DeviceInfo) -> str:
-    """Name the facts in which two devices differ, with both values; empty if they are of one identity."""
-    if identity_of(wanted) == identity_of(found):
+def differences(expected: DeviceInfo, actual: DeviceInfo) -> str:
+    """List the facts in which two devices differ, with both values; empty if their identities are equal."""
+    if identity_of(expected) == identity_of(actual):
         return ""
-    ours, theirs = _facts(wanted), _facts(found)
-    names = [n for n in sorted(ours | theirs) if ours.get(n) != theirs.get(n)]
-    return "; ".join(f"{n}: wanted {ours.get(n, 'none')!s:.80}, found {theirs.get(n, 'none')!s:.80}" for n in names)
+    left, right = _facts(expected), _facts(actual)
+    names = [n for n in sorted(left | right) if left.get(n) != right.get(n)]
+    return "; ".join(f"{n}: expected {left.get(n, 'none')!s:.80}, got {right.get(n, 'none')!s:.80}" for n in names)
 
 
-def wanted_text(device: DeviceInfo, reference: Mapping[str, float]) -> str:
+def requirement_text(device: DeviceInfo, reference: Mapping[str, float]) -> str:
     """Return the device and the reference times that a batch is for, as JSON text."""
     return json.dumps({"protocol": PROTOCOL, "device": asdict(device), "reference": dict(reference)})

@@ -1,4 +1,7 @@
-"""A worker's side: one physical unit with its device processes, its reference times, and its refusals."""
+"""The worker's side: one physical unit with its device processes and reference times, which measures or rejects batches.
+
+Tests: `tests/tuner/measure/cluster/test_fleet.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +22,26 @@ from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.measure.unit_lock import UnitLock
 
 LOCK_SECS = 60.0
-"""Seconds that a worker waits for the unit at its start."""
+"""Seconds that a worker waits for the unit's lock at its start."""
 CHECK_SECS = 3600.0
-"""Seconds between two checks of a unit by its reference kernels."""
+"""Seconds between two checks of a unit with the reference kernels."""
 
 OpenRunner = Callable[[str, str], Runner]
 
 
 class LentUnit:
-    """One unit of this host, lent by its device specs. One batch or check runs on it at a time.
+    """One unit of this host with the devices that it lends. One batch or check runs on it at a time.
 
-    A batch names the device and the reference times that it is for. Where they are not those of this unit, or the unit has drifted,
-    the batch is refused in words.
+    A batch names its device and reference times. If this unit has others, or has drifted since its start, the batch is rejected with
+    a reason.
 
-    open_runner: makes the runner of (spec, worker name); report: receives a sentence when the unit's state changes.
-    lock_secs: how long to wait for local jobs, which hold the unit batch by batch
+    Args:
+        open_runner: opens the runner of (spec, worker name).
+        report: receives a sentence when the unit's state changes.
+        lock_secs: how long to wait for local jobs, which lock the unit for each batch.
 
-    Raises MeasureError when a device cannot be opened, when the specs are of several units, or when another worker of the host
-    holds the unit.
+    Raises:
+        MeasureError: a device cannot be opened, the specs belong to several units, or another worker of the host holds the unit.
     """
 
     def __init__(
@@ -62,11 +67,11 @@ class LentUnit:
             units = {runner.device_info().unit for runner in self._runners.values()}
             if len(units) != 1:
                 raise MeasureError(
-                    f"wanted devices of one physical unit for the worker {worker}, found {', '.join(sorted(units))}; start "
+                    f"expected devices of one physical unit for the worker {worker}, got {', '.join(sorted(units))}; start "
                     "a worker for each"
                 )
             self.unit = units.pop() or f"{socket.gethostname()}:{'+'.join(specs)}"
-            self._lock = UnitLock(self.unit, worker, lock_secs)
+            self._lock = UnitLock(self.unit, worker, lock_secs, lends=True)
             self._first = {label: measure_reference(runner) for label, runner in self._runners.items()}
             self._latest = self._first
         except BaseException:
@@ -76,9 +81,9 @@ class LentUnit:
     def check(self) -> None:
         """Time the reference kernels again, and quarantine a unit that has drifted, or end its quarantine."""
         with self._turn:
-            found = {label: measure_reference(runner) for label, runner in self._runners.items()}
-        self._latest = found
-        lines = [disagreement(self._first[label], times, self.tolerance) for label, times in found.items()]
+            latest = {label: measure_reference(runner) for label, runner in self._runners.items()}
+        self._latest = latest
+        lines = [disagreement(self._first[label], times, self.tolerance) for label, times in latest.items()]
         before, self.quarantine = self.quarantine, "; ".join(filter(None, lines))
         if self.quarantine:
             self._report(
@@ -93,7 +98,7 @@ class LentUnit:
         return json.dumps(asdict(self._runner(label).device_info()))
 
     def state(self) -> dict[str, Any]:
-        """Return what the scheduler lists of this unit, by label."""
+        """Return the description of this unit for the scheduler, by label."""
         return {
             label: {
                 "protocol": PROTOCOL,
@@ -112,11 +117,17 @@ class LentUnit:
             for label, info in ((label, runner.device_info()) for label, runner in self._runners.items())
         }
 
-    def measure(self, label: str, wanted: str, batch: str) -> str:
-        """Measure a batch. wanted: JSON text of `identity.wanted_text`
+    def measure(self, label: str, requirement: str, batch: str) -> str:
+        """Measure a batch.
 
-        Returns `codec.encode_results`, or JSON text with the words of a refusal."""
-        refusal = self._refusal(label, wanted)
+        Args:
+            requirement: text of `identity.requirement_text`.
+            batch: text of `codec.encode_batch`.
+
+        Returns:
+            Text of `codec.encode_results`, or a JSON object whose `refused` is the reason of a rejection.
+        """
+        refusal = self._refusal(label, requirement)
         if refusal:
             self.refused += 1
             return json.dumps({"refused": f"worker {self.worker}: {refusal}"})
@@ -125,10 +136,10 @@ class LentUnit:
             self.measured += 1
             return encode_results(results)
 
-    def _refusal(self, label: str, wanted: str) -> str:
+    def _refusal(self, label: str, requirement: str) -> str:
         if self.quarantine:
             return f"unit {self.unit} is quarantined: {self.quarantine}"
-        document = json.loads(wanted)
+        document = json.loads(requirement)
         if other := protocol_misfit(document.get("protocol", 1)):
             return other
         device, reference = decode_device(document.get("device")), dict(document.get("reference") or {})
@@ -138,7 +149,7 @@ class LentUnit:
     def _runner(self, label: str) -> Runner:
         if label not in self._runners:
             raise MeasureError(
-                f"wanted a device {label!r} of the worker {self.worker}, found {', '.join(self._runners)}; ask for one of them"
+                f"expected a device {label!r} of the worker {self.worker}, got {', '.join(self._runners)}; ask for one of them"
             )
         return self._runners[label]
 

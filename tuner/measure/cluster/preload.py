@@ -1,6 +1,8 @@
-"""Units on Dask workers that others start: `dask worker ADDRESS --preload relax_tune.tuner.measure.cluster.preload --device c`.
+"""Units on workers that Dask's own command starts: `dask worker ADDRESS --preload relax_tune.tuner.measure.cluster.preload --device c`.
 
-Launchers that know only Dask's own worker, such as dask-jobqueue, lend units so. `relax-tune worker` needs none of this.
+Launchers that support only this command, such as dask-jobqueue, use it. `relax-tune worker` does not.
+
+Tests: `tests/tuner/measure/cluster/test_cluster.py`.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ _ENDED = threading.Event()
 )
 @click.option("--tolerance", default=TOLERANCE, help="How far reference times may differ.")
 async def dask_setup(worker: Any, devices: Sequence[str], tolerance: float) -> None:
-    """Open and time the unit before the scheduler hears of this worker.
+    """Open and time the unit before this worker registers at the scheduler.
 
-    So no batch meets a device that cannot be used."""
+    So no batch is sent to a device that cannot be used.
+    """
     specs = [spec for given in devices for spec in devices_of_class(given)]
     unit = LentUnit(
         specs, f"{worker.name}/{'+'.join(specs)}", tolerance, report=partial(print, flush=True), lock_secs=LOCK_SECS

@@ -1,4 +1,7 @@
-"""Starting Dask's scheduler and workers as processes of our own: for `relax-tune worker`, and on loopback for tests."""
+"""Scheduler and worker processes: for `relax-tune scheduler` and `relax-tune worker`, and on loopback for tests.
+
+Tests: `tests/tuner/measure/cluster/test_cluster.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,63 +11,64 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from types import MappingProxyType, TracebackType
 
 from relax_tune.errors import MeasureError, system_reason
+from relax_tune.runtime.child_process import clean_environment, python_command
 from relax_tune.tuner.measure.cluster.address import TlsFiles, check_address, host_and_port, is_loopback
 from relax_tune.tuner.measure.cluster.fleet import default_name
 from relax_tune.tuner.measure.cluster.reference import TOLERANCE
 from relax_tune.tuner.measure.cluster.trust.loopback import make_loopback, place_of
+from relax_tune.tuner.measure.scratch import CLUSTER, ScratchFolder
 
 PLACE_SECS = 60.0
-"""Seconds that a worker waits for a scheduler of its user on loopback."""
+"""Seconds that a worker on loopback waits for a scheduler of the same user."""
 
-# A lost worker must not pass its task on by itself: we send it again, and know how often.
+# Dask must not send the task of a lost worker to another one: `DaskRunner` does, and counts the attempts.
 _SCHEDULER_SETTINGS = {
     "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
     "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "60s",
     "DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING": "False",  # each batch names its worker
 }
 _WORKER_SETTINGS = {"DASK_DISTRIBUTED__WORKER__DAEMON": "False", "PYTHONUNBUFFERED": "1"}
-_SHARED_SETTINGS = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
+_SHARED_SETTINGS = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True", "DASK_TEMPORARY_DIRECTORY": "{folder}"}
 
 
 class ClusterProcess:
-    """A scheduler or worker process in its own group, with its log and scratch in a folder of its own.
+    """A scheduler or worker process in its own process group, with a private folder for its log and scratch files.
 
-    arguments, settings: `{folder}` in them stands for this folder
+    Args:
+        arguments, settings: `{folder}` is replaced by the path of this folder.
     """
 
     def __init__(self, arguments: Sequence[str], settings: Mapping[str, str]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="relax-tune-cluster-", ignore_cleanup_errors=True)
-        self.folder = Path(self._folder.name)
+        self._scratch = ScratchFolder(CLUSTER)
+        self.folder = self._scratch.path
+        place = str(self.folder)
         self._lock = threading.Lock()
         self._read = 0
         with open(self.folder / "log", "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *(argument.replace("{folder}", self._folder.name) for argument in arguments)],
-                stdin=subprocess.DEVNULL,
+                python_command("-m", *(argument.replace("{folder}", place) for argument in arguments)),
+                stdin=subprocess.PIPE,  # closes with this process, and the child ends: `end_with_parent`
                 stdout=log,
                 stderr=log,
-                cwd=self._folder.name,
-                env={**os.environ, **{n: v.replace("{folder}", self._folder.name) for n, v in settings.items()}},
+                cwd=place,
+                env=clean_environment() | {n: v.replace("{folder}", place) for n, v in settings.items()},
                 start_new_session=True,
             )
 
     @property
     def pid(self) -> int:
-        """The process id, which is also its group's."""
+        """The process id, which is also the id of the process group."""
         return self._process.pid
 
     def wait(self, within_secs: float) -> int | None:
-        """Return the exit status, or None when it still runs after `within_secs`."""
+        """Return the exit status, or None if the process still runs after `within_secs`."""
         try:
             return self._process.wait(within_secs)
         except subprocess.TimeoutExpired:
@@ -84,7 +88,7 @@ class ClusterProcess:
         return whole.decode(errors="replace").splitlines()
 
     def kill(self) -> None:
-        """Kill it by SIGKILL, as if the machine were lost; device processes notice by themselves."""
+        """Kill the process group by SIGKILL, as if the machine were lost. Device processes end when their pipe closes."""
         with self._lock:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -92,13 +96,15 @@ class ClusterProcess:
                 self._process.wait()
 
     def close(self) -> None:
-        """Ask it to end, kill it after three seconds, remove its folder. May be called twice."""
+        """Terminate the process, kill it after three seconds, remove its folder. May be called twice."""
         with self._lock:
             if self._process.returncode is None:
                 self._process.terminate()
         self.wait(3.0)
         self.kill()
-        self._folder.cleanup()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._scratch.remove()
 
     def __enter__(self) -> ClusterProcess:
         return self
@@ -115,18 +121,18 @@ def _bracketed(host: str) -> str:
 
 
 def free_port(host: str, port: int) -> int:
-    """Return the port, or a free one for 0. Raises MeasureError for one where another listens: its certificates are not touched."""
+    """Return the port, or a free one for 0. Raises MeasureError for a port in use, before its certificates are replaced."""
     try:
         family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family) as found:
-            found.setsockopt(
+        with socket.socket(family) as listener:
+            listener.setsockopt(
                 socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # as Dask does: one that has just ended is no hindrance
-            found.bind(place)
-            return int(found.getsockname()[1])
+            )  # as Dask does: accepts a port whose last listener has just ended
+            listener.bind(place)
+            return int(listener.getsockname()[1])
     except OSError as error:
         raise MeasureError(
-            f"wanted to listen on {host} at port {port}, found: {system_reason(error)}; end what listens there, or choose another --port"
+            f"cannot listen on {host} at port {port}: {system_reason(error)}; stop the process that listens there, or choose another --port"
         ) from None
 
 
@@ -139,16 +145,21 @@ def start_scheduler(
     metrics: str | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> tuple[ClusterProcess, str]:
-    """Start a scheduler; return its process and address. port: 0 takes a free one
+    """Start a scheduler, and return its process and address.
 
-    tls: certificate of the scheduler; on loopback one is made, which workers and jobs of the same user fit (`trust.loopback`)
-    metrics: `PORT` or `HOST:PORT` to answer Prometheus at. report: receives a sentence where that is
+    Args:
+        port: port to listen on; 0 selects a free one.
+        tls: certificate of the scheduler. On loopback it defaults to a generated one, with others for workers and jobs of the same
+            user (`trust.loopback`).
+        metrics: `PORT` or `HOST:PORT` of the Prometheus endpoint.
+        report: receives a sentence with the address of the endpoint.
 
-    Raises MeasureError when it does not come up within `within_secs`, or must listen beyond loopback without certificates.
+    Raises:
+        MeasureError: it does not start within `within_secs`, or would listen beyond loopback without certificates.
     """
     if tls is None and not is_loopback(host):
         raise MeasureError(
-            f"wanted mutual TLS for a scheduler on {host} beyond loopback, found no certificates; give them"
+            f"expected mutual TLS for a scheduler on {host} beyond loopback, got no certificates; give them"
         )
     port = free_port(host, port)
     tls = make_loopback(port) if tls is None else tls
@@ -163,14 +174,14 @@ def start_scheduler(
     process = ClusterProcess(arguments, {**_SCHEDULER_SETTINGS, **_SHARED_SETTINGS})
     give_up = time.monotonic() + within_secs
     while time.monotonic() < give_up and process.wait(0.05) is None:
-        with contextlib.suppress(OSError, json.JSONDecodeError):  # not written, or not wholly written, yet
-            told = json.loads((process.folder / "scheduler.json").read_text())
+        with contextlib.suppress(OSError, json.JSONDecodeError):  # the file does not exist, or is not complete, yet
+            started = json.loads((process.folder / "scheduler.json").read_text())
             if metrics is not None:
-                report(f"metrics at {told['metrics']}")
-            return process, str(told["address"])
+                report(f"metrics at {started['metrics']}")
+            return process, str(started["address"])
     log = process.log()
     process.close()
-    raise MeasureError(f"wanted a Dask scheduler within {within_secs:g} s, found none; it printed: {log}")
+    raise MeasureError(f"expected a Dask scheduler within {within_secs:g} s, got none; it printed: {log}")
 
 
 def start_worker(
@@ -183,19 +194,23 @@ def start_worker(
     host: str | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> ClusterProcess:
-    """Start a worker that lends one unit by these device specs. It ends after 60 s without a scheduler.
+    """Start a worker that lends the devices of one unit. It ends after 60 s without a scheduler.
 
-    name: worker's name in records (default: host and specs). tolerance: factor by which reference times may differ.
-    tls: certificate of a worker; on loopback this user's own is taken.
-    host: where the worker listens. Without certificates that is loopback.
-    environment: variables on top of the inherited ones.
+    Args:
+        specs: device specs of the unit.
+        name: name of the worker in records (default: host and specs).
+        tolerance: factor by which reference times may differ.
+        tls: certificate of the worker; on loopback it defaults to the generated one of this user.
+        host: address to listen on; without certificates it defaults to loopback.
+        environment: variables in addition to the inherited ones.
 
-    Raises MeasureError when an address is beyond loopback without certificates.
+    Raises:
+        MeasureError: an address is beyond loopback, and there are no certificates.
     """
     check_address(scheduler_address, tls)
     if tls is None and host is not None and not is_loopback(host):
         raise MeasureError(
-            f"wanted mutual TLS for a worker that listens on {host} beyond loopback, found no certificates; give them"
+            f"expected mutual TLS for a worker that listens on {host} beyond loopback, got no certificates; give them"
         )
     if tls is None and host is None:
         host = host_and_port(scheduler_address)[0]
@@ -225,12 +240,15 @@ def serve_worker(
     host: str | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Keep one worker up until `stop` is set.
+    """Run a worker until `stop` is set, and restart it when it ends.
 
-    A worker that ends is started again. The pause before doubles up to 30 s while workers keep ending within a minute.
-    report: receives a sentence each time
+    The delay before a restart doubles up to 30 s while workers end within a minute.
 
-    Raises MeasureError as `start_worker`.
+    Args:
+        report: receives a sentence for each restart, and the state changes of the unit.
+
+    Raises:
+        MeasureError: see `start_worker`.
     """
     pause = 1.0
     while not stop.is_set():

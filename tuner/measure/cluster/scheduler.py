@@ -1,6 +1,8 @@
 """The scheduler process: `python -m relax_tune.tuner.measure.cluster.scheduler OPTIONS`, with OPTIONS as JSON text.
 
-Dask's scheduler, which takes from each role only what the role may ask for, and writes its address into a file once it listens.
+It runs Dask's scheduler, accepts from each role only the operations of the role, and writes its address into a file when it listens.
+
+Tests: `tests/tuner/measure/cluster/test_cluster.py`.
 """
 
 from __future__ import annotations
@@ -17,18 +19,23 @@ import dask
 import distributed
 
 from relax_tune.errors import RelaxTuneError
-from relax_tune.tuner.measure.cluster import task as _task  # noqa: F401  imported now, not while batches wait
+from relax_tune.runtime.child_process import end_with_parent
+from relax_tune.tuner.measure.cluster import task as _task  # noqa: F401  imported at the start, not during the first batch
 from relax_tune.tuner.measure.cluster.address import TlsFiles
-from relax_tune.tuner.measure.cluster.batches import hidden_key
 from relax_tune.tuner.measure.cluster.fleet_metrics import FleetCollector
+from relax_tune.tuner.measure.cluster.fleet_view import hidden_key
+from relax_tune.tuner.measure.cluster.scraping import served
 from relax_tune.tuner.measure.cluster.trust.roles import OF_SCHEDULER, PAGES, Gate
 from relax_tune.tuner.measure.cluster.trust.security import FleetSecurity, keep_fresh
 from relax_tune.tuner.measure.cluster.trust.unpickle import restrict
-from relax_tune.tuner.scraping import served
 
 
 class FleetScheduler(distributed.Scheduler):
-    """Dask's scheduler behind a gate. security: of this process, always TLS"""
+    """Dask's scheduler with checked operations (`trust.roles`).
+
+    Args:
+        security: TLS settings of this process.
+    """
 
     def __init__(self, *given: Any, security: FleetSecurity, **named: Any) -> None:
         restrict()
@@ -38,21 +45,21 @@ class FleetScheduler(distributed.Scheduler):
         super().__init__(*given, security=security, extensions={}, **named)
 
     async def start_unsafe(self) -> Any:
-        """Start, and keep certificates as their files are."""
+        """Start, and follow changes of the certificate files."""
         started = await super().start_unsafe()
         security: Any = self.security
         self._fresh = asyncio.ensure_future(keep_fresh(security, lambda: self.gate.cut(security.revoked())))
         return started
 
     def handle_comm(self, comm: Any) -> Any:
-        """Guard a connection before it is served."""
+        """Restrict a connection to the operations of its role, and serve it."""
         self.gate.guard(comm)
         return super().handle_comm(comm)
 
     def get_processing(self, workers: Any = None) -> Any:
-        """Return the tasks of each worker by hashes of their keys: who knows a key could have a task read the result."""
-        found = super().get_processing(workers)
-        return {worker: [hidden_key(str(key)) for key in keys] for worker, keys in found.items()}
+        """Return the tasks of each worker as hashes of their keys, since a key gives access to the task's result."""
+        processing = super().get_processing(workers)
+        return {worker: [hidden_key(str(key)) for key in keys] for worker, keys in processing.items()}
 
 
 async def _serve(options: dict[str, Any]) -> None:
@@ -64,13 +71,13 @@ async def _serve(options: dict[str, Any]) -> None:
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: asyncio.ensure_future(scheduler.close(reason="told to end")))
+        loop.add_signal_handler(number, lambda: asyncio.ensure_future(scheduler.close(reason="received a signal")))
     with _scraped(scheduler, options.get("metrics")) as metrics:
         await _until_ended(scheduler, Path(options["file"]), metrics)
 
 
 def _scraped(scheduler: FleetScheduler, address: str | None) -> contextlib.AbstractContextManager[str]:
-    """Answer Prometheus at an address meanwhile; at none for None."""
+    """Serve the metrics for Prometheus at an address in the context; None serves none."""
     if address is None:
         return contextlib.nullcontext("")
     from prometheus_client import CollectorRegistry
@@ -81,7 +88,7 @@ def _scraped(scheduler: FleetScheduler, address: str | None) -> contextlib.Abstr
 
 
 async def _until_ended(scheduler: FleetScheduler, file: Path, metrics: str) -> None:
-    """Serve, and say in a file where."""
+    """Write the addresses into a file, and serve until the scheduler is closed."""
     async with scheduler:
         part = file.with_name(f"{file.name}.part")
         part.write_text(json.dumps({"address": scheduler.address, "metrics": metrics}))
@@ -90,6 +97,7 @@ async def _until_ended(scheduler: FleetScheduler, file: Path, metrics: str) -> N
 
 
 if __name__ == "__main__":
+    end_with_parent()
     try:
         asyncio.run(_serve(json.loads(sys.argv[1])))
     except RelaxTuneError as error:

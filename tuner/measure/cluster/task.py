@@ -1,7 +1,9 @@
-"""The part that runs inside a Dask worker. `runner.py` imports it lazily, since it needs `distributed`.
+"""Dask tasks, which run inside a worker. `runner.py` imports this module lazily, since it needs `distributed`.
 
-The worker process never touches a device: device processes do (`lending.LentUnit`), and a task hands them a batch as
-JSON text. A candidate can so never hang or kill the worker.
+The worker process does not open devices. A task sends its batch as JSON text to a device process (`lending.LentUnit`), so that a
+candidate cannot hang or kill the worker.
+
+Tests: `tests/tuner/measure/cluster/test_cluster.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ PLUGIN_NAME = "relax-tune-unit"
 
 
 class DevicePlugin(distributed.WorkerPlugin):
-    """The unit of a worker, where its tasks find it."""
+    """A worker plugin that holds the unit of the worker for its tasks."""
 
     name = PLUGIN_NAME
 
@@ -30,27 +32,25 @@ class DevicePlugin(distributed.WorkerPlugin):
 def _unit(worker: Any) -> LentUnit:
     plugin = worker.plugins.get(PLUGIN_NAME)
     if not isinstance(plugin, DevicePlugin):
-        raise MeasureError(
-            f"wanted a worker that lends a unit, found {worker.address} without one; start workers with `relax-tune worker`"
-        )
+        raise MeasureError(f"the worker {worker.address} lends no unit; start workers with `relax-tune worker`")
     return plugin.unit
 
 
-def _in_words(answer: Callable[[], str]) -> str:
-    """Return an answer, or JSON text with the words of an error: a job reads no pickles of exceptions."""
+def _answer_or_error(answer: Callable[[], str]) -> str:
+    """Return an answer, or an error as JSON text, since jobs do not unpickle exceptions."""
     try:
         return answer()
     except RelaxTuneError as error:
         return json.dumps({"error": str(error)})
     except Exception as error:
-        return json.dumps({"error": f"wanted an answer of a worker, found {type(error).__name__}: {error}"})
+        return json.dumps({"error": f"the worker failed with {type(error).__name__}: {error}"})
 
 
 def describe_device(label: str, dask_worker: Any) -> str:
-    """Return the description of a lent device, at once, whatever the unit is doing."""
-    return _in_words(lambda: _unit(dask_worker).describe(label))
+    """Return the description of a lent device, without waiting for a running batch."""
+    return _answer_or_error(lambda: _unit(dask_worker).describe(label))
 
 
-def measure_batch(label: str, wanted: str, batch: str) -> str:
+def measure_batch(label: str, requirement: str, batch: str) -> str:
     """Measure a batch on the worker's unit; see `LentUnit.measure`."""
-    return _in_words(lambda: _unit(distributed.get_worker()).measure(label, wanted, batch))
+    return _answer_or_error(lambda: _unit(distributed.get_worker()).measure(label, requirement, batch))

@@ -1,7 +1,7 @@
-"""Checks before Dask connects: that certificate files are usable, and that a scheduler answers at an address.
+"""Checks before Dask connects: the certificate files are usable, and a scheduler answers at an address.
 
-Dask retries hopeless connections, and a scheduler that refuses a certificate only closes the connection. So the files
-are tested here in a handshake in memory, and one connection is made whose failure is reported.
+Dask retries after permanent errors, and a scheduler that rejects a certificate only closes the connection. So the files are tested in
+a handshake in memory, and the failure of one test connection is reported.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from relax_tune.errors import FleetAway, MeasureError, system_reason
+from relax_tune.errors import FleetUnavailable, MeasureError, system_reason
 from relax_tune.tuner.measure.cluster.address import TlsFiles, host_and_port
-from relax_tune.tuner.measure.cluster.trust.authority import ROLES, Role, certificate_role, role_name
+from relax_tune.tuner.measure.cluster.trust.authority import FLEET_ROLES, Role, certificate_role, role_name
 
-# How long a scheduler may take to answer, from the name's look-up to its first words.
+# Time limit of a test connection, from the DNS lookup to the scheduler's greeting.
 ANSWER_SECS = 20.0
 _RETRY_SECS = 0.2
 _FILE_BYTES = 1 << 20
-# The first message of every Dask process names these; a few dozen bytes, after its length.
+# Every Dask process begins with a message that contains this word, after its length; it has a few dozen bytes.
 _GREETING, _GREETING_BYTES = b"compression", 1 << 16
 _AGREE = "scheduler, workers and `tune` need certificates of one authority"
 
 
-def check_files(tls: TlsFiles, roles: Sequence[Role] = ROLES) -> None:
-    """Check that the three files make a certificate that other processes of the authority accept.
+def check_files(tls: TlsFiles, roles: Sequence[Role] = FLEET_ROLES) -> None:
+    """Check that other processes of the authority will accept the certificate.
 
-    roles: the accepted roles. One of a scheduler or worker must also serve a server, since others connect to it
+    Args:
+        roles: accepted roles. The certificate of a scheduler or worker must also be valid for a server.
 
-    Raises MeasureError that names the file. It may be missing, not PEM, a key with a passphrase, or one that other users can read.
-    It may be a key of another certificate, or a certificate that is expired, revoked, not valid yet, of another authority, or of
-    another role.
+    Raises:
+        MeasureError: a file is missing or not PEM; the key has a passphrase, can be read by other users, or belongs to another
+            certificate; or the certificate is expired, revoked, not valid yet, or of another authority or role. The message names
+            the file.
     """
     authority = _read("authority", tls.ca)
     certificate = _read("certificate", tls.certificate)
@@ -49,11 +51,13 @@ def check_files(tls: TlsFiles, roles: Sequence[Role] = ROLES) -> None:
         ("key", tls.key, key, b"PRIVATE KEY-----"),
     ):
         if mark not in data:
-            raise MeasureError(f"wanted a TLS {what} in PEM in {path}, found none there; give the right file")
+            raise MeasureError(
+                f"expected a TLS {what} in PEM in {path}, which the file does not contain; give the right file"
+            )
     if b"ENCRYPTED" in key:
         raise MeasureError(
-            f"wanted a TLS key without a passphrase in {tls.key}, found one with: nobody is there to type it; "
-            "`openssl pkey` writes it without (keep that file at mode 600)"
+            f"expected a TLS key without a passphrase in {tls.key}, got one with a passphrase, which nobody could type; "
+            "`openssl pkey` writes the key without it (keep the file at mode 600)"
         )
     server, client = _context(tls, ssl.Purpose.CLIENT_AUTH), _context(tls, ssl.Purpose.SERVER_AUTH)
     role = certificate_role(Path(tls.certificate))
@@ -63,32 +67,33 @@ def check_files(tls: TlsFiles, roles: Sequence[Role] = ROLES) -> None:
         _shake_hands(server, client)
     except ssl.SSLCertVerificationError as error:
         raise MeasureError(
-            f"wanted a certificate that the authority in {tls.ca} vouches for, found {tls.certificate} refused: "
+            f"expected a certificate that the authority in {tls.ca} vouches for, got {tls.certificate} refused: "
             f"{error.verify_message}; {_AGREE}, within its dates"
         ) from None
     except ssl.SSLError as error:
         raise MeasureError(
-            f"wanted a certificate for TLS in {tls.certificate}, found it unusable: {_reason(error)}; make another"
+            f"expected a certificate for TLS in {tls.certificate}, which cannot be used: {_reason(error)}; issue another"
         ) from None
     if role not in roles:
         raise MeasureError(
-            f"wanted a certificate of the role {' or '.join(roles)} in {tls.certificate}, found {role or 'no role of ours'}; "
+            f"expected a certificate of the role {' or '.join(roles)} in {tls.certificate}, got {role or 'no role of ours'}; "
             f"`relax-tune certificate issue FOLDER NAME --role {roles[0]}` makes one"
         )
 
 
 def check_scheduler(address: str, tls: TlsFiles, within_secs: float = ANSWER_SECS) -> None:
-    """Wait until a Dask scheduler answers at `address` and accepts us, for at most `within_secs`.
+    """Wait at most `within_secs` until a Dask scheduler answers at `address` and accepts the certificate.
 
-    Raises MeasureError that names the service that answered instead, or says that none did. It is raised at once where
-    waiting cannot help.
+    Raises:
+        MeasureError: another service answered, or the scheduler rejected the certificate; raised without waiting.
+        FleetUnavailable: no service answered in time.
     """
     give_up = time.monotonic() + within_secs
-    wanted = f"wanted a Dask scheduler at {address} within {within_secs:g} s, found "
+    expectation = f"expected a Dask scheduler at {address} within {within_secs:g} s, got "
     context = _context(tls, ssl.Purpose.SERVER_AUTH)
     context.check_hostname = True
-    found = "no answer; check host, port and firewall"
-    where = _look_up(address, give_up, wanted)
+    problem = "no answer; check host, port and firewall"
+    where = _look_up(address, give_up, expectation)
     while True:
         for family, kind, protocol, _, place in where:
             with socket.socket(family, kind, protocol) as plain:
@@ -97,12 +102,12 @@ def check_scheduler(address: str, tls: TlsFiles, within_secs: float = ANSWER_SEC
                     plain.connect(place)
                 except OSError as error:
                     if not isinstance(error, TimeoutError):
-                        found = f"none ({error.strerror or error}); start one, or check host and port"
+                        problem = f"none ({error.strerror or error}); start one, or check host and port"
                     continue
-                _greet(plain, context, give_up, wanted)
+                _greet(plain, context, give_up, expectation)
                 return
         if time.monotonic() + _RETRY_SECS > give_up:
-            raise FleetAway(wanted + found)
+            raise FleetUnavailable(expectation + problem)
         time.sleep(_RETRY_SECS)
 
 
@@ -112,33 +117,33 @@ def check_scheduler(address: str, tls: TlsFiles, within_secs: float = ANSWER_SEC
 def _read(what: str, path: str) -> bytes:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise MeasureError(f"wanted a TLS {what} in PEM in {path}, found no plain file; give the right path")
+            raise MeasureError(f"expected a TLS {what} in PEM in {path}, got no plain file; give the right path")
         with open(path, "rb") as file:
             return file.read(_FILE_BYTES)
     except (OSError, ValueError) as error:
         raise MeasureError(
-            f"wanted to read the TLS {what} {path!r}, found {system_reason(error)}; give the right path"
+            f"the TLS {what} {path!r} cannot be read: {system_reason(error)}; give the right path"
         ) from None
 
 
 def _check_permissions(key: str) -> None:
-    """Check that only the owner can read the key. A group may read a key of root's if we are not root."""
+    """Check that only the owner can read the key. If the owner is root and this process is not, a group may read it, too."""
     status = os.stat(key)
     lent = status.st_uid == 0 and os.geteuid() != 0
     if status.st_mode & (0o037 if lent else 0o077):
         raise MeasureError(
-            f"wanted the TLS key {key} for its owner alone, found mode {stat.S_IMODE(status.st_mode):03o}: other users "
-            f"can use it, and who holds it can run programs on every worker; chmod 600 {Path(key).name}, or make a new one"
+            f"expected the TLS key {key} to be readable only by its owner, got mode {stat.S_IMODE(status.st_mode):03o}: other users "
+            f"could use it to run programs on every worker; chmod 600 {Path(key).name}, or issue a new one"
         )
 
 
 def _context(tls: TlsFiles, purpose: ssl.Purpose) -> ssl.SSLContext:
-    """Make a TLS context as `FleetSecurity` does: the authority and its list decide, names of hosts are not compared."""
+    """Return a TLS context with the settings of `FleetSecurity`: the authority and its CRL decide, host names are not compared."""
     try:
         context = ssl.create_default_context(purpose, cafile=tls.ca)
     except ssl.SSLError as error:
         raise MeasureError(
-            f"wanted the certificates of an authority in {tls.ca}, found {_reason(error)}; give the right file"
+            f"expected the certificates of an authority in {tls.ca}, got {_reason(error)}; give the right file"
         ) from None
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
@@ -151,40 +156,42 @@ def _context(tls: TlsFiles, purpose: ssl.Purpose) -> ssl.SSLContext:
         if "key values mismatch" in reason:
             reason = "the key of another certificate"
         raise MeasureError(
-            f"wanted the TLS certificate {tls.certificate} and its key {tls.key}, found {reason}; give the pair"
+            f"expected the TLS certificate {tls.certificate} and its key {tls.key}, got {reason}; give the pair"
         ) from None
     try:
-        follow_list(context, tls)
+        apply_crl(context, tls)
     except (OSError, ssl.SSLError) as error:
         raise MeasureError(
-            f"wanted a list of revoked certificates in {list_beside(tls)}, found {_reason(error)}; copy it anew from the authority"
+            f"expected a list of revoked certificates in {crl_path(tls)}, got {_reason(error)}; copy it again from the authority"
         ) from None
     return context
 
 
-def list_beside(tls: TlsFiles) -> Path:
-    """Return the path of the list of revoked certificates: beside the authority's certificate, `ca.crl` for `ca.pem`."""
+def crl_path(tls: TlsFiles) -> Path:
+    """Return the path of the certificate revocation list (CRL), which for the authority `ca.pem` is `ca.crl`."""
     return Path(tls.ca).with_suffix(".crl")
 
 
-def follow_list(context: ssl.SSLContext, tls: TlsFiles) -> None:
-    """Refuse certificates in the authority's list, if there is one. Of several lists OpenSSL takes the newest.
+def apply_crl(context: ssl.SSLContext, tls: TlsFiles) -> None:
+    """Make a context reject the certificates in the authority's CRL, if there is one. OpenSSL uses the newest CRL that it has read.
 
-    Raises: OSError and ssl.SSLError for a list that cannot be read."""
-    path = list_beside(tls)
+    Raises:
+        OSError, ssl.SSLError: the CRL cannot be read.
+    """
+    path = crl_path(tls)
     if path.exists():
         context.load_verify_locations(cafile=path)
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None = None) -> Any:
-    """Shake hands in memory. Returns the server's certificate. Raises the ssl.SSLError of the side that refuses first."""
+    """Run a handshake in memory, and return the server's certificate. Raises the ssl.SSLError of the side that rejects first."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [
         client.wrap_bio(to_client, to_server, server_hostname=name),
         server.wrap_bio(to_server, to_client, server_side=True),
     ]
-    for _ in range(4):  # a handshake is three flights at most
+    for _ in range(4):  # a handshake has at most three flights
         for side in sides:
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
@@ -194,8 +201,8 @@ def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str | Non
 # Addresses.
 
 
-def _look_up(address: str, give_up: float, wanted: str) -> list[Any]:
-    """Resolve the host, in a thread because a resolver has no time limit."""
+def _look_up(address: str, give_up: float, expectation: str) -> list[Any]:
+    """Resolve the host, in a thread because the resolver has no time limit."""
     host, port = host_and_port(address)
     answer: list[Any] = []
 
@@ -209,55 +216,59 @@ def _look_up(address: str, give_up: float, wanted: str) -> list[Any]:
     thread.start()
     thread.join(max(give_up - time.monotonic(), 0.0))
     if not answer:
-        raise MeasureError(f"{wanted}no answer to where {host} is; check the name")
+        raise MeasureError(f"{expectation}no answer from the resolver for {host}; check the name")
     if isinstance(answer[0], Exception):
         reason = getattr(answer[0], "strerror", None) or answer[0]
-        raise MeasureError(f"{wanted}no host of the name {host} ({reason}); check the name")
+        raise MeasureError(f"{expectation}no host of the name {host} ({reason}); check the name")
     return list(answer[0])
 
 
-def _greet(plain: socket.socket, context: ssl.SSLContext, give_up: float, wanted: str) -> None:
-    """Read the scheduler's greeting, which it sends once it accepts us (TLS 1.3 refuses only then)."""
-    ours = False
+def _greet(plain: socket.socket, context: ssl.SSLContext, give_up: float, expectation: str) -> None:
+    """Read the scheduler's greeting. In TLS 1.3 the server rejects a client certificate only after the client's handshake is complete."""
+    connected = False
     try:
         plain.settimeout(max(give_up - time.monotonic(), 0.001))
         with context.wrap_socket(plain, server_hostname=role_name("scheduler")) as safe:
-            ours = True
+            connected = True
             _read_greeting(safe, give_up)
     except TimeoutError:
         _fail(
-            wanted,
-            "a service that takes the connection and says nothing",
+            expectation,
+            "a service that accepts the connection and says nothing",
             "check the port",
         )
     except ssl.SSLCertVerificationError as error:
         if "mismatch" in error.verify_message.lower():
             _fail(
-                wanted, "a service of our authority whose certificate has not the role scheduler", "check host and port"
+                expectation,
+                "a service of our authority whose certificate lacks the role scheduler",
+                "check host and port",
             )
-        _fail(wanted, f"one whose certificate our authority does not vouch for: {error.verify_message}", _AGREE)
+        _fail(expectation, f"one whose certificate our authority does not vouch for: {error.verify_message}", _AGREE)
     except (ssl.SSLEOFError, ConnectionError, EOFError) as error:
-        after = " after it saw our certificate" if ours else ""
-        hint = _AGREE if ours else "check the port, and that `relax-tune scheduler` runs there"
+        after = " after it received our certificate" if connected else ""
+        hint = _AGREE if connected else "check the port, and that `relax-tune scheduler` runs there"
         _fail(
-            wanted,
+            expectation,
             f"a service that closed the connection{after} ({_reason(error)})",
             hint,
         )
     except ssl.SSLError as error:
         if "alert" in _reason(error):
-            _fail(wanted, f"that it refuses our certificate: {_reason(error)}", f"{_AGREE}, within its dates")
+            _fail(
+                expectation, f"a service that refuses our certificate: {_reason(error)}", f"{_AGREE}, within its dates"
+            )
         _fail(
-            wanted,
+            expectation,
             f"a service that does not speak TLS ({_reason(error)})",
             "start `relax-tune scheduler` there",
         )
     except OSError as error:
-        _fail(wanted, f"no answer ({error})", "check host, port and firewall")
+        _fail(expectation, f"no answer ({error})", "check host, port and firewall")
 
 
-def _fail(wanted: str, found: str, remedy: str) -> NoReturn:
-    raise MeasureError(f"{wanted}{found}; {remedy}") from None
+def _fail(expectation: str, problem: str, remedy: str) -> NoReturn:
+    raise MeasureError(f"{expectation}{problem}; {remedy}") from None
 
 
 def _read_greeting(stream: socket.socket, give_up: float) -> None:
@@ -266,7 +277,7 @@ def _read_greeting(stream: socket.socket, give_up: float) -> None:
         stream.settimeout(max(give_up - time.monotonic(), 0.001))
         more = stream.recv(4096)
         if not more:
-            raise EOFError("without a word" if not data else "in the middle of its greeting")
+            raise EOFError("before its greeting" if not data else "in the middle of its greeting")
         data += more
         if time.monotonic() > give_up:
             break
@@ -275,6 +286,6 @@ def _read_greeting(stream: socket.socket, give_up: float) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the words of OpenSSL, without library and line."""
+    """Return the message of OpenSSL, without library and line."""
     reason = getattr(error, "reason", None)
     return str(reason).replace("_", " ").lower() if reason else str(error)

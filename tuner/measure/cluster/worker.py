@@ -1,7 +1,9 @@
 """The worker process: `python -m relax_tune.tuner.measure.cluster.worker OPTIONS` lends one unit to a Dask scheduler.
 
-OPTIONS is the JSON form of `WorkerOptions`. The unit is opened, locked and timed before the scheduler hears of it, so no
-batch meets a device that cannot be used.
+OPTIONS is the JSON form of `WorkerOptions`. The unit is opened, locked and timed before the worker registers at the scheduler, so that
+no batch is sent to a device that cannot be used.
+
+Tests: `tests/tuner/measure/cluster/test_fleet.py`, `tests/tuner/measure/cluster/test_cluster.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import dask
 import distributed
 
 from relax_tune.errors import MeasureError, RelaxTuneError
+from relax_tune.runtime.child_process import end_with_parent
 from relax_tune.tuner.measure.cluster.address import TlsFiles
 from relax_tune.tuner.measure.cluster.fleet import METRIC
 from relax_tune.tuner.measure.cluster.lending import CHECK_SECS, LOCK_SECS, LentUnit
@@ -32,7 +35,11 @@ from relax_tune.tuner.measure.cluster.trust.unpickle import restrict
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Options of a worker process: the lent devices and the scheduler. check_secs: seconds between two checks of the unit"""
+    """Options of a worker process: the lent devices and the scheduler.
+
+    Attributes:
+        check_secs: seconds between two checks of the unit.
+    """
 
     scheduler: str
     specs: tuple[str, ...]
@@ -54,9 +61,11 @@ def _options(text: str) -> WorkerOptions:
 
 
 class FleetWorker(distributed.Worker):
-    """Dask's worker, which takes work from a scheduler alone.
+    """Dask's worker, which accepts work only from a scheduler.
 
-    security: of this process, always TLS. Dask's own command gives settings of files instead"""
+    Args:
+        security: TLS settings of this process: a `FleetSecurity`, or the file settings that Dask's own command passes.
+    """
 
     def __init__(self, *given: Any, security: Any, **named: Any) -> None:
         restrict()
@@ -64,9 +73,7 @@ class FleetWorker(distributed.Worker):
             make: Any = distributed.Security
             own = make(**security) if isinstance(security, dict) else security
             if not (own.tls_ca_file and own.tls_worker_cert and own.tls_worker_key):
-                raise MeasureError(
-                    "wanted --tls-ca-file, --tls-cert and --tls-key of a worker, found not all three; give them"
-                )
+                raise MeasureError("a worker needs --tls-ca-file, --tls-cert and --tls-key; give all three")
             security = FleetSecurity(TlsFiles(own.tls_ca_file, own.tls_worker_cert, own.tls_worker_key))
         self.gate = Gate(OF_WORKER)
         dask.config.set(PAGES)
@@ -74,14 +81,14 @@ class FleetWorker(distributed.Worker):
         super().__init__(*given, security=security, extensions={}, **named)
 
     async def start_unsafe(self) -> Any:
-        """Start, and keep certificates as their files are."""
+        """Start, and follow changes of the certificate files."""
         started = await super().start_unsafe()  # type: ignore[no-untyped-call]
         security: Any = self.security
         self._fresh = asyncio.ensure_future(keep_fresh(security, lambda: self.gate.cut(security.revoked())))
         return started
 
     def handle_comm(self, comm: Any) -> Any:
-        """Guard a connection before it is served."""
+        """Restrict a connection to the operations of its role, and serve it."""
         self.gate.guard(comm)
         return super().handle_comm(comm)
 
@@ -102,13 +109,13 @@ async def _serve(options: WorkerOptions, unit: LentUnit) -> None:
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: asyncio.ensure_future(worker.close(reason="told to end")))
+        loop.add_signal_handler(number, lambda: asyncio.ensure_future(worker.close(reason="received a signal")))
     async with worker:
         await worker.finished()  # type: ignore[no-untyped-call]
 
 
 def check_regularly(unit: LentUnit, every_secs: float, ended: threading.Event) -> None:
-    """Check a unit until `ended` is set. One that cannot be checked is quarantined."""
+    """Check a unit at an interval until `ended` is set. If the check fails, the unit is quarantined."""
     while not ended.wait(every_secs):
         try:
             unit.check()
@@ -118,11 +125,12 @@ def check_regularly(unit: LentUnit, every_secs: float, ended: threading.Event) -
 
 
 def main(arguments: list[str], open_unit: Callable[..., LentUnit] = LentUnit) -> int:
-    """Lend the unit until told to end. The exit status is 3 when it cannot be lent."""
+    """Lend the unit until the process gets a signal. The exit status is 3 if the unit cannot be opened."""
     options = _options(arguments[0])
+    end_with_parent()
     try:
-        told = partial(print, flush=True)
-        unit = open_unit(options.specs, options.name, options.tolerance, report=told, lock_secs=LOCK_SECS)
+        report = partial(print, flush=True)
+        unit = open_unit(options.specs, options.name, options.tolerance, report=report, lock_secs=LOCK_SECS)
     except RelaxTuneError as error:
         print(f"error: {error}", flush=True)
         return 3

@@ -1,1 +1,3 @@
-"""Re-exports nothing; import the modules."""
+"""The child process that opens a device and measures batches. Its modules run there; from outside import `inputs`, and `sandbox` and
+`start` for what `relax-tune doctor` shows.
+"""

@@ -1,4 +1,7 @@
-"""One batch on an open device: compile all, check each, time the survivors in interleaved rounds."""
+"""Measurement of one batch on an open device: compile all, check each, time the survivors in interleaved rounds.
+
+Tests: `tests/tuner/measure/test_local.py`, `tests/tuner/measure/test_racing.py`.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,10 @@ _Clock = Literal["build_secs", "run_secs"]
 
 
 class Progress(Protocol):
-    """A listener to the steps of a batch, for whoever limits their time."""
+    """A listener to the steps of a batch, for the supervisor that limits their time."""
 
     def tell(self, first: int, count: int, phase: str) -> None:
-        """Record that a step of `count` requests, from the number `first` on, begins."""
+        """Record that a step of `count` requests begins, the first of them with index `first`."""
         ...
 
 
@@ -64,12 +67,13 @@ class _Candidate:
 
 
 class BatchMeasurement:
-    """The measurement of batches on one device, from one thread.
+    """Measures batches on one device, from one thread.
 
-    answer: receives results as soon as they are final
-    probe: raises MeasureError when the device is unusable
-    limited: the kernels run in this process, whose memory is limited to what their programs need
-    clock: timer of launches; None: this process
+    Args:
+        answer: receives results as soon as they are final.
+        probe: raises MeasureError when the device is unusable.
+        limited: the kernels run in this process, whose memory is limited to the needs of their programs.
+        clock: timer of launches; None times them in this process.
     """
 
     def __init__(
@@ -87,10 +91,14 @@ class BatchMeasurement:
         self._shared = SharedBuffers(device)
         self._flush: CacheFlush | Eviction | None = None
 
-    def run(self, requests: Sequence[MeasureRequest], alone: frozenset[int]) -> None:
-        """Answer every request once. alone: indices of the requests to compile one by one
+    def run(self, requests: Sequence[MeasureRequest], isolated: frozenset[int]) -> None:
+        """Answer every request once.
 
-        Raises DeviceLostError after answering the request that lost the device; the others stay unanswered.
+        Args:
+            isolated: indices of the requests to compile one by one.
+
+        Raises:
+            DeviceLostError: a request lost the device. It is answered, the requests after it are not.
         """
         if self._limited:
             limit_memory(None)
@@ -98,13 +106,13 @@ class BatchMeasurement:
         waves = _waves(candidates)
         if self._limited:
             limit_memory(_MORE_BYTES + 2 * max((sum(c.own_bytes for c in wave) for wave in waves), default=0))
-        candidates = self._compile(candidates, alone)
+        candidates = self._compile(candidates, isolated)
         for wave in _waves(candidates):
-            survivors = [candidate for candidate in wave if self._did(candidate, self._open, "build_secs")]
-            # one case after the other: all candidates see the same inputs, which are made and loaded once
+            survivors = [candidate for candidate in wave if self._run_step(candidate, self._open, "build_secs")]
+            # one case after the other: all candidates get the same inputs, which are created and loaded once
             for number in range(max((len(c.request.checks) for c in wave), default=0)):
                 check = partial(self._check, number)
-                survivors = [candidate for candidate in survivors if self._did(candidate, check, "run_secs")]
+                survivors = [candidate for candidate in survivors if self._run_step(candidate, check, "run_secs")]
             self._time(survivors)
             for candidate in wave:
                 self._release(candidate)
@@ -130,26 +138,27 @@ class BatchMeasurement:
         self._shared.reserve(needs)
         return candidates
 
-    def _compile(self, candidates: Sequence[_Candidate], alone: frozenset[int]) -> list[_Candidate]:
+    def _compile(self, candidates: Sequence[_Candidate], isolated: frozenset[int]) -> list[_Candidate]:
         def tell(unit: range) -> None:
             first, last = candidates[unit.start].index, candidates[unit[-1]].index
             self._progress.tell(first, last - first + 1, "compile")
 
-        positions = frozenset(at for at, candidate in enumerate(candidates) if candidate.index in alone)
+        positions = frozenset(at for at, candidate in enumerate(candidates) if candidate.index in isolated)
         built = []
         programs = [candidate.program for candidate in candidates]
-        for candidate, found in zip(candidates, compile_programs(self._device, programs, positions, tell)):
-            if isinstance(found, BuildError):
-                self._answer(failed(candidate.request.id, "compile", str(found)))
+        for candidate, compiled in zip(candidates, compile_programs(self._device, programs, positions, tell)):
+            if isinstance(compiled, BuildError):
+                self._answer(failed(candidate.request.id, "compile", str(compiled)))
             else:
-                candidate.handles, candidate.build_secs = found
+                candidate.handles, candidate.build_secs = compiled
                 built.append(candidate)
         return built
 
-    def _did(self, candidate: _Candidate, step: Callable[[_Candidate], None], clock: _Clock) -> bool:
-        """Run a step of a candidate. Returns False after a failure, which is answered.
+    def _run_step(self, candidate: _Candidate, step: Callable[[_Candidate], None], clock: _Clock) -> bool:
+        """Run a step of a candidate, and answer its failure. Returns True if the step succeeded.
 
-        clock: field of the result that takes the step's time
+        Args:
+            clock: field of the result to which the step's time is added.
         """
         began = time.perf_counter()
         refused: _Refused | None = None
@@ -206,7 +215,7 @@ class BatchMeasurement:
         executor, program = candidate.executor, candidate.program
         assert executor is not None
         if len(case.expected) != len(program.outputs):
-            return f"wanted the reference's {len(case.expected)} outputs, found a program of {len(program.outputs)}"
+            return f"expected the reference's {len(case.expected)} outputs, got a program of {len(program.outputs)}"
         self._shared.load_inputs(program, bound, case.seed)
         self._shared.poison(program, executor)
         try:
@@ -220,8 +229,10 @@ class BatchMeasurement:
         for position, index in enumerate(program.outputs):
             spec = program.buffers[index]
             dtype, shape = np.dtype(spec.dtype), bound.shapes[spec.name]
-            found = self._device.download(executor.buffer(spec.name), dtype, shape)
-            text = difference(spec.name, found, case.expected[position], case.rtol[position], case.atol[position])
+            actual = self._device.download(executor.buffer(spec.name), dtype, shape)
+            slack = case.slack[position] if case.slack else None
+            limits = case.rtol[position], case.atol[position], slack
+            text = difference(spec.name, actual, case.expected[position], *limits)
             if text is not None:
                 return text
         return self._shared.overrun(program, bound)
@@ -286,7 +297,7 @@ class BatchMeasurement:
         return Contestant(bound, request.policy, symbols, stops[position] if stops else None, enter, flush)
 
     def _weights(self, candidate: _Candidate, bound: BoundProgram) -> list[DeviceBuffer]:
-        """Return the memory of the constants that a bound program reads, packed or as they are."""
+        """Return the buffers of the constants, packed or original, that a bound program reads."""
         assert candidate.executor is not None
         used = {
             candidate.program.buffers[b].name: candidate.program.buffers[b].role for s in bound.steps for b in s.buffers
@@ -294,7 +305,7 @@ class BatchMeasurement:
         return [candidate.executor.buffer(name) for name, role in used.items() if role in ("const", "packed")]
 
     def _refuse(self, candidate: _Candidate, refusal: _Refused) -> None:
-        """Answer a failure. When the device itself is lost, answer that instead and stop."""
+        """Answer a failure. If the device itself is lost, answer with stage `device-lost` and raise DeviceLostError."""
         request = candidate.request
         stage, message, lost = refusal.stage, str(refusal), False
         if stage in ("launch", "runtime"):
@@ -304,7 +315,7 @@ class BatchMeasurement:
                 stage, message, lost = "device-lost", f"{message} Then its probe failed: {error}", True
         self._answer(failed(request.id, stage, message, candidate.build_secs, candidate.run_secs))
         if lost:
-            raise DeviceLostError(message)  # nothing of a lost device can be released
+            raise DeviceLostError(message)  # the memory of a lost device cannot be released
         self._release(candidate)
 
     def _release(self, candidate: _Candidate) -> None:

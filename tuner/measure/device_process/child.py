@@ -1,11 +1,13 @@
-"""The device process, which `start` begins in its sandbox.
+"""The device process, started by `start` in its sandbox.
 
-It opens one device and measures batches until its supervisor closes the pipe or kills it. It imports only the runtime:
-no compiler, no search, no database, so it starts fast and loses nothing when a candidate kills it.
+It opens one device and measures batches until its supervisor closes the pipe or kills it. It imports only the runtime, no compiler,
+search or database: it starts fast, and loses no state when a candidate kills it.
 
 Messages in: `batch` (text of `codec.encode_batch`, the folder of its arrays, and the indices to compile one by one).
-Messages out: `ready`, `refused` or `unfit` (for the sandbox) once. Then per batch any number of `results`, ended by `done`, by `lost`
-when the device is unusable, or by `unable` when nothing can be measured here (a full disk); after the last two the process exits.
+Messages out: `ready`, `refused` or `unfit` (for the sandbox) once. Then per batch any number of `results`, then `done`, `lost`
+if the device is unusable, or `unable` if this machine cannot measure (a full disk); after the last two the process exits.
+
+Tests: `tests/tuner/measure/test_local.py`.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def _die_with_the_supervisor() -> None:
 
 
 def _listen(descriptor: int, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Pass messages on. When the supervisor has ended, kill the whole process group, compilers included."""
+    """Put messages into the inbox. When the supervisor has ended, kill the whole process group, compilers included."""
     reader = FrameReader(descriptor)
     while (text := reader.next(None)) is not None:
         inbox.put(json.loads(text))
@@ -59,28 +61,32 @@ def _listen(descriptor: int, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
 
 
 def probe(device: Device) -> None:
-    """Copy data to device memory and back. Raises MeasureError when it comes back changed."""
+    """Copy data to device memory and back. Raises MeasureError when the copy differs."""
     sent = np.arange(64, dtype=np.int32)
     buffer = device.alloc(sent.nbytes)
     device.upload(buffer, sent)
-    found = device.download(buffer, sent.dtype, sent.shape)
+    received = device.download(buffer, sent.dtype, sent.shape)
     device.free(buffer)
-    if not np.array_equal(sent, found):
+    if not np.array_equal(sent, received):
         raise MeasureError(
-            f"wanted device {device.info.name!r} to give back the 64 integers it was given, found others; "
+            f"expected device {device.info.name!r} to return the 64 integers that were written, got others; "
             "its memory or driver is broken"
         )
 
 
 def runs_kernels(device: Device) -> bool:
-    """Return True if the kernels of a device run in this process: they can call whatever it can."""
+    """Return True if the kernels of a device run in this process, with its rights."""
     return device.info.kind == "c" or (isinstance(device, OpenCLDevice) and device.in_process)
 
 
 def main(arguments: list[str], sandbox: int) -> int:
-    """Serve batches. The exit status is 0 when the supervisor left, 3 when the device was lost or could not be opened.
+    """Serve batches.
 
-    sandbox: version of Landlock that holds this process, 0 for none
+    Args:
+        sandbox: version of Landlock that confines this process, 0 without confinement.
+
+    Returns:
+        The exit status: 0 when the supervisor closed the pipe, 3 when the device was lost or could not be opened.
     """
     faulthandler.enable()
     _die_with_the_supervisor()
@@ -104,7 +110,7 @@ def main(arguments: list[str], sandbox: int) -> int:
         return 3
     limited = runs_kernels(device)
     if sandbox and not limited:
-        tell(kind="unfit", message=f"the driver of {device.info.name} runs its kernels elsewhere")
+        tell(kind="unfit", message=f"the driver of {device.info.name} runs its kernels in another process")
         return 3
     measurement = BatchMeasurement(device, libraries, progress, answer, lambda: probe(device), limited)
     tell(kind="ready", sandbox=sandbox, info=asdict(replace(device.info, libraries=library_facts(libraries))))
@@ -112,7 +118,7 @@ def main(arguments: list[str], sandbox: int) -> int:
         message = inbox.get()
         requests = decode_batch(message["batch"], Path(message["arrays"]))
         try:
-            measurement.run(requests, alone=frozenset(message["alone"]))
+            measurement.run(requests, isolated=frozenset(message["isolated"]))
         except DeviceLostError:
             tell(kind="lost")
             os._exit(3)  # a driver's clean-up at exit fails, or hangs, on a lost device

@@ -1,4 +1,4 @@
-"""Compilation of several candidates in one translation unit, such that a bad kernel does not fail the others."""
+"""Compilation of several candidates in one translation unit; a kernel with an error does not fail the others."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from relax_tune.runtime.program.program import KernelSource, Program
 
 # Candidates per translation unit: the fixed cost of a unit (PoCL: linking its builtins) equals about two candidates.
 _UNIT_CANDIDATES = 4
-# Devices on which several threads may compile at once: the compiler is a process, or releases the interpreter lock.
-_TOGETHER = ("c", "cuda")
 # With less free disk space than this, a failed compiler may have run out of space.
-_ROOM_BYTES = 2**20
+_FREE_BYTES = 2**20
 
 Handles = dict[str, Any]
 Compiled = tuple[Handles, float] | BuildError
 
 
 class CompiledKernels:
-    """A device whose `compile` returns handles made earlier; other methods are the device's own."""
+    """A device whose `compile` returns handles compiled before; all other methods are forwarded to the device."""
 
     def __init__(self, device: Device, handles: Handles) -> None:
         self._device, self._handles = device, handles
@@ -42,11 +40,13 @@ class CompiledKernels:
         return getattr(self._device, name)
 
 
-def plan_units(programs: Sequence[Program], alone: frozenset[int], width: int = 1) -> list[range]:
+def plan_units(programs: Sequence[Program], isolated: frozenset[int], width: int = 1) -> list[range]:
     """Split programs into runs to compile as one unit.
 
-    A unit is of one language, has no kernel name with two texts, and holds a program of `alone` only by itself.
-    width: how many units are compiled at a time, among which the programs are divided
+    A unit has one language and one source per kernel name. A program of `isolated` forms a unit by itself.
+
+    Args:
+        width: number of units compiled at a time, among which the programs are divided.
     """
     most = max(1, min(_UNIT_CANDIDATES, -(-len(programs) // width)))
     units: list[range] = []
@@ -56,7 +56,7 @@ def plan_units(programs: Sequence[Program], alone: frozenset[int], width: int = 
         languages = {kernel.language for kernel in (*names.values(), *program.kernels)}
         last = units[-1] if units else range(0)
         fits = not clash and len(languages) <= 1 and len(last) < most
-        if units and fits and not alone & {index, last.start}:
+        if units and fits and not isolated & {index, last.start}:
             units[-1] = range(last.start, index + 1)
         else:
             units.append(range(index, index + 1))
@@ -66,10 +66,10 @@ def plan_units(programs: Sequence[Program], alone: frozenset[int], width: int = 
 
 
 def balance(programs: Sequence[Program], units: Sequence[range]) -> list[Sequence[int]]:
-    """Divide the programs of units that are compiled at a time anew, so that these take about as long.
+    """Redistribute the programs of units that are compiled at the same time, so that they take about the same time.
 
-    The longest text comes first, each to the unit with the least text so far (LPT: Graham, 1969). The units stay as they are where
-    a program fits into none of them, since another language or another text of its kernels' names is there.
+    Programs are assigned by decreasing length of their source to the unit with the least source so far (LPT: Graham, 1969). The units
+    are unchanged if a program fits into none of them, because of its language or of kernels with equal names and other sources.
     """
     parts: list[list[int]] = [[] for _ in units]
     kernels: list[dict[str, KernelSource]] = [{} for _ in units]
@@ -78,12 +78,12 @@ def balance(programs: Sequence[Program], units: Sequence[range]) -> list[Sequenc
     def length(index: int) -> int:
         return 1 + sum(len(kernel.source) for kernel in programs[index].kernels)
 
-    def fits(program: Program, there: dict[str, KernelSource]) -> bool:
-        same = all(there.get(kernel.name, kernel) == kernel for kernel in program.kernels)
-        return same and len({kernel.language for kernel in (*there.values(), *program.kernels)}) <= 1
+    def fits(program: Program, unit: dict[str, KernelSource]) -> bool:
+        same = all(unit.get(kernel.name, kernel) == kernel for kernel in program.kernels)
+        return same and len({kernel.language for kernel in (*unit.values(), *program.kernels)}) <= 1
 
     for index in sorted((index for unit in units for index in unit), key=lambda i: (-length(i), i)):
-        able = [at for at, there in enumerate(kernels) if fits(programs[index], there)]
+        able = [at for at, unit in enumerate(kernels) if fits(programs[index], unit)]
         if not able:
             return [*units]
         chosen = min(able, key=lambda at: (texts[at], at))
@@ -94,15 +94,19 @@ def balance(programs: Sequence[Program], units: Sequence[range]) -> list[Sequenc
 
 
 def compile_programs(
-    device: Device, programs: Sequence[Program], alone: frozenset[int], tell: Callable[[range], None]
+    device: Device, programs: Sequence[Program], isolated: frozenset[int], tell: Callable[[range], None]
 ) -> list[Compiled]:
-    """Compile programs in units. Returns for each program its handles and its share of the seconds, or its own
-    BuildError.
+    """Compile programs in units, in parallel if the device's compiler allows it.
 
-    tell: receives the programs that are about to be compiled. There are as many units at a time as processors if units
-        compile in parallel, else one.
+    Args:
+        isolated: indices of programs to compile one by one.
+        tell: receives the indices of the programs that are about to be compiled.
 
-    Raises MeasureError without space to compile in, which is no program's failure.
+    Returns:
+        For each program its handles and its share of the seconds, or its BuildError.
+
+    Raises:
+        MeasureError: the disk is full, which is not the program's fault.
     """
     compiled: list[Compiled | None] = [None] * len(programs)
 
@@ -113,27 +117,27 @@ def compile_programs(
             handles = device.compile(list(kernels.values())) if kernels else {}
         except BuildError as error:
             free = shutil.disk_usage(tempfile.gettempdir()).free
-            if free < _ROOM_BYTES:
+            if free < _FREE_BYTES:
                 raise MeasureError(
-                    f"wanted room to compile in {tempfile.gettempdir()}, found {free} bytes free and the compiler failing "
+                    f"expected space to compile in {tempfile.gettempdir()}, got {free} bytes free and an error of the compiler "
                     f"({str(error).splitlines()[0][:200]}); free some space, or point TMPDIR at a folder with more"
                 ) from None
             return error
         return handles, (time.perf_counter() - began) / len(unit)
 
-    width = host.usable_cpus() if device.info.kind in _TOGETHER else 1
-    units = plan_units(programs, alone, width)
+    width = host.usable_cpus() if getattr(device, "compiles_in_threads", False) else 1
+    units = plan_units(programs, isolated, width)
     with ThreadPoolExecutor(max_workers=width) as pool:
         while units:
-            # a unit of `alone` is not compiled in parallel with others, so that a hang names one candidate
-            apart = next((at for at, unit in enumerate(units) if unit.start in alone), width)
-            together, units = units[: (count := min(max(apart, 1), width))], units[count:]
+            # an isolated unit is not compiled in parallel with others, so that a hang is attributed to one candidate
+            first_isolated = next((at for at, unit in enumerate(units) if unit.start in isolated), width)
+            together, units = units[: (count := min(max(first_isolated, 1), width))], units[count:]
             tell(range(together[0].start, together[-1].stop))
             parts = balance(programs, together)
-            for unit, found in zip(parts, pool.map(attempt, parts), strict=True):
+            for unit, outcome in zip(parts, pool.map(attempt, parts), strict=True):
                 for index in unit:
-                    compiled[index] = found
-                if isinstance(found, BuildError) and len(unit) > 1:
+                    compiled[index] = outcome
+                if isinstance(outcome, BuildError) and len(unit) > 1:
                     for index in unit:
                         tell(range(index, index + 1))
                         compiled[index] = attempt(range(index, index + 1))

@@ -1,8 +1,9 @@
 """Random inputs and constants of a program, equal in both processes and for every variant of a task.
 
-Each buffer has a random stream of its own, keyed by (seed, buffer name) and nothing else. So all candidates of a task
-see the same data whatever order, roles or extra buffers they have. The tuner computes its reference from the same data
-that the device process will use.
+Each buffer has a separate random stream, keyed by (seed, buffer name) only. So all candidates of a task get the same data regardless
+of the order, roles and additional buffers of their programs, and the tuner computes its reference from the data of the device process.
+
+Tests: `tests/tuner/measure/test_codec.py`.
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ def random_array(name: str, dtype: str, shape: tuple[int, ...], fill: Fill, seed
     """Return the contents of the buffer `name` under `seed`: a C-contiguous array of `dtype` and `shape`.
 
     `normal` is standard normal times `fill.high` (rounded for integers, its sign for bool); `integers` is uniform in
-    [fill.low, fill.high), and `low` where that is empty; `offsets` rise from 0 by whole numbers
-    of mean `fill.high`, as far as the type goes.
+    [fill.low, fill.high), and `low` where that is empty; `offsets` increase from 0 by
+    integers of mean `fill.high`, up to the largest value of the type.
     """
     key = int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest(), "little")
     generator = np.random.Generator(np.random.Philox(key=key))
-    wanted = np.dtype(dtype)
+    element = np.dtype(dtype)
     count = math.prod(shape)
     if fill.kind == "integers":
         low, high = math.ceil(fill.low), math.ceil(fill.high)
         values: NDArray[Any] = generator.integers(low, max(high, low + 1), size=count, dtype=np.int64)
     elif fill.kind == "offsets":
-        most = np.iinfo(wanted).max if wanted.kind in "iu" else 1 << 24
+        most = np.iinfo(element).max if element.kind in "iu" else 1 << 24
         steps = generator.integers(0, 2 * math.ceil(fill.high), size=count, dtype=np.int64, endpoint=True)
         values = np.minimum(np.cumsum(steps) - steps[:1].sum(), most)
-    elif wanted == np.float64:
+    elif element == np.float64:
         values = generator.standard_normal(count) * fill.high
     else:
         values = generator.standard_normal(count, dtype=np.float32) * np.float32(fill.high)
-    if wanted == np.bool_:
+    if element == np.bool_:
         values = values > 0
-    elif wanted.kind in "iu" and values.dtype.kind == "f":
+    elif element.kind in "iu" and values.dtype.kind == "f":
         values = np.rint(values)
-    return values.astype(wanted, copy=False).reshape(shape)
+    return values.astype(element, copy=False).reshape(shape)
 
 
 def symbol_values(program: Program, symbols: Mapping[str, int]) -> tuple[int, ...]:
@@ -54,7 +55,7 @@ def symbol_values(program: Program, symbols: Mapping[str, int]) -> tuple[int, ..
     names = [symbol.name for symbol in program.symbols]
     if set(names) != set(symbols):
         raise UserError(
-            f"wanted values for the symbols {sorted(names)} of {program.name!r}, found {sorted(symbols)}; "
+            f"expected values for the symbols {sorted(names)} of {program.name!r}, got {sorted(symbols)}; "
             "give each symbol exactly one value"
         )
     for symbol in program.symbols:
@@ -62,7 +63,7 @@ def symbol_values(program: Program, symbols: Mapping[str, int]) -> tuple[int, ..
         if value < symbol.lower or (symbol.upper is not None and value > symbol.upper):
             upper = "" if symbol.upper is None else f" <= {symbol.upper}"
             raise UserError(
-                f"wanted {symbol.lower} <= {symbol.name}{upper} for {program.name!r}, found {value}; "
+                f"expected {symbol.lower} <= {symbol.name}{upper} for {program.name!r}, got {value}; "
                 "measure inside the declared bounds"
             )
     return tuple(int(symbols[name]) for name in names)
@@ -90,7 +91,7 @@ def constant_shapes(program: Program) -> dict[str, tuple[int, ...]]:
         sizes = [slots[slot] for slot in buffer.shape]
         if any(size is None for size in sizes):
             raise UserError(
-                f"wanted a fixed shape for the constant {buffer.name!r} of {program.name!r}, found one that depends "
+                f"expected a fixed shape for the constant {buffer.name!r} of {program.name!r}, got one that depends "
                 "on a symbol; make it an input"
             )
         shapes[buffer.name] = tuple(size for size in sizes if size is not None)

@@ -1,8 +1,9 @@
 """Device memory that all candidates of a batch share: constants, inputs and outputs.
 
-Forty copies of the weights would evict each other from every cache, so buffers that agree in name and contents exist
-once. Inputs and outputs are slabs as large as the largest shape of the batch, with guard bytes behind what a shape
-uses.
+Forty copies of the weights would evict each other from every cache, so buffers of equal name and contents exist once. Inputs and
+outputs are slabs of the largest shape of the batch, with guard bytes after the part that a shape uses.
+
+Tests: `tests/tuner/measure/test_local.py`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ Contents = tuple[str, str, tuple[int, ...], Fill, int]
 
 
 def buffer_bytes(spec: BufferSpec, shape: Sequence[int]) -> int:
-    """Return bytes of a buffer of this shape."""
+    """Return the size of a buffer of this shape in bytes."""
     return math.prod(shape) * np.dtype(spec.dtype).itemsize
 
 
 class SharedBuffers:
-    """Owns the shared device buffers of one device; kept between batches so that constants stay loaded."""
+    """The shared buffers of one device. They live across batches, so that constants stay loaded."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -44,8 +45,10 @@ class SharedBuffers:
     def reserve(self, programs: Iterable[tuple[Program, Sequence[Mapping[str, int]], int]]) -> None:
         """Reserve memory for a batch. No executor may be alive.
 
-        Slabs grow to the largest need. Constants that no program of the batch uses are dropped.
-        programs: each with every symbol binding it will run at, and the seed of its constants
+        Slabs grow to the largest need. Constants that no program of the batch uses are freed.
+
+        Args:
+            programs: each program with all its symbol bindings, and the seed of its constants.
         """
         needs: dict[str, int] = {}
         used: set[Contents] = set()
@@ -67,7 +70,7 @@ class SharedBuffers:
             self._slabs[name] = self._device.alloc(needs[name] + GUARD_BYTES)
 
     def of(self, program: Program, constant_seed: int) -> dict[str, Any]:
-        """Return the `shared` argument of this program's executor; constants are made and uploaded on first use."""
+        """Return the `shared` argument of this program's executor; constants are created and uploaded on first use."""
         shared: dict[str, Any] = {}
         for name, contents in _constant_contents(program, constant_seed):
             if contents not in self._constants:
@@ -115,11 +118,11 @@ class SharedBuffers:
             if spec.role != "output":
                 continue
             size = buffer_bytes(spec, bound.shapes[spec.name])
-            found = self._device.download(self._slabs[spec.name], np.dtype(np.uint8), (size + GUARD_BYTES,))[size:]
+            guard = self._device.download(self._slabs[spec.name], np.dtype(np.uint8), (size + GUARD_BYTES,))[size:]
             poison = POISON if spec.dtype in FLOATING else INTEGER_POISON
-            if (found != poison).any():
-                first = int(np.argmax(found != poison))
-                return f"output {spec.name}: wanted nothing written behind its {size} bytes, found byte {first} changed"
+            if (guard != poison).any():
+                first = int(np.argmax(guard != poison))
+                return f"output {spec.name}: expected no writes after its {size} bytes, got byte {first} changed"
         return None
 
     def _fill(self, buffer: Any, value: int, nbytes: int) -> None:

@@ -1,7 +1,7 @@
-"""Interleaved timing of candidates: rounds over all of them, a few samples per visit, all samples kept.
+"""Interleaved timing of candidates: rounds over all of them, a few samples per visit, all samples stored.
 
 Interleaving spreads the load of other processes over all candidates. In the regime `warm`, each visit of a short kernel
-begins with an untimed launch, because the other candidates' packed weights have evicted its own. In the regime
+begins with an untimed launch, because the packed weights of other candidates have evicted its weights. In the regime
 `flushed`, every sample begins by filling the caches with other data.
 """
 
@@ -28,7 +28,11 @@ _AWAKE_SECS = 0.03  # an idle GPU raises its clocks over some milliseconds of wo
 
 
 class Clock(Protocol):
-    """A timer of launches on a device. flushed: number of launches in a sample, each with caches filled before"""
+    """A timer of launches on a device.
+
+    Attributes:
+        flushed: number of launches in a sample of the regime `flushed`, each with a flush of the caches before it.
+    """
 
     flushed: int
 
@@ -37,20 +41,23 @@ class Clock(Protocol):
     ) -> float:
         """Return the seconds per launch, over `launches` launches and one synchronisation.
 
-        flush: runs before each launch, untimed
+        Args:
+            flush: runs before each launch, untimed.
         """
         ...
 
     def repeats(self, single: float, timed: Callable[[int], float]) -> tuple[int, float]:
-        """Return how many launches a sample of a short kernel takes, and the seconds of one of them.
+        """Return the number of launches in a sample of a short kernel, and the seconds of one of them.
 
-        single: seconds of a launch by itself; timed: seconds per launch among several
+        Args:
+            single: seconds of a launch that is timed by itself.
+            timed: returns the seconds per launch for a number of launches.
         """
         ...
 
 
 class HostClock:
-    """The device's own clock if it has one, else that of the process that launches."""
+    """The device's event timer if it has one, else the clock of this process."""
 
     flushed = 1
 
@@ -88,8 +95,10 @@ class HostClock:
 class Contestant:
     """One candidate at one shape.
 
-    enter: runs before each visit (records progress, loads inputs), untimed
-    flush: runs before each sample, which is then one launch, untimed
+    Attributes:
+        enter: runs before each visit, untimed: records progress, loads inputs.
+        flush: runs before each sample, untimed; a sample is then `Clock.flushed` launches.
+        target: number of samples to take, chosen in the first visit.
     """
 
     bound: BoundProgram
@@ -101,7 +110,7 @@ class Contestant:
     samples: list[float] = field(default_factory=list)
     visits: int = 0
     launches: int = 1
-    wanted: int = 0
+    target: int = 0
     rewarm: bool = True
     lost: bool = False
     wall_secs: float = 0.0
@@ -110,7 +119,7 @@ class Contestant:
     @property
     def done(self) -> bool:
         """True if it needs no further visit."""
-        return self.error is not None or self.lost or len(self.samples) >= self.wanted
+        return self.error is not None or self.lost or len(self.samples) >= self.target
 
     def timing(self) -> ShapeTiming:
         """Return the result of timing."""
@@ -123,10 +132,11 @@ def time_interleaved(
     failures: tuple[type[Exception], ...],
     clock: Clock | None = None,
 ) -> None:
-    """Take every contestant's samples, interleaved. An exception of `failures` ends only that contestant, which keeps
-    it in `error`.
+    """Take every contestant's samples, interleaved.
 
-    clock: timer of launches; None: this process
+    Args:
+        failures: exceptions that end only their contestant, as its `error`.
+        clock: timer of launches; None times them in this process.
     """
     watch = HostClock() if clock is None else clock
     collecting = gc.isenabled()
@@ -179,7 +189,7 @@ def _first_visit(device: Device, contestant: Contestant, clock: Clock) -> None:
     single = clock.secs(device, contestant.bound, 1)
     if single > policy.max_single_secs:
         contestant.samples.append(clock.secs(device, contestant.bound, 1))
-        contestant.wanted, contestant.rewarm = 2, False
+        contestant.target, contestant.rewarm = 2, False
         return
     if _is_gpu(device):
         clock.secs(device, contestant.bound, 1)  # the second launch records
@@ -193,7 +203,7 @@ def _first_visit(device: Device, contestant: Contestant, clock: Clock) -> None:
         timed = lambda launches: clock.secs(device, contestant.bound, launches)
         contestant.launches, single = clock.repeats(single, timed)
     sample = max(single * contestant.launches, 1e-7)
-    contestant.wanted = max(policy.min_repeats, min(policy.max_repeats, int(policy.budget_secs / sample)))
+    contestant.target = max(policy.min_repeats, min(policy.max_repeats, int(policy.budget_secs / sample)))
     contestant.rewarm = contestant.flush is None and single < _REWARM_BELOW_SECS
 
 
@@ -206,7 +216,7 @@ def _sample(device: Device, contestant: Contestant, clock: Clock) -> None:
     # another process may have disturbed a whole visit: after one visit only, the limit is doubled
     limit = math.inf if contestant.stop_above is None else contestant.stop_above * (2 if contestant.visits < 2 else 1)
     give_up = time.perf_counter() + _VISIT_SECS
-    for _ in range(min(_VISIT_SAMPLES, contestant.wanted - len(samples))):
+    for _ in range(min(_VISIT_SAMPLES, contestant.target - len(samples))):
         samples.append(clock.secs(device, bound, contestant.launches, contestant.flush))
         if len(samples) >= 2 and min(samples) > limit:
             contestant.lost = True

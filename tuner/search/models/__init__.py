@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""Cost models, the Gaussian process and the acquisition function of the search strategies."""

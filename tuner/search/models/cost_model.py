@@ -1,8 +1,6 @@
 """Cost models: from features of (candidate, shape) rows to an order and to times with uncertainty.
 
-Times are log(seconds / roofline), so that rows of different shapes, tasks and devices can be trained on together. Two
-implementations: `GradientBoostedModel` (xgboost) once there are rows to grow trees on, `RidgeModel` (a regularised
-line) for the first few.
+Times are log(seconds / roofline), so that rows of different shapes, tasks and devices can be trained on together.
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ class CostModel(Protocol):
     """A model that learns from measured rows and scores others.
 
     Promises: training is a function of the *arguments* only (single-threaded, seeded, no clock), so that any number of
-    workers or prediction threads gives the same answers; callers pass rows in a canonical order. Before the first `fit`
+    workers or prediction threads gives equal results; callers pass rows in a canonical order. Before the first `fit`
     with a time in it, `ready` is False, `rank` answers zeros and `predict` zeros with unit spread. Arrays are neither
-    kept nor changed. Predicting from several threads at once is safe; fitting is not.
+    stored nor changed. Predicting from several threads at once is safe; fitting is not.
     """
 
     @property
@@ -46,7 +44,7 @@ class CostModel(Protocol):
         `groups: (N,)` any integers: rows are ordered against rows of their own group, one group a (task, shape).
 
         Raises:
-            UserError: lengths that do not match.
+            UserError: Lengths that do not match.
         """
         ...
 
@@ -61,7 +59,13 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BoosterSettings:
-    """Size and pace of the trees. `heads` members make the ensemble whose disagreement is the uncertainty."""
+    """Size and learning rate of the trees.
+
+    Attributes:
+        heads: Members of the ensemble, whose disagreement measures the uncertainty.
+        head_rows: Share of the rows that each member is trained on.
+        threads: Threads of predictions; training is single-threaded.
+    """
 
     depth: int = 5
     trees: int = 64
@@ -124,8 +128,10 @@ class GradientBoostedModel:
             booster = xgb.train(
                 self._parameters("reg:squarederror", self.settings.seed + 1 + head), data, self.settings.trees
             )
+            # predictions run in threads of our own, on chunks; xgboost's would oversubscribe the processor
             booster.set_param({"nthread": 1})
             self._heads.append(booster)
+            # Rows outside of its training set measure the member's error without another training.
             out = np.setdiff1d(np.arange(len(target)), rows)
             if len(out):
                 residuals.append(target[out] - booster.inplace_predict(features[out]))
@@ -154,7 +160,7 @@ class GradientBoostedModel:
     def predict(self, features: FeatureArray) -> tuple[FloatArray, FloatArray]:
         """Return mean and spread (N,), (N,).
 
-        The spread combines the heads' disagreement with a third of their error on held-out rows.
+        The spread combines the heads' disagreement with a third of their error on rows outside their training sets.
         """
         if not self.ready:
             return np.zeros(len(features)), np.ones(len(features))
@@ -176,69 +182,6 @@ class GradientBoostedModel:
             with ThreadPoolExecutor(self.settings.threads) as pool:
                 list(pool.map(score, starts))
         return out
-
-
-class RidgeModel:
-    """A line through standardised features with a penalty on its slopes; a fit is exact and needs no iterations."""
-
-    def __init__(self, penalty: float = 1.0) -> None:
-        self.penalty = penalty
-        self._mean: FloatArray | None = None
-        self._scale = np.ones(0)
-        self._slopes = np.zeros(0)
-        self._center = 0.0
-        self._noise = 1.0
-        self._bad = np.zeros(0)
-
-    @property
-    def ready(self) -> bool:
-        """True if the model has learnt from at least one time."""
-        return self._mean is not None
-
-    def fit(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:
-        """Solve the normal equations; see `CostModel`."""
-        features, log_time, groups = _checked(features, log_time, groups)
-        works = np.isfinite(log_time)
-        self._mean = None
-        if works.sum() < 2:
-            return
-        x = np.where(np.isfinite(features), features, np.nan).astype(np.float64)
-        known = np.isfinite(x).any(axis=0)
-        mean = np.zeros(x.shape[1])
-        scale = np.ones(x.shape[1])
-        mean[known] = np.nanmean(x[:, known], axis=0)
-        scale[known] = np.nanstd(x[:, known], axis=0)
-        scale[scale < 1e-9] = 1.0
-        z = self._standard(x, mean, scale)
-        self._center = float(log_time[works].mean())
-        self._slopes = self._solve(z[works], log_time[works] - self._center)
-        residual = log_time[works] - self._center - z[works] @ self._slopes
-        self._noise = float(np.sqrt(np.mean(residual**2)) + 1e-3)
-        self._bad = self._solve(z, (~works).astype(np.float64) - float((~works).mean()))
-        self._mean, self._scale = mean, scale
-
-    def _solve(self, z: FloatArray, target: FloatArray) -> FloatArray:
-        return np.asarray(np.linalg.solve(z.T @ z + self.penalty * np.eye(z.shape[1]), z.T @ target))
-
-    @staticmethod
-    def _standard(x: FloatArray, mean: FloatArray, scale: FloatArray) -> FloatArray:
-        z = (x - mean) / scale
-        return np.where(np.isfinite(z), z, 0.0)
-
-    def rank(self, features: FeatureArray) -> FloatArray:
-        """Return scores (N,), larger is faster; see `CostModel`."""
-        if self._mean is None:
-            return np.zeros(len(features))
-        z = self._standard(features.astype(np.float64), self._mean, self._scale)
-        spread = float(np.std(self._slopes @ z.T)) if len(z) else 0.0
-        return np.asarray(-(z @ self._slopes) - 2.0 * spread * (z @ self._bad))
-
-    def predict(self, features: FeatureArray) -> tuple[FloatArray, FloatArray]:
-        """Return the mean (N,) on the line, and the spread (N,) of the training rows around it."""
-        if self._mean is None:
-            return np.zeros(len(features)), np.ones(len(features))
-        z = self._standard(features.astype(np.float64), self._mean, self._scale)
-        return self._center + z @ self._slopes, np.full(len(features), self._noise)
 
 
 def relative_relevance(log_time: FloatArray, groups: IntArray) -> FloatArray:
@@ -264,7 +207,7 @@ def _checked(
 ) -> tuple[FeatureArray, FloatArray, IntArray]:
     if features.ndim != 2 or log_time.shape != (len(features),) or groups.shape != (len(features),):
         raise UserError(
-            f"wanted features (N, F), log_time (N,) and groups (N,), found {features.shape}, {log_time.shape} and {groups.shape}; "
+            f"expected features (N, F), log_time (N,) and groups (N,), got {features.shape}, {log_time.shape} and {groups.shape}; "
             "pass one row for each measured (candidate, shape)"
         )
     return np.ascontiguousarray(features, dtype=np.float32), log_time.astype(np.float64), groups.astype(np.int64)

@@ -4,6 +4,8 @@ The boosted trees of `cost_model` carry knowledge between tasks, shapes and devi
 accurate. This model interpolates: nearby points have similar times. The length scale of each axis is learnt (automatic
 relevance determination), and far from measurements the predicted deviation is large. One kernel serves all shapes; each
 shape has its own mean, amplitude and set of measured rows.
+
+Tests: `tests/tuner/search/test_replay.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy.typing as npt
 from relax_tune.tuner.search.space import BoolArray, FloatArray
 
 MAX_ROWS = 320
-"""Rows kept for the (cubic) fit: the fastest half and an even spread of the rest."""
+"""Most rows of the (cubic) fit: the fastest half and an even spread of the rest."""
 LENGTH_BOUNDS = (0.15, 10.0)
 NOISE_BOUNDS = (1e-6, 0.3)
 LENGTH_PRIOR = (0.3, 0.5)  # centre of log length, and strength of the prior
@@ -28,8 +30,9 @@ FEASIBILITY_FLOOR = 0.02
 class Posterior:
     """The belief of the process about R points.
 
-    mean, std: log seconds (R, S)
-    works: (R,) probability of a time at all
+    Attributes:
+        mean, std: Log seconds (R, S).
+        works: (R,) probability that the candidate does not fail.
     """
 
     mean: FloatArray
@@ -70,17 +73,20 @@ class Surrogate:
         self._points, self._shape_count = points, log_time.shape[1]
         self._groups = _grouped(points[keep], log_time[keep])
         self._lengths = np.ones(points.shape[1])
+        # The start of the coordinate search: a standard deviation of 3 % of the spread of the times.
         self._noise = 1e-3
         self._learn()
         for group in self._groups:
             self._factorise(group)
-        told = np.isfinite(log_time) | failed
-        self._told = told.any(axis=1)
-        share: FloatArray = np.isfinite(log_time).sum(axis=1) / np.maximum(told.sum(axis=1), 1)
-        self._works = share[self._told]
+        measured = np.isfinite(log_time) | failed
+        self._measured = measured.any(axis=1)
+        share: FloatArray = np.isfinite(log_time).sum(axis=1) / np.maximum(measured.sum(axis=1), 1)
+        self._works = share[self._measured]
         self._works_weights: FloatArray | None = None
-        if self._told.any() and (self._works < 1).any():
-            tried = points[self._told]
+        if self._measured.any() and (self._works < 1).any():
+            tried = points[self._measured]
+            # Regression on the share of shapes with a time, not classification: it needs no iterations, and only its
+            # order and its floor matter for the acquisition.
             gram = _matern(_distances(tried, tried, self._lengths)) + FEASIBILITY_NOISE * np.eye(len(tried))
             self._works_weights = np.asarray(np.linalg.solve(gram, self._works - self._works.mean()))
 
@@ -95,6 +101,8 @@ class Surrogate:
         """Learn lengths and noise by coordinate search, wide steps first."""
         if not self._groups:
             return
+        # A step changes one length, so only that axis' share of the squared distances is recomputed: O(M^2) per trial
+        # instead of O(A M^2).
         axes = [np.square(g.rows[:, None, :] - g.rows[None, :, :]).transpose(2, 0, 1) for g in self._groups]
         squares = [np.tensordot(self._lengths**-2.0, a, axes=1) for a in axes]
         best = self._loss(squares, self._lengths, self._noise)
@@ -125,6 +133,8 @@ class Surrogate:
                 factor = np.linalg.cholesky(gram)
             except np.linalg.LinAlgError:
                 return float("inf")
+            # The amplitude has a closed-form optimum given lengths and noise, so it is not searched: 0.5 M
+            # log(mean(white^2)) is the likelihood at it.
             white = np.linalg.solve(factor, group.values)
             count = len(group.rows)
             loss += float(0.5 * count * np.log(np.square(white).mean(axis=0) + 1e-12).sum())
@@ -133,6 +143,7 @@ class Surrogate:
 
     def _factorise(self, group: _Group) -> None:
         gram = _matern(_distances(group.rows, group.rows, self._lengths))
+        # A jitter keeps the matrix positive definite where two candidates have equal coordinates.
         gram[np.diag_indices_from(gram)] = 1.0 + max(self._noise, 1e-6)
         group.whitener = np.tril(np.linalg.inv(np.linalg.cholesky(gram)))
         white = group.whitener @ group.values
@@ -148,6 +159,7 @@ class Surrogate:
         for group in self._groups:
             cross = _matern(_distances(points, group.rows, self._lengths))
             explained = np.square(cross @ group.whitener.T).sum(axis=1)
+            # Rounding can make the explained variance exceed 1 at observed points.
             left = np.sqrt(np.maximum(1.0 - explained, 1e-10))
             mean[:, group.shapes] = cross @ group.weights * group.scale + group.mean
             std[:, group.shapes] = left[:, None] * (group.amplitude * group.scale)
@@ -156,7 +168,7 @@ class Surrogate:
     def _chance(self, points: FloatArray) -> FloatArray:
         if self._works_weights is None:
             return np.ones(len(points))
-        cross = _matern(_distances(points, self._points[self._told], self._lengths))
+        cross = _matern(_distances(points, self._points[self._measured], self._lengths))
         return np.asarray(np.clip(self._works.mean() + cross @ self._works_weights, FEASIBILITY_FLOOR, 1.0))
 
     def correlations(self, points: FloatArray) -> dict[int, FloatArray]:

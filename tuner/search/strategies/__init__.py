@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""The built-in search strategies. Every module lists its own in `STRATEGIES`, which `search.registry` collects."""

@@ -1,5 +1,6 @@
-"""The strategies that learn nothing: uniform sampling and a walk over the grid. Cheap baselines for the other
-strategies.
+"""The strategies that do not learn: uniform sampling and a walk over the grid. They are baselines for the others.
+
+Tests: `tests/tuner/search/strategies/test_strategy_contract.py`.
 """
 
 from __future__ import annotations
@@ -73,17 +74,20 @@ class GridSearch:
 
 
 def fresh_sample(history: SearchHistory, rng: np.random.Generator, count: int) -> CodeArray:
-    """Return up to `count` random legal points never asked or told, in random order.
+    """Return up to `count` new random legal points, in random order.
 
     Raises:
-        ScheduleError: the space has no legal point at all.
+        ScheduleError: The space has no legal point at all.
     """
     if count <= 0:
         return history.fresh(np.zeros((0, 1 + history.problem.space.width), dtype=np.int32))
     listed = history.problem.space.listed()
     if listed is not None and len(history) >= len(listed) > 0:
         return listed[:0]
-    wanted = count + len(history)  # enough even if every seen point is drawn again
-    drawn = history.problem.space.sample(rng, wanted)
+    needed = count + len(history)  # enough even if every known point is drawn again
+    drawn = history.problem.space.sample(rng, needed)
     fresh = history.fresh(drawn)
     return fresh[rng.permutation(len(fresh))[:count]]
+
+
+STRATEGIES = {"grid": GridSearch, "random": RandomSearch}

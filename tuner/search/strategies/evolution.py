@@ -5,11 +5,14 @@ breed a pool (or take the whole space when it is smaller than a pool) from rando
 ones, by mutation along ordered domains and crossover; (3) fill the batch by expected marginal gain, a few slots by an
 optimistic bound, and now and then a random point. The belief about a point mixes both models: where their means differ,
 it is less certain than either.
+
+Tests: `tests/tuner/search/test_replay.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,18 +20,18 @@ import numpy as np
 from relax_tune.tuner.search.base import Observations, Result, SearchHistory, SearchProblem, TrainingRows, isin
 from relax_tune.tuner.search.embedding import Embedding
 from relax_tune.tuner.search.models.acquisition import choose_batch, marginal_gain
-from relax_tune.tuner.search.models.cost_model import CostModel, GradientBoostedModel
-from relax_tune.tuner.search.models.scoring import rank_population, score
+from relax_tune.tuner.search.models.cost_model import CostModel, FeatureArray, GradientBoostedModel
 from relax_tune.tuner.search.models.surrogate import Posterior, Surrogate
-from relax_tune.tuner.search.space import Candidate, CodeArray, FloatArray
+from relax_tune.tuner.search.space import Candidate, CodeArray, FloatArray, IntArray, ParameterSpace
 from relax_tune.tuner.search.strategies.baselines import fresh_sample
-from relax_tune.tuner.search.strategies.genetic import crossover, mutate
 
 REFIT_GROWTH = 1.1
 ENOUGH = 32
 """Timed rows from which a history is used."""
+PIECE = 1 << 15
+"""(candidate, shape) rows scored at once: with fewer, the overhead in Python exceeds the gain from caches."""
 ALIKE = 6
-"""Factor on the wanted points: of the best by the history, the most dissimilar ones are taken."""
+"""Candidates that the history ranks best, per point; the most dissimilar of them are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class EvolutionarySearch:
         self._make_model = make_model
         self._embedded: Embedding | None = None
         self._asked_prior = False
-        self._found_prior: TrainingRows | None = None
+        self._loaded_prior: TrainingRows | None = None
         self._model: CostModel | None = None
         self._model_rows = 0
 
@@ -81,26 +84,28 @@ class EvolutionarySearch:
         """Return up to `n` new candidates; see `SearchStrategy`."""
         if n <= 0:
             return []
-        seen = self._history.observations()
-        times = np.isfinite(seen.log_time)
+        observed = self._history.observations()
+        times = np.isfinite(observed.log_time)
         design = min(n, max(0, self.settings.design - len(self._history)))
+        # While no shape has four times, the process has too little data: the batch continues the space-filling
+        # design.
         if (times.sum(axis=0).max(initial=0)) < 4:
             design = n
-        known = self._transferred(design // 2, seen)
+        known = self._transferred(design // 2, observed)
         codes = np.concatenate([known, self._spread(design - len(known), known)])
         if design < n:
-            codes = np.concatenate([codes, self._propose(n - design, seen, codes)])
+            codes = np.concatenate([codes, self._propose(n - design, observed, codes)])
         return self._history.ask(codes)
 
     @property
     def _prior(self) -> TrainingRows | None:
         if not self._asked_prior:
-            found = self.problem.history()
+            rows = self.problem.history()
             self._asked_prior = True
-            self._found_prior = found if found is not None and np.isfinite(found.log_time).sum() >= ENOUGH else None
-        return self._found_prior
+            self._loaded_prior = rows if rows is not None and np.isfinite(rows.log_time).sum() >= ENOUGH else None
+        return self._loaded_prior
 
-    def _transferred(self, count: int, seen: Observations) -> CodeArray:
+    def _transferred(self, count: int, observed: Observations) -> CodeArray:
         """Return the best candidates under a model of the recorded history, each unlike the others."""
         space = self.problem.space
         if count <= 0 or self._prior is None:
@@ -112,7 +117,7 @@ class EvolutionarySearch:
             if small and listed is not None
             else fresh_sample(self._history, self._rng, self.settings.screened)
         )
-        model = self._fitted(seen)
+        model = self._fitted(observed)
         order = rank_population(model, space, pool, self.problem.shapes, self.problem.weights)
         front = pool[np.argsort(-order, kind="stable")[: ALIKE * count]]
         return front[_farthest(space.coordinates(front), count)]
@@ -129,16 +134,16 @@ class EvolutionarySearch:
         space = self.problem.space
         pool = fresh_sample(self._history, self._rng, max(512, 4 * count))
         pool = pool[~isin(space.keys(pool), space.keys(taken))] if len(taken) and len(pool) else pool
-        references = space.coordinates(np.concatenate([self._history.seen(), taken]))
+        references = space.coordinates(np.concatenate([self._history.visited(), taken]))
         return pool[_farthest(space.coordinates(pool), count, references)]
 
     # -- with models ---------------------------------------------------------------------------------------------------
 
-    def _propose(self, count: int, seen: Observations, taken: CodeArray) -> CodeArray:
+    def _propose(self, count: int, observed: Observations, taken: CodeArray) -> CodeArray:
         space, settings = self.problem.space, self.settings
         self._embedded = self._embedded or Embedding(space)
-        judge = _Judge(self.problem, self._embedded, seen, self._fitted(seen), settings.trees)
-        pool = self._pool(judge, seen)
+        judge = _Judge(self.problem, self._embedded, observed, self._fitted(observed), settings.trees)
+        pool = self._pool(judge, observed)
         pool = pool[~isin(space.keys(pool), space.keys(taken))] if len(taken) and len(pool) else pool
         if not len(pool):
             return pool
@@ -159,17 +164,19 @@ class EvolutionarySearch:
         chance = self._rng.permutation(left)[: count - len(chosen)]
         return np.asarray(pool[np.concatenate([chosen, chance])])
 
-    def _fitted(self, seen: Observations) -> CostModel:
+    def _fitted(self, observed: Observations) -> CostModel:
         """Return the cost model trained on the history and all results.
 
         It is trained again once there are a tenth more results.
         """
-        rows, shapes = np.nonzero(np.isfinite(seen.log_time) | seen.failed)
+        rows, shapes = np.nonzero(np.isfinite(observed.log_time) | observed.failed)
         if self._model is not None and len(rows) < max(self._model_rows + 1, self._model_rows * REFIT_GROWTH):
             return self._model
         model = self._make_model()
-        features = self.problem.space.features(seen.codes, self.problem.shapes)[rows, shapes]
-        log_time = seen.log_time[rows, shapes] - np.log(self.problem.roofline)[shapes]
+        features = self.problem.space.features(observed.codes, self.problem.shapes)[rows, shapes]
+        log_time = observed.log_time[rows, shapes] - np.log(self.problem.roofline)[shapes]
+        # Groups of the history count from 0, so own groups are negative: the ranking compares rows only within a
+        # group.
         groups = -1 - shapes.astype(np.int64)
         if self._prior is not None:
             features = np.concatenate([self._prior.features, features])
@@ -179,7 +186,7 @@ class EvolutionarySearch:
         self._model, self._model_rows = model, len(rows)
         return model
 
-    def _pool(self, judge: _Judge, seen: Observations) -> CodeArray:
+    def _pool(self, judge: _Judge, observed: Observations) -> CodeArray:
         """Return promising new legal points: all of a small space, else evolved from a random sample."""
         space, settings = self.problem.space, self.settings
         listed = space.listed()
@@ -189,6 +196,7 @@ class EvolutionarySearch:
         ranked = screened[np.argsort(-judge.rank(screened), kind="stable")]
         half = settings.population // 2
         population = np.concatenate([ranked[:half], ranked[half:][:: max(1, len(ranked[half:]) // half)]])
+        # The best measured points come first: the tournament prefers the front of the list.
         parents = np.concatenate([judge.elites(settings.population // 16), population])
         archive = population
         for _ in range(settings.generations):
@@ -216,23 +224,25 @@ class _Judge:
     """The two models of a round, and the best dispatchable times."""
 
     def __init__(
-        self, problem: SearchProblem, embedded: Embedding, seen: Observations, model: CostModel, trees: float
+        self, problem: SearchProblem, embedded: Embedding, observed: Observations, model: CostModel, trees: float
     ) -> None:
         self._problem = problem
         self._embedded = embedded
-        self._seen = seen
+        self._observed = observed
         self._model = model
         self._trees = trees if model.ready else 0.0
-        self._middle = _medians(seen.log_time)
-        self.best = seen.best(problem)
-        self.surrogate = Surrogate(embedded(seen.codes), compressed(seen.log_time, self._middle), seen.failed)
+        self._middle = _medians(observed.log_time)
+        self.best = observed.best(problem)
+        self.surrogate = Surrogate(
+            embedded(observed.codes), compressed(observed.log_time, self._middle), observed.failed
+        )
 
     def elites(self, count: int) -> CodeArray:
         """Return the measured points that come closest to the best at any shape."""
-        gaps = self._seen.log_time - self.best[None, :]
+        gaps = self._observed.log_time - self.best[None, :]
         behind = np.where(np.isfinite(gaps), gaps, np.inf).min(axis=1)
         order = np.argsort(behind, kind="stable")[:count]
-        return np.asarray(self._seen.codes[order[np.isfinite(behind[order])]])
+        return np.asarray(self._observed.codes[order[np.isfinite(behind[order])]])
 
     def belief(self, codes: CodeArray) -> Posterior:
         """Return the belief about codes (R, 1 + P): mean and deviation of a mixture of the process and the trees.
@@ -244,9 +254,9 @@ class _Judge:
             return belief
         space, problem = self._problem.space, self._problem
         mean = score(space, codes, problem.shapes, lambda rows: self._model.predict(rows)[0])
-        apart = compressed(mean + np.log(problem.roofline), self._middle) - belief.mean
-        spread = np.sqrt(np.square(belief.std) + self._trees * (1.0 - self._trees) * np.square(apart))
-        return Posterior(belief.mean + self._trees * apart, spread, belief.works)
+        difference = compressed(mean + np.log(problem.roofline), self._middle) - belief.mean
+        spread = np.sqrt(np.square(belief.std) + self._trees * (1.0 - self._trees) * np.square(difference))
+        return Posterior(belief.mean + self._trees * difference, spread, belief.works)
 
     def gain(self, belief: Posterior) -> FloatArray:
         """Return log expected marginal gain (R,), discounted by the probability of success."""
@@ -284,4 +294,85 @@ def _medians(log_time: FloatArray) -> FloatArray:
 
 def compressed(log_time: FloatArray, middle: FloatArray) -> FloatArray:
     """Return log times (N, S), compressed above the medians (S,), so that the process resolves the fast ones."""
+    # A quarter of the slope stays, so that slow points keep their order.
     return np.asarray(log_time - 0.75 * np.maximum(log_time - middle, 0.0))
+
+
+def mutate(space: ParameterSpace, rng: np.random.Generator, parents: CodeArray) -> CodeArray:
+    """Return one child per parent (R, 1 + P): one to three parameters changed, constraints ignored.
+
+    A change is one step along an ordered domain or, one time in three, to any value. An unordered domain always takes
+    any value.
+    """
+    children = parents.copy()
+    sizes = space.domain_sizes[parents[:, 0]]
+    if not space.width:
+        return children
+    mutable = sizes > 1
+    # 2 exceeds every draw, so parameters with one value come last
+    order = np.argsort(np.where(mutable, rng.random(sizes.shape), 2.0), axis=1)
+    depth = 1 + rng.integers(0, 3, len(parents))
+    hit = np.zeros(sizes.shape, dtype=np.bool_)
+    for place in range(min(3, space.width)):
+        rows = np.flatnonzero(depth > place)
+        hit[rows, order[rows, place]] = True
+    step = np.where(rng.random(sizes.shape) < 0.5, -1, 1)
+    jump = rng.integers(0, sizes)
+    walks = space.ordered[parents[:, 0]] & (rng.random(sizes.shape) < 2.0 / 3.0)
+    moved = np.where(walks, np.clip(parents[:, 1:] + step, 0, sizes - 1), jump)
+    children[:, 1:] = np.where(hit & mutable, moved, parents[:, 1:])
+    return children
+
+
+def crossover(rng: np.random.Generator, parents: CodeArray, count: int) -> CodeArray:
+    """Return up to `count` children (R, 1 + P), each parameter from either of two parents of one sketch. Constraints
+    are ignored.
+    """
+    left = rng.integers(0, len(parents), count)
+    right = rng.integers(0, len(parents), count)
+    pairs = parents[left, 0] == parents[right, 0]
+    a, b = parents[left[pairs]], parents[right[pairs]]
+    return np.asarray(np.where(rng.random(a.shape) < 0.5, a, b))
+
+
+def score(
+    space: ParameterSpace,
+    codes: CodeArray,
+    shapes: IntArray,
+    model: Callable[[FeatureArray], FloatArray],
+    threads: int = 2,
+) -> FloatArray:
+    """Apply `model(features (K, F) f32) -> (K,)` to every (candidate, shape).
+
+    Returns (R, S) for codes (R, 1 + P) and shapes (S, D). Chunks are independent, so neither their size nor `threads`
+    changes the result.
+    """
+    step = max(1, PIECE // len(shapes))
+    out = np.empty((len(codes), len(shapes)))
+
+    def piece(start: int) -> None:
+        features = space.features(codes[start : start + step], shapes)
+        out[start : start + step] = model(features.reshape(-1, features.shape[2])).reshape(-1, len(shapes))
+
+    starts = range(0, len(codes), step)
+    if len(starts) < 2 or threads < 2:
+        for start in starts:
+            piece(start)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(piece, starts))
+    return out
+
+
+def rank_population(
+    model: CostModel, space: ParameterSpace, codes: CodeArray, shapes: IntArray, weights: FloatArray
+) -> FloatArray:
+    """Return one score (R,) per candidate, larger is faster: the model's rank at each shape, standardised and weighted."""
+    if not len(codes):
+        return np.zeros(0)
+    scores = score(space, codes, shapes, model.rank)
+    scores = (scores - scores.mean(axis=0)) / (scores.std(axis=0) + 1e-9)
+    return np.asarray(scores @ weights)
+
+
+STRATEGIES = {"evolution": EvolutionarySearch}

@@ -1,4 +1,7 @@
-"""Optuna's samplers (TPE, Gaussian process, CMA-ES) behind the same interface, through its ask/tell."""
+"""Optuna's samplers (TPE, Gaussian process, CMA-ES) behind the same interface, through its ask/tell.
+
+Tests: `tests/tuner/search/strategies/test_strategy_contract.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from relax_tune.tuner.search.strategies.baselines import fresh_sample
 Sampler = Literal["tpe", "gp", "cmaes"]
 
 REJECTIONS = {"tpe": 24, "gp": 2, "cmaes": 24}
-"""Suggestions per wanted candidate that may be rejected before a random legal one replaces them. A suggestion of the
-Gaussian process costs too much to reject many.
+"""Suggestions per candidate that may be rejected before a random legal one replaces them. A suggestion of the Gaussian
+process costs too much to reject many.
 """
 
 MODEL_TRIALS = 10
@@ -26,19 +29,21 @@ generation's parents.
 
 
 class OptunaSearch:
-    """Optuna's samplers over domain positions. Illegal or repeated suggestions are rejected and told as failed.
+    """Optuna's samplers over domain positions. Illegal or repeated suggestions are rejected and reported as failed.
 
     TPE searches all sketches in one study, the sketch among the parameters. The Gaussian process and CMA-ES need a
-    fixed set of parameters, so each sketch has a study of its own. The better a sketch's best is, the more of its
+    fixed set of parameters, so each sketch has its own study. The better a sketch's best is, the more of its
     suggestions are taken. CMA-ES moves ordered parameters only; others are drawn at random.
 
-    Each ask rebuilds the studies from the told results, in canonical order: answers that arrive in another order change
+    Each ask rebuilds the studies from the reported results, in canonical order: answers that arrive in another order change
     nothing. The objective is the weighted mean log time over the shapes a candidate was tried at.
     """
 
-    def __init__(
-        self, problem: SearchProblem, rng: np.random.Generator, startup: int = 16, sampler: Sampler = "tpe"
-    ) -> None:
+    packages: tuple[str, ...] = ("optuna",)
+    install = "'relax-tune[tune]'"
+    sampler: Sampler = "tpe"
+
+    def __init__(self, problem: SearchProblem, rng: np.random.Generator, startup: int = 16) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -47,7 +52,6 @@ class OptunaSearch:
         self._history = SearchHistory(problem)
         self._rng = rng
         self._startup = startup
-        self._sampler = sampler
 
     def tell(self, results: Sequence[Result]) -> None:
         """Remember results; see `SearchStrategy`."""
@@ -58,21 +62,21 @@ class OptunaSearch:
         if n <= 0:
             return []
         spare = fresh_sample(self._history, self._rng, n)
-        wanted = min(n, len(spare))
-        rows = self._suggested(wanted) if len(self._history) >= self._startup else []
+        count = min(n, len(spare))
+        rows = self._suggested(count) if len(self._history) >= self._startup else []
         known = {row.tobytes() for code in rows for row in code}
-        rows += [row[None, :] for row in spare if row.tobytes() not in known][: wanted - len(rows)]
+        rows += [row[None, :] for row in spare if row.tobytes() not in known][: count - len(rows)]
         return self._history.ask(np.concatenate(rows) if rows else spare)
 
-    def _suggested(self, wanted: int) -> list[CodeArray]:
-        """Return up to `wanted` legal suggestions that are new."""
+    def _suggested(self, count: int) -> list[CodeArray]:
+        """Return up to `count` legal suggestions that are new."""
         trials = self._trials()
         studies: dict[int | None, Any] = {}
-        sketches = self._sketches(trials, REJECTIONS[self._sampler] * wanted)
-        taken = {row.tobytes() for row in self._history.seen()}
+        sketches = self._sketches(trials, REJECTIONS[self.sampler] * count)
+        taken = {row.tobytes() for row in self._history.visited()}
         rows: list[CodeArray] = []
         for sketch in sketches:
-            if len(rows) >= wanted:
+            if len(rows) >= count:
                 break
             if sketch not in studies:
                 studies[sketch] = self._study([t for s, t in trials if sketch in (None, s)])
@@ -86,7 +90,7 @@ class OptunaSearch:
 
     def _sketches(self, trials: Sequence[tuple[int, Any]], count: int) -> list[int | None]:
         """Return the sketch of each of `count` suggestions; None if the sampler chooses it."""
-        if self._sampler == "tpe":
+        if self.sampler == "tpe":
             return [None] * count
         number = len(self._problem.space.sketches)
         best = np.full(number, -np.inf)  # an untried sketch comes first
@@ -99,34 +103,34 @@ class OptunaSearch:
         return [int(s) for s in self._rng.choice(number, size=count, p=share / share.sum())]
 
     def _trials(self) -> list[tuple[int, Any]]:
-        """Convert the told results to Optuna's trials, each with its sketch."""
+        """Convert the results to Optuna's trials, each with its sketch."""
         create = self._optuna.trial.create_trial
         failed = self._optuna.trial.TrialState.FAIL
-        seen = self._history.observations()
-        weights = np.where(np.isfinite(seen.log_time), self._problem.weights[None, :], 0.0)
-        centred = np.nan_to_num(seen.log_time - np.log(self._problem.roofline)[None, :])
+        observed = self._history.observations()
+        weights = np.where(np.isfinite(observed.log_time), self._problem.weights[None, :], 0.0)
+        centred = np.nan_to_num(observed.log_time - np.log(self._problem.roofline)[None, :])
         total = weights.sum(axis=1)
-        found = []
-        for code, weight, row in zip(seen.codes, total, (weights * centred).sum(axis=1)):
+        trials = []
+        for code, weight, row in zip(observed.codes, total, (weights * centred).sum(axis=1)):
             sketch = int(code[0])
             kinds = self._distributions(sketch)
             values = {name: int(position) for name, position in zip(kinds, code[1:])}
-            if self._sampler == "tpe":
+            if self.sampler == "tpe":
                 kinds, values = self._with_sketch(kinds), {**values, "sketch": sketch}
             outcome = {"value": float(row / weight)} if weight > 0 else {"state": failed}
-            found.append((sketch, create(params=values, distributions=kinds, **outcome)))
-        return found
+            trials.append((sketch, create(params=values, distributions=kinds, **outcome)))
+        return trials
 
     def _study(self, trials: Sequence[Any]) -> Any:
         samplers, seed = self._optuna.samplers, int(self._rng.integers(0, 2**31))
         complete = [t for t in trials if t.value is not None]
-        if self._sampler == "tpe":
+        if self.sampler == "tpe":
             sampler = samplers.TPESampler(
                 seed=seed, n_startup_trials=0, multivariate=True, group=True, constant_liar=False
             )
         elif len(complete) < MODEL_TRIALS:
             sampler = samplers.RandomSampler(seed=seed)
-        elif self._sampler == "gp":
+        elif self.sampler == "gp":
             sampler = samplers.GPSampler(seed=seed, n_startup_trials=0, warn_independent_sampling=False)
         else:
             with warnings.catch_warnings():
@@ -175,3 +179,21 @@ class OptunaSearch:
             else:
                 code[0, 1 + j] = trial.suggest_int(name, kind.low, kind.high)
         return code
+
+
+class CmaEsSearch(OptunaSearch):
+    """CMA-ES (Hansen and Ostermeier, 2001), one study per sketch."""
+
+    packages = ("optuna", "cmaes")
+    sampler: Sampler = "cmaes"
+
+
+class GaussianProcessSearch(OptunaSearch):
+    """Optuna's Gaussian process, one study per sketch."""
+
+    packages = ("optuna", "scipy", "torch")
+    install = "optuna scipy torch"
+    sampler: Sampler = "gp"
+
+
+STRATEGIES = {"optuna": OptunaSearch, "optuna-cmaes": CmaEsSearch, "optuna-gp": GaussianProcessSearch}

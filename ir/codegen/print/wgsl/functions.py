@@ -1,10 +1,12 @@
-"""Functions of f32 in WGSL, exact at their ends.
+"""Functions of f32 in WGSL, with the special values of IEEE 754.
 
-WGSL's own may be off by thousands of units in the last place. WGSL lets a compiler take it that no number is NaN or
-infinite, and refuses both as constants. So NaN is seen by its bits, both are made from bits in variables, and ends
-are chosen by comparisons of bits. Only `abs`, `floor`, `round` and `sqrt` are WGSL's. Denormal numbers may be read
-and given as 0. Sources: the polynomials of `print/math`, Cephes (Moshier) for inverse and hyperbolic functions, and
-for large arguments of sine and cosine Payne and Hanek (1983).
+WGSL's builtin functions may be off by thousands of units in the last place. Compilers may assume that no number is NaN or infinite, and
+WGSL has no constants for either. Therefore NaN is detected by its bits, NaN and infinity are created from bits in variables, and special
+cases are selected by comparisons of bits. Of the builtins only `abs`, `floor`, `round` and `sqrt` are used. Denormal numbers may be
+flushed to 0. Sources: the polynomials of `print/math`, Cephes (Moshier) for inverse and hyperbolic functions, and Payne and Hanek (1983)
+for large arguments of sine and cosine.
+
+Tests: `tests/ir/codegen/test_wgsl.py`.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ def _rational(limit: float, p: tuple[float, ...], q: tuple[float, ...]) -> str:
 
 
 def _logarithm(high: str, low: str, scale: str) -> str:
-    return f"""  let given = bitcast<i32>(x);
-  if ((given & 0x7fffffff) == 0) {{ return -rt_inf(); }}
-  if (given < 0) {{ return rt_not_a_number(); }}
-  if (given == 0x7f800000) {{ return x; }}
-  let tiny = given < 0x800000;
-  let b = select(given, bitcast<i32>(f32(given)), tiny);
+    return f"""  let source = bitcast<i32>(x);
+  if ((source & 0x7fffffff) == 0) {{ return -rt_inf(); }}
+  if (source < 0) {{ return rt_not_a_number(); }}
+  if (source == 0x7f800000) {{ return x; }}
+  let tiny = source < 0x800000;
+  let b = select(source, bitcast<i32>(f32(source)), tiny);
   let k = (b - 0x3F3504F3) >> 23u;
   let f = bitcast<f32>(b - (k << 23u)) - 1.0f;
   let e = f32(select(k, k - 149, tiny));
@@ -61,9 +63,9 @@ _POWER = f"""fn rt_pow_f32(x: f32, y: f32) -> f32 {{
     return select(0.0f, rt_inf(), (a > 1.0f) == (y > 0.0f));
   }}
   if (x < 0.0f && !whole) {{ return rt_not_a_number(); }}
-  let given = bitcast<i32>(a);
-  let tiny = given < 0x800000;
-  let b = select(given, bitcast<i32>(f32(given)), tiny);
+  let source = bitcast<i32>(a);
+  let tiny = source < 0x800000;
+  let b = select(source, bitcast<i32>(f32(source)), tiny);
   let steps = (b - 0x3F3504F3) >> 23u;
   let m = bitcast<f32>(b - (steps << 23u));
   let n = select(steps, steps - 149, tiny);
@@ -80,17 +82,17 @@ _POWER = f"""fn rt_pow_f32(x: f32, y: f32) -> f32 {{
   let high = f32(n) + u.x;
   let less = (u.x - (high - f32(n))) + l;
   let v = rt_product_f32(y, high);
-  let beside = v.y + y * less;
+  let error = v.y + y * less;
   if (v.x > 130.0f) {{ return sign * rt_inf(); }}
   if (v.x < -155.0f) {{ return bitcast<f32>(minus); }}
-  let k = round(v.x + beside);
-  let r = ((v.x - k) + beside) * 0.6931471805599453f;
+  let k = round(v.x + error);
+  let r = ((v.x - k) + error) * 0.6931471805599453f;
   let p = {horner("r", (1.0, 1.0, *math.EXP))};
   let h = i32(k) >> 1u;
   return sign * (p * bitcast<f32>((h + 127) << 23u) * bitcast<f32>((i32(k) - h + 127) << 23u));
 }}"""
 
-# (x, y) -> x * y rounded, and what rounding left out (Dekker 1971); the halves are cut by their bits
+# (x, y) -> x * y rounded, and its rounding error (Dekker 1971); operands are split into halves by masking bits
 _PRODUCT = """fn rt_product_f32(x: f32, y: f32) -> vec2<f32> {
   let p = x * y;
   let a = bitcast<f32>(bitcast<u32>(x) & 0xfffff000u);
@@ -100,7 +102,8 @@ _PRODUCT = """fn rt_product_f32(x: f32, y: f32) -> vec2<f32> {
   return vec2<f32>(p, ((a * b - p) + a * d + c * b) + c * d);
 }"""
 
-# quadrant, and the rest as bits of a float: |rest| <= pi / 4
+# The quadrant of x, and the bits of the reduced argument, which is at most pi / 4 in magnitude. Arguments below 8192 are reduced by
+# Cody and Waite's three-part constant, larger ones by Payne and Hanek's method.
 _QUADRANT = """const rt_two_over_pi = array<u32, 6>(0x28be60dbu, 0x9391054au, 0x7f09d5f4u, 0x7d4d3770u, 0x36d8a566u, 0x4f10e410u);
 fn rt_quadrant_f32(x: f32) -> vec2<i32> {
   if (abs(x) < 8192.0f) {
@@ -179,8 +182,8 @@ _ATAN = """  let a = abs(x);
   let z = s * s;
   let p = s + s * z * (-3.33329491539e-1f + z * (1.99777106478e-1f + z * (-1.38776856032e-1f + z * 8.05374449538e-2f)));
   let v = p + select(select(0.0f, 0.7853981633974483f, mid), 1.5707963267948966f, far);
-  let found = select(v, 1.5707963267948966f, bitcast<u32>(a) == 0x7f800000u);
-  return select(found, -found, (bitcast<u32>(x) >> 31u) != 0u);"""
+  let angle = select(v, 1.5707963267948966f, bitcast<u32>(a) == 0x7f800000u);
+  return select(angle, -angle, (bitcast<u32>(x) >> 31u) != 0u);"""
 
 _ATAN2 = """fn rt_atan2_f32(y: f32, x: f32) -> f32 {
   if (rt_nan_f32(x)) { return x; }
@@ -205,7 +208,7 @@ _ATAN2 = """fn rt_atan2_f32(y: f32, x: f32) -> f32 {
 
 
 def _signed(body: str) -> str:
-    """Return the body of an odd function from that of its positive half, which gives `v` for `a`."""
+    """Return the body of an odd function, given text that computes `v` from `a`, the magnitude of the argument."""
     return f"  let a = abs(x);\n{body}\n  return bitcast<f32>((bitcast<u32>(v) & 0x7fffffffu) | (bitcast<u32>(x) & 0x80000000u));"
 
 
@@ -322,7 +325,7 @@ FUNCTIONS: Mapping[str, Piece] = {
 
 
 def conversion(name: str) -> str:
-    """Return a conversion of `print/math` between the bits in memory, as i32, and a number, in WGSL."""
+    """Return a conversion of `print/math` between the bits in memory, an i32, and a number, translated to WGSL."""
     _needs, body = math.CONVERSIONS[name]
     integer = name.split("_")[1].startswith(("int", "uint"))
     number = "i32" if integer else "f32"

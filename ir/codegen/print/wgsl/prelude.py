@@ -1,4 +1,7 @@
-"""Types and small functions of WGSL kernels."""
+"""Types and helper functions of WGSL kernels.
+
+Tests: `tests/ir/codegen/test_wgsl.py`, `tests/ir/codegen/test_tint.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from relax_tune.ir.codegen.print.wgsl.wide import PAIR, WIDE, WORDS
 from relax_tune.ir.core.dtype import DType, bool_, f32, f64, i32, i64, u32, u64
 from relax_tune.ir.hardware.intrinsic import Intrinsic
 
-# the type of one number in registers and in memory of a group or an item: narrow integers are held in 32 bits
+# Type of a number in registers and in workgroup and private memory; narrow integers take 32 bits.
 SCALARS: Mapping[str, str] = MappingProxyType(
     {
         "bool": "bool", "i8": "i32", "u8": "i32", "i16": "i32", "u16": "i32", "i32": "i32", "u32": "u32",
@@ -21,43 +24,42 @@ SCALARS: Mapping[str, str] = MappingProxyType(
     }
 )  # fmt: skip
 WIDE_TYPES = (i64, u64)
-# bytes of an array's smallest element in memory of a group
+# Bytes of the smallest element of an array in workgroup memory.
 SHARED_BYTES = 4
 
-# helpers of vectors that are calls of the scalar helper for every lane, as operands : result of
-# V the vector, M its truth values, I int32, E one element
+# Helpers that call the scalar helper for every lane, as "operands:result": V is the vector, I a vector of int32.
 _LANES: Mapping[str, str] = MappingProxyType({"max": "VV:V", "min": "VV:V", "whole_i32": "V:I"})
 _INFIX = {"add": "+", "sub": "-", "mul": "*"}
 _BITS = {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
 
 
 class WGSLPrelude(Prelude):
-    """The types and functions that a kernel uses. `$V` is the vector, `$N` the function's name."""
+    """Prelude of a WGSL kernel. In the texts, `$V` is the vector type and `$N` the function's name."""
 
     language = "webgpu"
     scalars = SCALARS
 
     def add(self, key: str, text: str) -> None:
-        """Add a piece once; WGSL has no guards, and a kernel is a module of its own."""
+        """Add a piece once. WGSL has no preprocessor, and each kernel is a separate module."""
         self._pieces.setdefault(key, text)
 
     def intrinsic(
-        self, found: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
+        self, intrinsic: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
     ) -> str:
-        raise BuildError(f"wanted loops instead of the instruction {found.name}, which WGSL does not have")
+        raise BuildError(f"WGSL does not have the instruction {intrinsic.name}; print its loops")
 
     def storage(self, dtype: DType) -> str:
         if dtype is INDEX:
             return "i32"
         if dtype is f64:
-            raise BuildError("wanted types that WGSL has, found float64; cast to float32, or build for another target")
+            raise BuildError("WGSL has no float64; cast to float32, or build for another target")
         return self.scalars[computed(dtype).short]
 
     def vector(self, dtype: DType, width: int) -> str:
-        one = self.storage(dtype)
+        element = self.storage(dtype)
         if width == 1:
-            return one
-        return f"array<{one}, {width}>" if one == PAIR else f"vec{width}<{one}>"
+            return element
+        return f"array<{element}, {width}>" if element == PAIR else f"vec{width}<{element}>"
 
     def mask(self, dtype: DType, width: int) -> str:
         return self.vector(bool_, width)
@@ -89,7 +91,7 @@ class WGSLPrelude(Prelude):
         return full
 
     def helper(self, name: str, dtype: DType, width: int) -> str:
-        """Return the name of a helper for this type. Of integers of 64 bits only single ones are computed."""
+        """Return the name of a helper for this type. There is no arithmetic on vectors of 64-bit integers."""
         dtype = i32 if dtype is INDEX else computed(dtype)
         if dtype in WIDE_TYPES and width == 1 and name != "splat":
             if dtype is u64 and name not in WORDS:
@@ -145,18 +147,16 @@ class WGSLPrelude(Prelude):
             return (), f"{head} {self._shift(name, dtype)} }}"
         if name == "integer_power":
             return (), f"{head} {self._power(dtype)} }}"
-        raise BuildError(
-            f"wanted an operation that WGSL kernels have, found {name} of {dtype}; build for another target"
-        )
+        raise BuildError(f"WGSL kernels have no {name} of {dtype}; build for another target")
 
     def _shift(self, name: str, dtype: DType) -> str:
         width = dtype.bits
         outside = f"b >= {width}u" if dtype is u32 else f"b < 0 || b >= {width}"
-        by = "(u32(b) & 31u)"
+        shift = "(u32(b) & 31u)"
         if name == "shift_left":
-            return f"if ({outside}) {{ return $V(0); }} return {self.wrapped(f'a << {by}', dtype)};"
+            return f"if ({outside}) {{ return $V(0); }} return {self.wrapped(f'a << {shift}', dtype)};"
         rest = "$V(0)" if dtype.is_unsigned else "select(0, -1, a < 0)"
-        return f"if ({outside}) {{ return {rest}; }} return a >> {by};"
+        return f"if ({outside}) {{ return {rest}; }} return a >> {shift};"
 
     def _power(self, dtype: DType) -> str:
         below = ""
@@ -166,7 +166,7 @@ class WGSLPrelude(Prelude):
         return f"{below}{loop} return {self.wrapped('r', dtype)};"
 
     def wrapped(self, text: str, dtype: DType) -> str:
-        """Return a number held in 32 bits, reduced to the bits of its type."""
+        """Return a number of 32 bits reduced to the bits of its type."""
         if dtype.bits >= 32:
             return text
         if dtype.is_unsigned:
@@ -196,13 +196,13 @@ class WGSLPrelude(Prelude):
         if name in math.CONVERSIONS:
             form = "I:V" if name.startswith("from") else "V:I"
         operands, result = form.split(":")
-        one = self.helper(name, dtype, 1)
+        scalar_helper = self.helper(name, dtype, 1)
         head = ", ".join(f"a{k}: {types[t]}" for k, t in enumerate(operands))
-        parts = [f"{one}({', '.join(f'a{k}[{lane}]' for k in range(len(operands)))})" for lane in lanes]
+        parts = [f"{scalar_helper}({', '.join(f'a{k}[{lane}]' for k in range(len(operands)))})" for lane in lanes]
         return f"fn $N({head}) -> {types[result]} {{ return {types[result]}({', '.join(parts)}); }}"
 
     def _folded(self, name: str, dtype: DType, width: int) -> str:
-        """Return a helper that combines halves: once, or down to one element."""
+        """Return a helper that combines the two halves of a vector, once (`half_`) or down to one element (`fold_`)."""
         kind, op = name.split("_")
         half, narrow = width // 2, self.vector(dtype, width // 2)
         parts = [
@@ -220,7 +220,4 @@ class WGSLPrelude(Prelude):
 
 
 def _no_u64(name: str) -> BuildError:
-    return BuildError(
-        f"wanted types that WGSL has, found {name} of uint64, which is not written there in 32-bit words; use int64, or build for "
-        "another target"
-    )
+    return BuildError(f"WGSL kernels have no {name} of uint64; use int64, or build for another target")

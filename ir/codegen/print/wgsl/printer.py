@@ -1,8 +1,10 @@
 """The WebGPU target: one WGSL module per kernel.
 
-Arrays are storage buffers in the order of the kernel's parameters, and its integers one uniform buffer behind them. Elements of 8 and 16
+Arrays are storage buffers in the order of the kernel's parameters, and its integers one uniform buffer after them. Elements of 8 and 16
 bits share words: kernels that only read such an array shift, and writing kernels use atomic operations on its words. Indices have 32
 bits: spans prove that they suffice, or the launch checks their largest value. Values of 64 bits are pairs of words.
+
+Tests: `tests/ir/codegen/test_wgsl.py`, `tests/ir/codegen/test_tint.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from dataclasses import replace
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import Poly
 from relax_tune.ir.codegen.print.addressing import Address, Lane
-from relax_tune.ir.codegen.print.c import float_literal
+from relax_tune.ir.codegen.print.c.printer import float_literal
 from relax_tune.ir.codegen.print.cfamily import Grid
-from relax_tune.ir.codegen.print.grid import GridPrinter, launched_items
+from relax_tune.ir.codegen.print.grid import GridPrinter, launched_items, product
 from relax_tune.ir.codegen.print.prelude import INDEX
 from relax_tune.ir.codegen.print.wgsl.prelude import WGSLPrelude
 from relax_tune.ir.codegen.print.wgsl.values import WGSLValues
@@ -33,7 +35,11 @@ BARRIERS = {"shared": "workgroupBarrier();", "global": "storageBarrier();"}
 
 
 class WGSLPrinter(WGSLValues, GridPrinter):
-    """Printer of one WGSL kernel. accessors: functions of elements and vectors of its arrays."""
+    """Printer of one WGSL kernel.
+
+    Attributes:
+        accessors: Text of the functions that read and write elements and vectors of the kernel's arrays, by name.
+    """
 
     prelude: WGSLPrelude
     accessors: dict[str, str]
@@ -49,7 +55,7 @@ class WGSLPrinter(WGSLValues, GridPrinter):
     def counting(self, kind: str, name: str, end: str) -> str:
         if kind == PAIR:
             raise BuildError(
-                f"wanted a loop over {name} whose end 32 bits hold, found a value from memory; bound it by a size"
+                f"the loop over {name} ends at a value from memory, which 32 bits may not hold; bound it by a size"
             )
         return f"for (var {name}: {kind} = 0; {name} < {end}; {name}++) {{"
 
@@ -68,26 +74,19 @@ class WGSLPrinter(WGSLValues, GridPrinter):
     def index(self, kind: str, axis: int) -> str:
         if kind == "item":
             return f"i32(rt_item.{'xyz'[axis]})"
-        if not self._along_one():
+        if not self._is_linear():
             return f"i32(rt_group.{'xyz'[axis]})"
-        text = "rt_number"
-        for e in self.groups[:axis]:
-            text += f" / {self._groups_text(e)}"
-        return text if axis == len(self.groups) - 1 else f"{text} % {self._groups_text(self.groups[axis])}"
+        return self.delinearized("rt_number", axis)
 
-    def _groups_text(self, e: Expr) -> str:
-        return f"({self.poly_text(self.algebra.poly(e))})"
-
-    def _along_one(self) -> bool:
-        """Return whether groups have one number, from which quotients and remainders give the indices per axis."""
-        tops = [self.algebra.interval(self.algebra.static(e))[1] for e in self.groups]
-        return any(top is None or top > AXIS_LIMIT for top in tops)
+    def _is_linear(self) -> bool:
+        """Return whether groups are numbered over rows of at most `AXIS_LIMIT` groups."""
+        return self.exceeds(AXIS_LIMIT, self.groups)
 
     def launched(self, groups: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """Return the launch: all groups in rows of at most `AXIS_LIMIT`, where an axis might have more."""
-        if not groups or not self._along_one():
+        """Return the extents of the launch: rows of at most `AXIS_LIMIT` groups if an axis might have more."""
+        if not groups or not self._is_linear():
             return groups
-        total = _product(groups)
+        total = product(groups)
         rows = floordiv(total + (AXIS_LIMIT - 1), const(AXIS_LIMIT))
         return (minimum(total, const(AXIS_LIMIT)), rows)
 
@@ -103,7 +102,7 @@ class WGSLPrinter(WGSLValues, GridPrinter):
         return f"{self.prelude.function('not_a_number')}()" if "nan" in text else text
 
     def element(self, b: Buffer) -> str:
-        """Return the type of an element: of one that has bits of its own in memory these bits."""
+        """Return the type of an element in memory; packed elements of global arrays are words."""
         if b.scope == "global" and b.dtype.bytes < 4:
             return "u32"
         return "i32" if b.dtype.is_packed else self.prelude.storage(b.dtype)
@@ -124,8 +123,8 @@ class WGSLPrinter(WGSLValues, GridPrinter):
             return super().store_one(b, offset, value)
         return f"{self._setter(b)}({offset}, {self.packed(value, b.dtype, 1)});"
 
-    def _held(self, b: Buffer) -> str:
-        """Return the type by which functions of a buffer take and give elements."""
+    def _element_type(self, b: Buffer) -> str:
+        """Return the type of an element as the accessors take and return it."""
         return "i32" if b.dtype.is_packed else self.prelude.storage(b.dtype)
 
     def _getter(self, b: Buffer) -> str:
@@ -140,42 +139,45 @@ class WGSLPrinter(WGSLValues, GridPrinter):
             text = f"extractBits(bitcast<i32>{text}, 0u, {bits}u)"
         else:
             text = f"i32({text} & {(1 << bits) - 1}u)"
-        self.accessors.setdefault(name, f"fn {name}(i: i32) -> {self._held(b)} {{ return {text}; }}")
+        self.accessors.setdefault(name, f"fn {name}(i: i32) -> {self._element_type(b)} {{ return {text}; }}")
         return name
 
     def _setter(self, b: Buffer) -> str:
-        """Return the function that writes an element into its word, whose other elements may be others' work."""
+        """Return the function that writes an element into its word.
+
+        It is atomic, since other work-items may write the word's other elements at the same time.
+        """
         name, array, bits = f"rt_set_{self.buffers[b]}", self.buffers[b], 8 * b.dtype.bytes
         word, ones = f"{array}[u32(i) >> {1 if bits == 16 else 2}u]", (1 << bits) - 1
         value = "select(0u, 1u, v)" if b.dtype.short == "bool" else f"(bitcast<u32>(v) & {ones}u)"
         self.accessors.setdefault(
             name,
-            f"fn {name}(i: i32, v: {self._held(b)}) {{\n  let k = (u32(i) & {32 // bits - 1}u) * {bits}u;\n"
+            f"fn {name}(i: i32, v: {self._element_type(b)}) {{\n  let k = (u32(i) & {32 // bits - 1}u) * {bits}u;\n"
             f"  atomicAnd(&{word}, ~({ones}u << k));\n  atomicOr(&{word}, {value} << k);\n}}",
         )
         return name
 
     def _vector_of(self, b: Buffer, width: int) -> str:
-        held = self._held(b)
-        return f"array<{held}, {width}>" if held == PAIR else f"vec{width}<{held}>"
+        element = self._element_type(b)
+        return f"array<{element}, {width}>" if element == PAIR else f"vec{width}<{element}>"
 
     def load_vector(self, b: Buffer, at: Address, lane: Lane) -> str:
-        kind, held = self._vector_of(b, lane.width), self._held(b)
+        kind, element = self._vector_of(b, lane.width), self._element_type(b)
         one = f"{self._getter(b)}(i{{}})" if self.in_words(b) else f"{self.buffers[b]}[i{{}}]"
         parts = [one.format(f" + {k}" if k else "") for k in range(lane.width)]
-        name, count, given = f"rt_get{lane.width}_{self.buffers[b]}", "", at.text
+        name, count, arguments = f"rt_get{lane.width}_{self.buffers[b]}", "", at.text
         if lane.count is not None:
-            zero = "false" if held == "bool" else f"{held}(0)"
+            zero = "false" if element == "bool" else f"{element}(0)"
             parts = [f"select({zero}, {x}, n > {k})" for k, x in enumerate(parts)]
-            name, count, given = f"rt_first{lane.width}_{self.buffers[b]}", ", n: i32", f"{at.text}, {lane.count}"
+            name, count, arguments = f"rt_first{lane.width}_{self.buffers[b]}", ", n: i32", f"{at.text}, {lane.count}"
         self.accessors.setdefault(name, f"fn {name}(i: i32{count}) -> {kind} {{ return {kind}({', '.join(parts)}); }}")
-        return f"{name}({given})"
+        return f"{name}({arguments})"
 
     def store_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
-        base, count, given = self.buffers[b], "", f"{at.text}, {value}"
+        base, count, arguments = self.buffers[b], "", f"{at.text}, {value}"
         name = f"rt_put{lane.width}_{base}"
         if lane.count is not None:
-            name, count, given = f"rt_put_first{lane.width}_{base}", ", n: i32", f"{given}, {lane.count}"
+            name, count, arguments = f"rt_put_first{lane.width}_{base}", ", n: i32", f"{arguments}, {lane.count}"
         lines = []
         for k in range(lane.width):
             place = f"i + {k}" if k else "i"
@@ -183,7 +185,7 @@ class WGSLPrinter(WGSLValues, GridPrinter):
             lines.append(f"  if (n > {k}) {{ {line} }}" if count else f"  {line}")
         head = f"fn {name}(i: i32, v: {self._vector_of(b, lane.width)}{count}) {{\n"
         self.accessors.setdefault(name, head + "\n".join(lines) + "\n}")
-        return f"{name}({given});"
+        return f"{name}({arguments});"
 
     def store_nontemporal(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
         return self.store_vector(b, at, value, lane)
@@ -195,12 +197,12 @@ class WGSLPrinter(WGSLValues, GridPrinter):
         return text
 
     def declare_array(self, b: Buffer, name: str, size: int) -> None:
-        """Keep an array; all stand at the start of the module, where functions reach them."""
+        """Collect an array; all are declared at module scope, where functions can access them."""
         self.shared.append((b, name, max(size, 1)))
 
-    def shared_arrays(self, found: Sequence[tuple[Buffer, str, int]]) -> list[str]:
+    def shared_arrays(self, arrays: Sequence[tuple[Buffer, str, int]]) -> list[str]:
         spaces = {"shared": "workgroup", "local": "private"}
-        return [f"var<{spaces[b.scope]}> {name}: array<{self.element(b)}, {size}>;" for b, name, size in found]
+        return [f"var<{spaces[b.scope]}> {name}: array<{self.element(b)}, {size}>;" for b, name, size in arrays]
 
     # the kernel
 
@@ -212,9 +214,10 @@ class WGSLPrinter(WGSLValues, GridPrinter):
         self.statement(body)
         lines = self.lines
         self.lines = []
-        if grid.groups and self._along_one():
+        # rows are complete, so the last one may have groups beyond the grid
+        if grid.groups and self._is_linear():
             self.line("let rt_number: i32 = i32(rt_group.x) + i32(rt_group.y) * " + f"{AXIS_LIMIT};")
-            self.line(f"if (rt_number >= {self.poly_text(self.algebra.poly(_product(grid.groups)))}) {{ return; }}")
+            self.line(f"if (rt_number >= {self.poly_text(self.algebra.poly(product(grid.groups)))}) {{ return; }}")
         assert self.spans is not None
         symbols = [self.names[v] for v in self.symbols]
         head = [self.constant("i32", x, f"rt_scalars.{x}") for x in symbols]
@@ -228,7 +231,7 @@ class WGSLPrinter(WGSLValues, GridPrinter):
         )
 
     def _module(self, buffers: tuple[Buffer, ...], symbols: Sequence[str]) -> Iterator[str]:
-        """Yield the module's declarations: arrays, integers, memory of a group and of an item, functions of elements."""
+        """Yield the module's declarations: arrays, integers, workgroup and private memory, accessors."""
         for at, b in enumerate(buffers):
             access, kind = ("read_write" if b in self.written else "read"), self.element(b)
             if self.in_words(b) and b in self.written:
@@ -245,12 +248,5 @@ class WGSLPrinter(WGSLValues, GridPrinter):
         inputs = "@builtin(workgroup_id) rt_group: vec3<u32>, @builtin(local_invocation_id) rt_item: vec3<u32>"
         return f"@compute @workgroup_size({', '.join(map(str, items))})\nfn {name}({inputs})"
 
-    def room_type(self, room: Poly) -> DType:
+    def slack_type(self, slack: Poly) -> DType:
         return INDEX
-
-
-def _product(groups: Sequence[Expr]) -> Expr:
-    total: Expr = const(1)
-    for e in groups:
-        total = total * e
-    return total

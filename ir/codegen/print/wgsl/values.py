@@ -1,4 +1,7 @@
-"""Expressions as WGSL, which has no casts by context, no conditional operator, and truth values that are no numbers."""
+"""Expressions as WGSL, which has no implicit conversions, no conditional operator, and truth values that are not numbers.
+
+Tests: `tests/ir/codegen/test_wgsl.py`, `tests/ir/codegen/test_tint.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,26 @@ from relax_tune.ir.codegen.lower.affine import Poly, as_constant
 from relax_tune.ir.codegen.lower.index_width import fits
 from relax_tune.ir.codegen.lower.narrow_ints import power_of_two
 from relax_tune.ir.codegen.print.addressing import C_INFIX
-from relax_tune.ir.codegen.print.memory import MemoryPrinter
 from relax_tune.ir.codegen.print.prelude import FUNCTIONS, computed, stored
-from relax_tune.ir.codegen.print.values import Text
+from relax_tune.ir.codegen.print.values import Text, ValuePrinter
 from relax_tune.ir.codegen.print.wgsl.prelude import WIDE_TYPES, WGSLPrelude
 from relax_tune.ir.core.dtype import DType, bool_, f32, f64, i32, i64, u32, u64
 from relax_tune.ir.core.expr import Expr, Load, Number, Op, Var
 from relax_tune.ir.core.scalar_ops import BITS, MATH
 
-VECTOR_TYPES = frozenset({f32, i32})
 NARROW = frozenset({"i8", "u8", "i16", "u16", "i32"})
 
 
-class WGSLValues(MemoryPrinter):
-    """The expressions of a kernel. A value of type int64 is a pair of words, an index or a size an i32."""
+class WGSLValues(ValuePrinter):
+    """Printer of expressions in WGSL. A value of type int64 is a pair of words; an index or a size is an i32."""
 
     prelude: WGSLPrelude
+    vector_types = frozenset({f32, i32})
     most: Expr
 
     @property
     def checks_most(self) -> bool:
-        """Return whether launches have to check that 32 bits hold the kernel's integers."""
+        """Whether launches have to check that 32 bits hold the kernel's integers."""
         return fits(self.most) is None
 
     # integers of 64 bits
@@ -54,8 +56,8 @@ class WGSLValues(MemoryPrinter):
         for m, c in p.items():
             term = self.wide_constant(c) if not m else ""
             for atom in m:
-                one = self.wide_atom(atom)
-                term = f"{self.prelude.wide('mul_wide')}({term}, {one})" if term else one
+                factor = self.wide_atom(atom)
+                term = f"{self.prelude.wide('mul_wide')}({term}, {factor})" if term else factor
             if m and c == -1:
                 term = f"{self.prelude.wide('negative_wide')}({term})"
             elif m and c != 1:
@@ -69,12 +71,14 @@ class WGSLValues(MemoryPrinter):
             return f"{self.prelude.wide('wide')}({self.atom_text(a)})"
         if isinstance(a, Var):
             return self.var_text(a)
+        if a in self.named:
+            return self.named[a]
         if isinstance(a, Load):
-            return self.one(a)
+            return self.uniform(a)
         if a.op == "cast":
-            return self.cast(self.one(a.args[0]), a.args[0].dtype, i64)
+            return self.cast(self.uniform(a.args[0]), a.args[0].dtype, i64)
         if a.op == "bitcast":
-            return self.bits(self.one(a.args[0]), a.args[0].dtype, i64)
+            return self.bits(self.uniform(a.args[0]), a.args[0].dtype, i64)
         parts = [self.wide(self.algebra.poly(x)) for x in (a.args[1:] if a.op == "select" else a.args)]
         if a.op == "select":
             return f"select({parts[1]}, {parts[0]}, {self.condition(a.args[0])})"
@@ -83,6 +87,8 @@ class WGSLValues(MemoryPrinter):
     def atom_text(self, a: Expr) -> str:
         if self.is_wide({(a,): 1}):
             return self.wide_atom(a)
+        if a in self.named:
+            return self.named[a]
         if isinstance(a, Op) and a.op == "select":
             x, y = (self.poly_text(self.algebra.poly(e)) for e in a.args[1:])
             return f"select({y}, {x}, {self.condition(a.args[0])})"
@@ -91,7 +97,7 @@ class WGSLValues(MemoryPrinter):
         return super().atom_text(a)
 
     def _clamp(self, a: Op) -> str:
-        """Return a value from memory between bounds that 32 bits hold."""
+        """Return min or max of an int64 from memory and numbers that 32 bits hold; the result is assumed to fit 32 bits."""
         clamped: list[str] = []
         for e in a.args:
             if not self.is_wide(self.algebra.poly(e)):
@@ -100,7 +106,7 @@ class WGSLValues(MemoryPrinter):
             parts = [_number(x) for x in e.args]
             texts = [
                 self.poly_text(self.algebra.poly(x)) if not self.is_wide(self.algebra.poly(x))
-                else None if n is None else self.one(n)
+                else None if n is None else self.uniform(n)
                 for x, n in zip(e.args, parts)
             ]  # fmt: skip
             known = [x for x in texts if x is not None]
@@ -111,19 +117,15 @@ class WGSLValues(MemoryPrinter):
                 return f"bitcast<i32>({wide}({', '.join(self.wide(self.algebra.poly(x)) for x in a.args)}).x)"
         return f"{self.prelude.helper(a.op, i32, 1)}({', '.join(clamped)})"
 
-    def room_text(self, room: Poly, most: int) -> str:
-        if not self.is_wide(room):
-            return self.poly_text(room)
+    def slack_text(self, slack: Poly, most: int) -> str:
+        if not self.is_wide(slack):
+            return self.poly_text(slack)
         low, high = self.prelude.wide("min_wide"), self.prelude.wide("max_wide")
-        inside = f"{high}({low}({self.wide_poly(room)}, {self.wide_constant(most)}), {self.wide_constant(0)})"
+        inside = f"{high}({low}({self.wide_poly(slack)}, {self.wide_constant(most)}), {self.wide_constant(0)})"
         return f"bitcast<i32>({inside}.x)"
 
-    def without_far(self, e: Expr) -> Expr | None:
-        """Return None: pairs of words are compared lane by lane."""
-        return None
-
     def offset_text(self, p: Poly) -> str:
-        """Return an offset. An element's place fits 32 bits, so the low words of values from memory suffice, wrapping."""
+        """Return an offset. Offsets fit 32 bits, so the low words modulo 2^32 suffice."""
         if not self.is_wide(p):
             return self.poly_text(p)
         narrow = [(m, c) for m, c in p.items() if not any(self.is_wide({(a,): 1}) for a in m)]
@@ -140,9 +142,6 @@ class WGSLValues(MemoryPrinter):
         return text
 
     # values
-
-    def held(self, dtype: DType, width: int) -> str:
-        return self.prelude.vector(dtype, width)
 
     def active(self, lane: int, count: str, text: str, dtype: DType) -> str:
         zero = "false" if dtype is bool_ else f"{self.prelude.storage(dtype)}(0)"
@@ -161,11 +160,8 @@ class WGSLValues(MemoryPrinter):
 
     def _text(self, e: Expr) -> Text:
         if e.value is None and e.dtype is i64 and not isinstance(e, Load):
-            return (None, True) if self.moves(e) else (self.wide(self.algebra.poly(e)), False)
+            return (None, True) if self.is_varying(e) else (self.wide(self.algebra.poly(e)), False)
         return super()._text(e)
-
-    def _four_bits(self, e: Expr) -> str | None:
-        return None
 
     def _scalar(self, e: Expr, args: list[str]) -> str:
         name, dtype = e.op, e.dtype
@@ -190,9 +186,7 @@ class WGSLValues(MemoryPrinter):
             return f"(!{args[0]})"
         if name in MATH or name in BITS or name in ("floordiv", "floormod"):
             return f"{self.prelude.helper(name, dtype, 1)}({', '.join(args)})"
-        raise BuildError(
-            f"wanted an operation the WGSL printer knows, found {name!r} in {e!r}; add it to ir/codegen/print/wgsl/values.py"
-        )
+        raise BuildError(f"the WGSL printer cannot print the operation {name!r} of {e!r}; add it to {__name__}")
 
     def _scalar_cast(self, e: Expr, text: str) -> str:
         source = e.args[0]
@@ -202,34 +196,34 @@ class WGSLValues(MemoryPrinter):
                 return self.cast(f"({self.poly_text(p)})", i32, e.dtype)
         return self.cast(text, source.dtype, e.dtype)
 
-    def cast(self, text: str, given: DType, target: DType) -> str:
-        """Return a scalar converted to another type, as docs/design/meaning.md has it."""
-        source, kind = computed(given), computed(target)
+    def cast(self, text: str, source: DType, target: DType) -> str:
+        """Return a scalar converted to another type (docs/design/meaning.md defines the conversions)."""
+        computed_source, computed_target = computed(source), computed(target)
         if target.is_packed:
-            return self.rounded(self.cast(text, given, kind), kind, target, 1)
-        if source is target:
+            return self.rounded(self.cast(text, source, computed_target), computed_target, target, 1)
+        if computed_source is target:
             return text
         if target is bool_:
-            zero = "0.0f" if source is f32 else self._const(0, source)
-            if source in WIDE_TYPES:
+            zero = "0.0f" if computed_source is f32 else self._const(0, computed_source)
+            if computed_source in WIDE_TYPES:
                 return f"{self.prelude.wide('ne_wide')}({text}, {zero})"
             return f"(!({text} == {zero}))"
-        if target is f64 or source is f64:
+        if target is f64 or computed_source is f64:
             self.prelude.storage(f64)
-        if source is bool_:
+        if computed_source is bool_:
             return f"select({self._const(0, target)}, {self._const(1, target)}, {text})"
         if target is f32:
-            if source is u64:
-                raise BuildError("wanted casts that WGSL kernels have, found uint64 to float32; cast to int64 first")
-            return f"{self.prelude.wide('float_of_wide')}({text})" if source is i64 else f"f32({text})"
-        if source is f32:
+            if computed_source is u64:
+                raise BuildError("WGSL kernels cannot cast uint64 to float32; cast to int64 first")
+            return f"{self.prelude.wide('float_of_wide')}({text})" if computed_source is i64 else f"f32({text})"
+        if computed_source is f32:
             if target is u64:
-                raise BuildError("wanted casts that WGSL kernels have, found a float to uint64; cast to int64 first")
+                raise BuildError("WGSL kernels cannot cast floats to uint64; cast to int64 first")
             if target is i64 or target is u32:
-                text, source = f"{self.prelude.helper('whole_i64', f32, 1)}({text})", i64
+                text, computed_source = f"{self.prelude.helper('whole_i64', f32, 1)}({text})", i64
             else:
-                text, source = f"{self.prelude.helper('whole_i32', f32, 1)}({text})", i32
-        return self._integer_cast(text, source, target)
+                text, computed_source = f"{self.prelude.helper('whole_i32', f32, 1)}({text})", i32
+        return self._integer_cast(text, computed_source, target)
 
     def _integer_cast(self, text: str, source: DType, target: DType) -> str:
         if target in WIDE_TYPES:
@@ -253,93 +247,62 @@ class WGSLValues(MemoryPrinter):
             return f"bitcast<f32>({text})"
         return self._integer_cast(text, source, target)
 
-    def _extreme(self, e: Expr, args: list[str], width: int) -> str:
-        if e.args[1].value is not None:
-            args = args[::-1]
-        return f"{self.prelude.helper(e.op, e.dtype, width)}({args[0]}, {args[1]})"
-
     # comparisons
 
-    def _compare(self, e: Expr) -> Text:
-        a, b = e.args
-        if a.dtype is i64 and self.moves(e):
-            return super()._compare(e)
-        if a.dtype is i64:
-            one, other = self.algebra.poly(a), self.algebra.poly(b)
-            if not self.is_wide(one) and not self.is_wide(other):
-                return f"({self.poly_text(one)} {C_INFIX[e.op]} {self.poly_text(other)})", False
-            return f"{self.prelude.wide(f'{e.op}_wide')}({self.wide(one)}, {self.wide(other)})", False
-        (x, xv), (y, yv) = self.text(a), self.text(b)
-        if xv or yv:
-            return self._vector_compare(e, (x, xv), (y, yv))
-        if a.dtype in WIDE_TYPES:
-            if e.op == "le":
-                return f"(!{self.prelude.helper('lt', a.dtype, 1)}({y}, {x}))", False
-            return f"{self.prelude.helper(e.op, a.dtype, 1)}({x}, {y})", False
-        return self._compared(e.op, x or "", y or "", a.dtype), False
+    def _index_compare(self, op: str, p: Poly, q: Poly) -> str:
+        if not self.is_wide(p) and not self.is_wide(q):
+            return f"({self.poly_text(p)} {C_INFIX[op]} {self.poly_text(q)})"
+        return f"{self.prelude.wide(f'{op}_wide')}({self.wide(p)}, {self.wide(q)})"
 
-    def _compared(self, op: str, x: str, y: str, dtype: DType) -> str:
-        """Return a comparison. WGSL's own `!=` of floats may say of NaN that it differs from nothing."""
+    def _scalar_compare(self, op: str, x: str, y: str, dtype: DType) -> str:
+        if dtype not in WIDE_TYPES:
+            return self._vector_comparison(op, x, y, dtype)
+        if op == "le":
+            return f"(!{self.prelude.helper('lt', dtype, 1)}({y}, {x}))"
+        return f"{self.prelude.helper(op, dtype, 1)}({x}, {y})"
+
+    def _vector_comparison(self, op: str, x: str, y: str, dtype: DType) -> str:
+        # compilers may assume that no number is NaN, and `!=` may then be false for NaN
         if op == "ne" and computed(dtype).is_float:
             return f"(!({x} == {y}))"
         return f"({x} {C_INFIX[op]} {y})"
 
-    def _vector_compare(self, e: Expr, x: Text, y: Text) -> Text:
-        dtype = computed(e.args[0].dtype)
-        if x[0] is None or y[0] is None or dtype not in VECTOR_TYPES:
-            return self.by_lane(e), True
-        return self._compared(e.op, self.splat(x[0], x[1], dtype), self.splat(y[0], y[1], dtype), dtype), True
-
     # vectors
 
-    def mask_text(self, text: str, moving: bool) -> str:
-        return self.splat(text, moving, bool_)
+    def mask_text(self, text: str, varying: bool) -> str:
+        return self.splat(text, varying, bool_)
 
     def widened(self, mask: str, dtype: DType) -> str:
         return mask
 
-    def by_lane(self, e: Expr) -> str:
-        return self.prelude.literal(self.prelude.vector(e.dtype, self.width), self.lanes_text(e))
-
-    def _vector(self, e: Expr, args: list[tuple[str, bool]]) -> Text:
-        name, w, helper, dtype = e.op, self.width, self.prelude.helper, computed(e.dtype)
-        if name in ("and", "or"):
-            a, b = (self.mask_text(*x) for x in args)
-            return f"({a} {'&' if name == 'and' else '|'} {b})", True
+    def _vector_operation(self, e: Expr, args: list[tuple[str, bool]]) -> str | None:
+        name, w, dtype = e.op, self.width, computed(e.dtype)
         if name == "not":
-            return f"(!{args[0][0]})", True
-        if name == "cast":
-            return self._convert(e, args[0][0])
-        if name == "select" and dtype in (*VECTOR_TYPES, bool_):
+            return f"(!{args[0][0]})"
+        if name == "select" and dtype in (*self.vector_types, bool_):
             a, b = (self.splat(*x, dtype) for x in args[1:])
-            return f"select({b}, {a}, {args[0][0]})", True
-        if dtype not in VECTOR_TYPES:
-            return self.by_lane(e), True
+            return f"select({b}, {a}, {args[0][0]})"
+        if dtype not in self.vector_types:
+            return None
         if name in ("add", "sub", "mul", "div"):
             a, b = (self.splat(*x, dtype) for x in args)
-            return f"({a} {C_INFIX[name]} {b})", True
+            return f"({a} {C_INFIX[name]} {b})"
         if name in ("floordiv", "floormod") and dtype is i32 and args[0][1]:
             shift = power_of_two(e.args[1])
             if shift is not None:
                 by = f">> vec{w}<u32>({shift}u)" if name == "floordiv" else f"& vec{w}<i32>({(1 << shift) - 1})"
-                return f"({args[0][0]} {by})", True
-        if name in ("min", "max"):
-            return self._extreme(e, [self.splat(*x, dtype) for x in args], w), True
-        if name == "pow":
-            return self._power(e, [self.splat(*x, dtype) for x in args], w), True
-        if name in FUNCTIONS and dtype is f32:
-            return f"{helper(name, f32, w)}({args[0][0]})", True
-        return self.by_lane(e), True
+                return f"({args[0][0]} {by})"
+        return f"{self.prelude.helper(name, f32, w)}({args[0][0]})" if name in FUNCTIONS and dtype is f32 else None
 
     def _converted(self, source: DType, target: DType, text: str) -> str | None:
         if source is target:
             return text
-        if source is bool_ and target in VECTOR_TYPES:
+        if source is bool_ and target in self.vector_types:
             one, zero = (self.splat(self._const(x, target), False, target) for x in (1, 0))
             return f"select({zero}, {one}, {text})"
-        if target is bool_ and source in VECTOR_TYPES:
+        if target is bool_ and source in self.vector_types:
             return f"(!({text} == {self.splat(self._const(0, source), False, source)}))"
-        if source.short in NARROW and target in VECTOR_TYPES:
+        if source.short in NARROW and target in self.vector_types:
             return text if target is i32 else self.prelude.converted(text, self.prelude.vector(f32, self.width))
         if source is f32 and target is i32:
             return f"{self.prelude.helper('whole_i32', f32, self.width)}({text})"
@@ -347,6 +310,6 @@ class WGSLValues(MemoryPrinter):
 
 
 def _number(e: Expr) -> Expr | None:
-    """Return the number that an index casts, where 32 bits hold every number of its type."""
+    """Return the operand of a cast to an index if 32 bits hold its type, else None."""
     inner = e.args[0] if e.op == "cast" else None
     return inner if inner is not None and inner.dtype.short in NARROW and not isinstance(inner, Var) else None

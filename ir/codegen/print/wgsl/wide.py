@@ -1,19 +1,21 @@
 """64-bit integers as pairs of words, since WGSL has none wider than 32 bits.
 
-A pair is a `vec2<u32>`, the low word first, as memory has it. Sums and products wrap, division rounds to minus infinity: the
-meaning of int64 in docs/design/meaning.md. Products of words are sums of products of 16 bits.
+A pair is a `vec2<u32>`, the low word first, as in memory. Sums and products wrap, and division rounds to minus infinity, as
+docs/design/meaning.md defines for int64. Products of words are sums of products of 16 bits.
+
+Tests: `tests/ir/codegen/test_wgsl.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# (functions it calls, text)
+# (names of the functions that it calls, text)
 Piece = tuple[tuple[str, ...], str]
 
 PAIR = "vec2<u32>"
 
-# functions of uint64, where they are not those of int64
+# Functions of uint64; only operations that do not depend on the sign share the function of int64.
 WORDS: Mapping[str, str] = {
     **{name: f"{name}_wide" for name in ("add", "sub", "mul", "eq", "ne", "shift_left")},
     **{name: f"{name}_wide" for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
@@ -94,7 +96,7 @@ WIDE: Mapping[str, Piece] = {
         ("negative_wide",),
         f"fn rt_abs_wide(a: vec2<u32>) -> vec2<u32> {{ return select(a, rt_negative_wide(a), {_NEGATIVE}); }}",
     ),
-    # long division, bit by bit (Knuth, The Art of Computer Programming 2, section 4.3.1); of a negative number q = -1 - (-1 - a) / b
+    # Long division, bit by bit (Knuth, The Art of Computer Programming 2, section 4.3.1). For negative a, q = -1 - (-1 - a) / b.
     "floordiv_wide": (
         ("below_wide", "negative_wide", "sub_wide"),
         """fn rt_floordiv_wide(top: vec2<u32>, under: vec2<u32>) -> vec2<u32> {
@@ -159,7 +161,7 @@ WIDE: Mapping[str, Piece] = {
   }
   return r; }""",
     ),
-    # to nearest, ties to even: the 32 highest bits, the last one set where lower ones are, are rounded once
+    # To nearest, ties to even: the 32 highest bits are rounded once, with the last one set if any lower bit is.
     "float_of_wide": (
         ("abs_wide", "shift_left_wide", "nearest"),
         """fn rt_float_of_wide(a: vec2<u32>) -> f32 {
@@ -167,11 +169,11 @@ WIDE: Mapping[str, Piece] = {
   let zeros = select(countLeadingZeros(size.y), 32u + countLeadingZeros(size.x), size.y == 0u);
   let top = rt_shift_left_wide(size, vec2<u32>(zeros & 63u, 0u));
   let bits = top.y | select(0u, 1u, top.x != 0u);
-  let found = rt_nearest(bits) * bitcast<f32>((127u + 32u - zeros) << 23u);
+  let value = rt_nearest(bits) * bitcast<f32>((127u + 32u - zeros) << 23u);
   if (zeros > 63u) { return 0.0f; }
-  return select(found, -found, (a.y >> 31u) != 0u); }""",
+  return select(value, -value, (a.y >> 31u) != 0u); }""",
     ),
-    # a word as a float, to nearest, ties to even; conversions of WGSL may round either way
+    # A word as a float, to nearest, ties to even; WGSL's conversions may round in either direction.
     "nearest": (
         (),
         """fn rt_nearest(a: u32) -> f32 {

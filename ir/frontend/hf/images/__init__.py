@@ -1,1 +1,1 @@
-"""Import of convolutional and hierarchical models of images from Hugging Face folders."""
+"""Convolutional and hierarchical models of images, as tuples of layers. Outside, import `load.load_images`."""

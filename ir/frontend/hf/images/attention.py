@@ -1,4 +1,7 @@
-"""Layers of attention between the positions of an image: with fewer keys, and in windows."""
+"""Layers of attention between the positions of an image: with fewer keys, and in windows.
+
+Tests: `tests/ir/frontend/hf/test_images_and_sound.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,22 @@ from relax_tune.ir.frontend.hf.images.layers import (
     PointwiseLinear,
     padded,
 )
+from relax_tune.ir.frontend.hf.transformer.biases import grid_distance
 from relax_tune.ir.op.indexing.movement import Concat, Permute, Reshape, Slice
 from relax_tune.ir.op.math.elementwise import Add
 from relax_tune.ir.op.neural.attention import Attention
 
-HIDDEN = -100.0  # added to the scores of positions from across the edge of a shifted image
+HIDDEN = -100.0  # bias between positions that only the roll of the image brings together, as in transformers
 
 
 @dataclass(frozen=True, slots=True)
 class ReducedAttention(ImageLayer):
-    """Attention whose keys and values are those of a smaller image (Wang et al. 2021, PVT; Xie et al. 2021, SegFormer).
+    """Attention with the keys and values of a smaller image (Wang et al. 2021, PVT; Xie et al. 2021, SegFormer).
 
-    path: of the layer's weights. ratio: of the sizes; with 1 the image is not reduced"""
+    Attributes:
+        path: of the layer's weights
+        ratio: of the sizes
+    """
 
     path: str
     heads: int
@@ -41,29 +48,33 @@ class ReducedAttention(ImageLayer):
 
     def emit(self, e: ImageEmitter, x: ImageValue) -> ImageValue:
         width, near = x.channels, x
-        own = f"{self.path}.self"
+        path = f"{self.path}.self"
         if self.ratio > 1:
-            near = Convolution(f"{own}.sr", width, self.ratio, self.ratio, biased=True).emit(e, x)
-            near = ChannelNorm(f"{own}.layer_norm", 1e-5).emit(e, near)
+            near = Convolution(f"{path}.sr", width, self.ratio, self.ratio, biased=True).emit(e, x)
+            near = ChannelNorm(f"{path}.layer_norm", 1e-5).emit(e, near)
 
         def rows(part: str, source: ImageValue) -> GVar:
-            y = PointwiseLinear(f"{own}.{part}", width).emit(e, source)
+            y = PointwiseLinear(f"{path}.{part}", width).emit(e, source)
             shape = y.batch, mul(y.height, y.width), const(self.heads), const(width // self.heads)
             return e.g.call(Permute((0, 2, 1, 3)), e.g.call(Reshape(shape), y.value), hint=part)
 
         scale = float((width // self.heads) ** -0.5)
         q, k, v = rows("query", x), rows("key", near), rows("value", near)
-        seen = e.g.call(Permute((0, 2, 1, 3)), e.g.call(Attention(scale, hides_rows=False), q, k, v), hint="context")
-        seen = e.g.call(Reshape((x.batch, x.height, x.width, const(width))), seen)
-        return PointwiseLinear(f"{self.path}.output.dense", width).emit(e, ImageValue(seen, last=True))
+        y = e.g.call(Permute((0, 2, 1, 3)), e.g.call(Attention(scale, hides_rows=False), q, k, v), hint="context")
+        y = e.g.call(Reshape((x.batch, x.height, x.width, const(width))), y)
+        return PointwiseLinear(f"{self.path}.output.dense", width).emit(e, ImageValue(y, last=True))
 
 
 @dataclass(frozen=True, slots=True)
 class WindowAttention(ImageLayer):
-    """Attention in windows of an image of one size, which a shift moves (Liu et al. 2021, Swin).
+    """Attention in shifted windows of a fixed-size image (Liu et al. 2021, Swin).
 
-    path: of the layer's weights. window: its side
-    shift: how far the image is rolled towards its first element. biased: queries, keys and values have a bias"""
+    Attributes:
+        path: of the layer's weights
+        window: its side
+        shift: distance that the image is rolled towards its first element
+        biased: queries, keys and values have a bias
+    """
 
     path: str
     heads: int
@@ -93,15 +104,15 @@ class WindowAttention(ImageLayer):
 
         bias = e.constant(f"{self.path}.bias", self._bias(e, rows, columns))
         operator = Attention(float(size**-0.5), hides_rows=False)
-        seen = g.call(operator, heads("query"), heads("key"), heads("value"), bias)
-        seen = g.call(Permute((0, 1, 3, 2, 4)), seen, hint="context")
-        seen = shaped(seen, rows * columns, side * side, width)
-        out = PointwiseLinear(f"{self.path}.output.dense", width).emit(e, ImageValue(seen, last=True)).value
+        context = g.call(operator, heads("query"), heads("key"), heads("value"), bias)
+        context = g.call(Permute((0, 1, 3, 2, 4)), context, hint="context")
+        context = shaped(context, rows * columns, side * side, width)
+        out = PointwiseLinear(f"{self.path}.output.dense", width).emit(e, ImageValue(context, last=True)).value
         out = g.call(Permute((0, 1, 3, 2, 4, 5)), shaped(out, rows, columns, side, side, width))
         out = shaped(out, rows * side, columns * side, width)
         out = self._rolled(e, out, (rows * side, columns * side), -self.shift)
-        for axis, kept, whole in ((1, height, rows * side), (2, across, columns * side)):
-            out = out if kept == whole else g.call(Slice(axis, none, const(kept)), out)
+        for axis, n, padded_n in ((1, height, rows * side), (2, across, columns * side)):
+            out = out if n == padded_n else g.call(Slice(axis, none, const(n)), out)
         return ImageValue(out, last=True)
 
     def _rolled(self, e: ImageEmitter, y: GVar, sizes: tuple[int, int], shift: int) -> GVar:
@@ -113,7 +124,7 @@ class WindowAttention(ImageLayer):
         return y
 
     def _bias(self, e: ImageEmitter, rows: int, columns: int) -> NDArray[Any]:
-        """Return what is added to the scores, by distance and for rolled windows: (windows or 1, heads, n, n)."""
+        """Return the bias of scores by distance, and between parts of rolled windows: (windows or 1, heads, n, n)."""
         side, reach = self.window, 2 * self.window - 1
         table = e.get(f"{self.path}.self.relative_position_bias_table", reach * reach, self.heads)
         near = table[grid_distance(side, side)].transpose(2, 0, 1)[None]
@@ -125,20 +136,13 @@ class WindowAttention(ImageLayer):
         ]
         regions = (region[0][:, None] * 3 + region[1]).reshape(rows, side, columns, side)
         regions = regions.transpose(0, 2, 1, 3).reshape(rows * columns, side * side)
-        apart = regions[:, None, :] != regions[:, :, None]
-        return np.asarray(near + np.where(apart, np.float32(HIDDEN), np.float32(0))[:, None])
-
-
-def grid_distance(height: int, width: int) -> NDArray[Any]:
-    """Return the row of a table of biases for each pair of positions of a grid, by their distance: (n, n)."""
-    y, x = (part.ravel() for part in np.mgrid[:height, :width])
-    down, right = (p[:, None] - p[None, :] for p in (y, x))
-    return np.asarray((down + height - 1) * (2 * width - 1) + right + width - 1)
+        across = regions[:, None, :] != regions[:, :, None]
+        return np.asarray(near + np.where(across, np.float32(HIDDEN), np.float32(0))[:, None])
 
 
 @dataclass(frozen=True, slots=True)
 class PatchMerge(ImageLayer):
-    """Join of the four positions of a square, normalised and made narrower (Liu et al. 2021, Swin)."""
+    """Concatenation of the four positions of a square, normalised and projected (Liu et al. 2021, Swin)."""
 
     path: str
 
@@ -176,8 +180,8 @@ class Positions(ImageLayer):
 
 
 @dataclass(frozen=True, slots=True)
-class Behind(ImageLayer):
-    """Zeros behind the last row and column of an image."""
+class PadEnd(ImageLayer):
+    """Zeros after the last row and column of an image."""
 
     rows: int
     columns: int

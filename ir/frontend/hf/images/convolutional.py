@@ -1,4 +1,7 @@
-"""The families of convolutional models of images, which take any height and width."""
+"""The families of convolutional models of images, which take any height and width.
+
+Tests: `tests/ir/frontend/hf/test_images_and_sound.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from relax_tune.ir.frontend.hf.images.layers import (
     PointwiseLinear,
     Residual,
     ResponseNorm,
-    size_behind,
+    size_after,
 )
 from relax_tune.ir.frontend.hf.images.spec import ImageSpec
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat
@@ -40,7 +43,7 @@ def _normed(name: str, out: int, kernel: int = 1, stride: int = 1, groups: int =
 def _residual_stages(
     c: ConfigFields, first: bool, block: Callable[[str, int, int, int], tuple[Stage, str]]
 ) -> tuple[Stage, ...]:
-    """Return the stages of residual blocks. block: from path, channels before and behind and stride to its body and activation"""
+    """Return the stages of residual blocks. block: maps path, input and output channels and stride to body and activation"""
     widths = c.wholes("hidden_sizes", ())
     before, stages = c.whole("embedding_size"), list[Stage]()
     for k, (out, depth) in enumerate(zip(widths, c.wholes("depths", (), len(widths)), strict=True)):
@@ -64,7 +67,7 @@ def _resnet(c: ConfigFields) -> ImageSpec:
     early = c.truth("downsample_in_bottleneck", False)
 
     def block(path: str, before: int, out: int, stride: int) -> tuple[Stage, str]:
-        # activations inside a block are ReLU, whatever the configuration says
+        # transformers uses ReLU inside a block, for any activation in the configuration
         if kind == "basic":
             return (_normed(f"{path}.layer.0", out, 3, stride, act="relu"), _normed(f"{path}.layer.1", out, 3)), act
         narrow, strides = out // 4, (stride, 1) if early else (1, stride)
@@ -145,22 +148,22 @@ def _convnextv2(c: ConfigFields) -> ImageSpec:
 
 
 def _mobile(c: ConfigFields) -> Callable[..., Convolution]:
-    """Return the convolution of MobileNet: padded as by TensorFlow or alike, with batch norm."""
+    """Return the constructor of MobileNet's convolutions, with batch norm and TensorFlow's or symmetric padding."""
     act = c.chosen("hidden_act", "relu6", ACTIVATIONS)
     eps = c.number("layer_norm_eps", 0.001, 0, 1, "a number in [0, 1)")
-    outside = c.truth("tf_padding", True)
+    tensorflow = c.truth("tf_padding", True)
 
-    def made(
+    def convolution(
         name: str, out: int, kernel: int = 1, stride: int = 1, groups: int = 1, dilation: int = 1, activation: str = act,
         eps: float = eps,
     ) -> Convolution:  # fmt: skip
-        padding: Padding = "tensorflow" if outside else (kernel - 1) // 2 * dilation
+        padding: Padding = "tensorflow" if tensorflow else (kernel - 1) // 2 * dilation
         return Convolution(
             f"{name}.convolution", out, kernel, stride, groups, dilation, padding, norm=f"{name}.normalization", eps=eps,
             activation=activation,
         )  # fmt: skip
 
-    return made
+    return convolution
 
 
 def _factor(c: ConfigFields, key: str, default: float) -> float:
@@ -169,26 +172,26 @@ def _factor(c: ConfigFields, key: str, default: float) -> float:
 
 def _mobilenet_v1(c: ConfigFields) -> ImageSpec:
     """Read MobileNet (Howard et al. 2017)."""
-    made, factor, least = _mobile(c), _factor(c, "depth_multiplier", 1.0), c.whole("min_depth", 8)
+    convolution, factor, least = _mobile(c), _factor(c, "depth_multiplier", 1.0), c.whole("min_depth", 8)
     out = max(int(32 * factor), least)
-    depth, layers = 32, [made("conv_stem", out, 3, 2)]
+    depth, layers = 32, [convolution("conv_stem", out, 3, 2)]
     for i, stride in enumerate((1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1)):
-        layers.append(made(f"layer.{2 * i}", out, 3, stride, out))
+        layers.append(convolution(f"layer.{2 * i}", out, 3, stride, out))
         depth *= 2 if stride == 2 or i == 0 else 1
         out = max(int(depth * factor), least)
-        layers.append(made(f"layer.{2 * i + 1}", out))
+        layers.append(convolution(f"layer.{2 * i + 1}", out))
     return ImageSpec(c.whole("num_channels", 3), (tuple(layers),), "mobilenet_v1.")
 
 
 def _rounded(value: float, unit: int, least: int) -> int:
-    """Round to a multiple of `unit`, by no more than a tenth downwards."""
-    found = max(least, int(value + unit / 2) // unit * unit)
-    return found + unit if found < 0.9 * value else found
+    """Round to a multiple of `unit`, downwards by at most a tenth."""
+    rounded = max(least, int(value + unit / 2) // unit * unit)
+    return rounded + unit if rounded < 0.9 * value else rounded
 
 
 def _mobilenet_v2(c: ConfigFields) -> ImageSpec:
     """Read MobileNet V2 (Sandler et al. 2018), with the head of DeepLab V3+ (Chen et al. 2018)."""
-    made, factor, ratio = _mobile(c), _factor(c, "depth_multiplier", 1.0), _factor(c, "expand_ratio", 6.0)
+    convolution, factor, ratio = _mobile(c), _factor(c, "depth_multiplier", 1.0), _factor(c, "expand_ratio", 6.0)
     unit, least = c.whole("depth_divisible_by", 8), c.whole("min_depth", 8)
 
     def width(channels: float) -> int:
@@ -196,20 +199,23 @@ def _mobilenet_v2(c: ConfigFields) -> ImageSpec:
 
     outs = [width(n) for n in (16, 24, 24, 32, 32, 32, 64, 64, 64, 64, 96, 96, 96, 160, 160, 160, 320)]
     wide, stem = width(32), "conv_stem"
-    layers: list[ImageLayer] = [made(f"{stem}.first_conv", wide, 3, 2)]
+    layers: list[ImageLayer] = [convolution(f"{stem}.first_conv", wide, 3, 2)]
     if not c.truth("first_layer_is_expansion", True):
-        layers.append(made(f"{stem}.expand_1x1", wide))
-    layers += [made(f"{stem}.conv_3x3", wide, 3, groups=wide), made(f"{stem}.reduce_1x1", outs[0], activation="")]
+        layers.append(convolution(f"{stem}.expand_1x1", wide))
+    layers += [
+        convolution(f"{stem}.conv_3x3", wide, 3, groups=wide),
+        convolution(f"{stem}.reduce_1x1", outs[0], activation=""),
+    ]
     reached, dilation, limit = 2, 1, c.whole("output_stride", 32)
     for i, stride in enumerate((2, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1, 2, 1, 1, 1)):
         # beyond the output stride, convolutions are dilated in place of strides
-        apart, step = (dilation, 1) if reached == limit else (1, stride)
+        spacing, step = (dilation, 1) if reached == limit else (1, stride)
         dilation, reached = (dilation * stride, reached) if reached == limit else (dilation, reached * stride)
         path, before, out = f"layer.{i}", outs[i], outs[i + 1]
         wide = _rounded(round(before * ratio), unit, least)
         body = (
-            made(f"{path}.expand_1x1", wide), made(f"{path}.conv_3x3", wide, 3, step, wide, apart),
-            made(f"{path}.reduce_1x1", out, activation=""),
+            convolution(f"{path}.expand_1x1", wide), convolution(f"{path}.conv_3x3", wide, 3, step, wide, spacing),
+            convolution(f"{path}.reduce_1x1", out, activation=""),
         )  # fmt: skip
         layers += [Residual(body)] if step == 1 and before == out else body
     last = 1280 if c.truth("finegrained_output", True) and factor < 1 else width(1280)
@@ -217,15 +223,15 @@ def _mobilenet_v2(c: ConfigFields) -> ImageSpec:
     def segments(e: ImageEmitter, maps: Sequence[ImageValue], labels: int) -> ImageValue:
         x, g, head = maps[-1], e.g, "segmentation_head"
         pooled = ImageValue(g.call(Mean((2, 3), True), x.value))
-        pooled = e.run((made(f"{head}.conv_pool", 256, activation="relu", eps=1e-5),), pooled)
-        beside = e.run((made(f"{head}.conv_aspp", 256, activation="relu", eps=1e-5),), x)
+        pooled = e.run((convolution(f"{head}.conv_pool", 256, activation="relu", eps=1e-5),), pooled)
+        local = e.run((convolution(f"{head}.conv_aspp", 256, activation="relu", eps=1e-5),), x)
         wide: GVar = g.call(BroadcastTo((x.batch, const(256), x.height, x.width)), pooled.value)
-        both = ImageValue(g.call(Concat(1), wide, beside.value))
-        last = made(f"{head}.conv_projection", 256, activation="relu", eps=1e-5)
+        both = ImageValue(g.call(Concat(1), wide, local.value))
+        last = convolution(f"{head}.conv_projection", 256, activation="relu", eps=1e-5)
         return e.run((last, Convolution(f"{head}.classifier.convolution", labels, biased=True)), both)
 
     return ImageSpec(
-        c.whole("num_channels", 3), (tuple(layers),), "mobilenet_v2.", tail=(made("conv_1x1", last),), decoder=segments
+        c.whole("num_channels", 3), (tuple(layers),), "mobilenet_v2.", tail=(convolution("conv_1x1", last),), decoder=segments
     )  # fmt: skip
 
 
@@ -235,20 +241,21 @@ _EFFICIENT: Mapping[str, tuple[int, ...]] = {
 }  # fmt: skip
 
 
+EFFICIENT_PARTS = "expansion.expand", "depthwise_conv.depthwise", "squeeze_excite", "projection.project"
+
+
 def _square(c: ConfigFields) -> Sequence[int]:
-    """Read the numbers of the blocks of EfficientNet whose padding is the same on all sides."""
-    found = c.data.get("depthwise_padding") or []
-    if not isinstance(found, list) or not all(type(k) is int for k in found):
+    """Read the numbers of the blocks of EfficientNet with the same padding on all sides."""
+    numbers = c.data.get("depthwise_padding") or []
+    if not isinstance(numbers, list) or not all(type(k) is int for k in numbers):
         raise c.wrong("depthwise_padding", "a list of numbers of blocks")
-    return found
+    return numbers
 
 
 def _efficientnet(c: ConfigFields) -> ImageSpec:
     """Read EfficientNet (Tan and Le 2019)."""
-    act, eps = (
-        c.chosen("hidden_act", "swish", ACTIVATIONS),
-        c.number("batch_norm_eps", 0.001, 0, 1, "a number in [0, 1)"),
-    )
+    act = c.chosen("hidden_act", "swish", ACTIVATIONS)
+    eps = c.number("batch_norm_eps", 0.001, 0, 1, "a number in [0, 1)")
     unit, factor = c.whole("depth_divisor", 8), _factor(c, "width_coefficient", 2.0)
     deeper, share = _factor(c, "depth_coefficient", 3.1), _factor(c, "squeeze_expansion_ratio", 0.25)
     square = _square(c)
@@ -256,32 +263,28 @@ def _efficientnet(c: ConfigFields) -> ImageSpec:
     def width(channels: int) -> int:
         return _rounded(channels * factor, unit, unit)
 
-    def made(
+    def convolution(
         name: str, norm: str, out: int, kernel: int = 1, stride: int = 1, groups: int = 1, padding: Padding = 0, activation: str = act
     ) -> Convolution:  # fmt: skip
         return Convolution(name, out, kernel, stride, groups, 1, padding, False, norm, eps, activation)
 
     def block(path: str, before: int, out: int, kernel: int, step: int, ratio: int, padding: Padding) -> Stage:
-        wide, own = before * ratio, f"{path}.squeeze_excite"
-        depth, grown, last = (
-            f"{path}.depthwise_conv.depthwise",
-            f"{path}.expansion.expand",
-            f"{path}.projection.project",
-        )
+        wide, (a, b, d, e) = before * ratio, (f"{path}.{name}" for name in EFFICIENT_PARTS)
         return (
-            *((made(f"{grown}_conv", f"{grown}_bn", wide),) if ratio != 1 else ()),
-            made(f"{depth}_conv", f"{depth}_norm", wide, kernel, step, wide, padding=padding),
-            _excite(f"{own}.reduce", f"{own}.expand", max(1, int(before * share)), wide, act),
-            made(f"{last}_conv", f"{last}_bn", out, activation=""),
+            *((convolution(f"{a}_conv", f"{a}_bn", wide),) if ratio != 1 else ()),
+            convolution(f"{b}_conv", f"{b}_norm", wide, kernel, step, wide, padding=padding),
+            _excite(f"{d}.reduce", f"{d}.expand", max(1, int(before * share)), wide, act),
+            convolution(f"{e}_conv", f"{e}_bn", out, activation=""),
         )
 
-    layers: list[ImageLayer] = [made("embeddings.convolution", "embeddings.batchnorm", width(32), 3, 2, padding=(0, 1))]
+    stem = convolution("embeddings.convolution", "embeddings.batchnorm", width(32), 3, 2, padding=(0, 1))
+    layers: list[ImageLayer] = [stem]
     befores = c.wholes("in_channels", (32, 16, 24, 40, 80, 112, 192))
     number, reached, columns = 0, 2, [c.wholes(key, usual, len(befores)) for key, usual in _EFFICIENT.items()]
-    for first, behind, stride, kernel, ratio, repeats in zip(befores, *columns, strict=True):
+    for first, last, stride, kernel, ratio, repeats in zip(befores, *columns, strict=True):
         if stride > 2:
             raise c.wrong("strides", "strides of 1 or 2")
-        before, out, half, reached = width(first), width(behind), kernel // 2, reached * stride
+        before, out, half, reached = width(first), width(last), kernel // 2, reached * stride
         for j in range(math.ceil(deeper * repeats)):
             step = 1 if j else stride
             if step > 1 and half == 0 and number not in square:
@@ -293,11 +296,11 @@ def _efficientnet(c: ConfigFields) -> ImageSpec:
             before, number = out, number + 1
     hidden = c.whole("hidden_dim", 2560)
     if hidden != width(1280):
-        raise c.wrong("hidden_dim", f"{width(1280)}, the channels behind the last layer")
-    layers.append(made("encoder.top_conv", "encoder.top_bn", hidden))
-    # pooling is in windows of `hidden_dim`, of which an image has one
+        raise c.wrong("hidden_dim", f"{width(1280)}, the channels after the last layer")
+    layers.append(convolution("encoder.top_conv", "encoder.top_bn", hidden))
+    # transformers pools in windows of `hidden_dim`; larger images would have several
     most = hidden * reached
-    while size_behind(layers, most) > hidden:
+    while size_after(layers, most) > hidden:
         most -= 1
     pool = c.chosen("pooling_type", "mean", ("mean", "max"))
     return ImageSpec(

@@ -1,4 +1,7 @@
-"""The families of models of images with stages of mixing and feed-forward blocks."""
+"""The families of models of images with stages of mixing and feed-forward blocks.
+
+Tests: `tests/ir/frontend/hf/test_images_and_sound.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from fractions import Fraction
 from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
-from relax_tune.ir.frontend.hf.images.attention import Behind, PatchMerge, Positions, ReducedAttention, WindowAttention
+from relax_tune.ir.frontend.hf.images.attention import PadEnd, PatchMerge, Positions, ReducedAttention, WindowAttention
 from relax_tune.ir.frontend.hf.images.layers import (
     ChannelNorm,
     ChannelScale,
@@ -22,7 +25,7 @@ from relax_tune.ir.frontend.hf.images.layers import (
     Residual,
 )
 from relax_tune.ir.frontend.hf.images.spec import ImageSpec
-from relax_tune.ir.frontend.shared.resampling import by_size, position
+from relax_tune.ir.frontend.shared.handlers.resize import by_size, position
 from relax_tune.ir.op.indexing.movement import Concat
 from relax_tune.ir.op.neural.resize import Resize
 
@@ -30,7 +33,7 @@ Stage = tuple[ImageLayer, ...]
 
 
 def _stages(c: ConfigFields, usual: Mapping[str, Sequence[int]], least: Mapping[str, int]) -> list[tuple[int, ...]]:
-    """Read lists of a number for each stage. least: of their numbers, where it is not 1"""
+    """Read lists with a number per stage. least: smallest numbers of lists that allow less than 1"""
     count = c.whole("num_encoder_blocks", 4)
     return [c.wholes(key, default, count, least.get(key, 1)) for key, default in usual.items()]
 
@@ -109,7 +112,7 @@ def _segformer(c: ConfigFields) -> ImageSpec:
 
 
 def resized(e: ImageEmitter, x: ImageValue, height: Expr, width: Expr) -> ImageValue:
-    """Resample (b, c, h, w) linearly, centres of elements upon centres."""
+    """Resample (b, c, h, w) linearly, aligning centres of elements (`align_corners=False` in torch)."""
     rows = list[tuple[Expr, Expr, Expr]]()
     for n, size in ((x.height, height), (x.width, width)):
         s = by_size(n, size)
@@ -128,13 +131,13 @@ def _swin(c: ConfigFields) -> ImageSpec:
     ratio, biased = c.number("mlp_ratio", 4.0, 2**-20, 2**20, "a number above 0"), c.truth("qkv_bias", True)
     # an image is padded to whole patches
     grid = [-(-n // patch) for n in sides]
-    behind = tuple(g * patch - n for g, n in zip(grid, sides))
+    missing = tuple(g * patch - n for g, n in zip(grid, sides))
     layers: list[ImageLayer] = [
-        Behind(*behind), Convolution("embeddings.patch_embeddings.projection", width, patch, patch, biased=True),
+        PadEnd(*missing), Convolution("embeddings.patch_embeddings.projection", width, patch, patch, biased=True),
         ChannelNorm("embeddings.norm", 1e-5),
     ]  # fmt: skip
     if c.truth("use_absolute_embeddings", False):
-        if any(behind):
+        if any(missing):
             raise c.wrong("image_size", "a multiple of patch_size, as use_absolute_embeddings is true")
         layers.append(Positions("embeddings.position_embeddings"))
     stages = list[Stage]()

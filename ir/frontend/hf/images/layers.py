@@ -1,6 +1,9 @@
 """Layers of models of images, as data: each emits itself, and knows the size of its result.
 
-A model is tuples of layers. Names are those of the weights in the folder. `size` counts along height or width."""
+A model is tuples of layers. Their names are the names of weights in the folder.
+
+Tests: `tests/ir/frontend/hf/test_images_and_sound.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from relax_tune.ir.core.graph import GVar, Value
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
-from relax_tune.ir.frontend.hf.weights import HfWeights
+from relax_tune.ir.frontend.hf.transformer.parameters import Parameters
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Permute
 from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.math.elementwise import Add, AddScalar, Div, Mul, Sqrt, Sub
@@ -25,12 +28,12 @@ from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import LayerNorm, Mean, Sum
 
 Padding = int | tuple[int, int] | Literal["tensorflow"]
-"""Elements before and after each dim, alike if one number. `tensorflow`: for `size / stride` windows, rounded up."""
+"""Elements before and after each dim, one number for both. `tensorflow`: as many as `size / stride` windows need, rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageValue:
-    """Values of an image. value: (b, c, h, w), or (b, h, w, c) where channels are `last`"""
+    """Values of an image: (b, c, h, w), or (b, h, w, c) with channels `last`."""
 
     value: GVar
     last: bool = False
@@ -47,9 +50,9 @@ class ImageValue:
 
     @property
     def channels(self) -> int:
-        found = as_int(self.dims[3 if self.last else 1])
-        assert found is not None
-        return found
+        count = as_int(self.dims[3 if self.last else 1])
+        assert count is not None
+        return count
 
     @property
     def height(self) -> Expr:
@@ -61,24 +64,24 @@ class ImageValue:
 
 
 class ImageEmitter:
-    """Emit layers into a graph. inner: weights are those of the model, whose names a head's may precede"""
+    """Emitter of layers into a graph."""
 
-    def __init__(self, g: GraphBuilder, weights: HfWeights, inner: bool = True) -> None:
-        self.g, self.weights, self.inner = g, weights, inner
+    def __init__(self, g: GraphBuilder, parameters: Parameters) -> None:
+        self.g, self.parameters = g, parameters
         self._one: Value | None = None
 
     @property
     def one(self) -> Value:
-        """Number 1, of four dims."""
+        """The number 1, with four dims."""
         self._one = self._one or self.g.constant("one", np.ones((1, 1, 1, 1), np.float32))
         return self._one
 
     def outside(self) -> ImageEmitter:
-        """Return an emitter of a head, whose weights stand beside the model's."""
-        return ImageEmitter(self.g, self.weights, inner=False)
+        """Return an emitter of a head, whose weights do not have the model's prefix."""
+        return ImageEmitter(self.g, self.parameters.outside())
 
     def get(self, name: str, *shape: int) -> NDArray[Any]:
-        return self.weights.get(name, shape, self.inner)
+        return self.parameters.get(name, *shape)
 
     def constant(self, name: str, array: NDArray[Any]) -> Value:
         return self.g.constant(name, np.ascontiguousarray(array, np.float32))
@@ -90,7 +93,7 @@ class ImageEmitter:
         return x
 
     def laid_out(self, x: ImageValue, last: bool) -> ImageValue:
-        """Return values with channels last, or first."""
+        """Return the values with channels last or first."""
         if x.last == last:
             return x
         return ImageValue(self.g.call(Permute((0, 2, 3, 1) if last else (0, 3, 1, 2)), x.value), last)
@@ -112,9 +115,9 @@ class ImageEmitter:
     def centred(self, x: ImageValue, axes: tuple[int, ...], eps: float) -> GVar:
         """Scale values to mean 0 and variance 1 along axes."""
         g = self.g
-        apart = g.call(Sub(), x.value, g.call(Mean(axes, True), x.value))
-        var = g.call(Mean(axes, True), g.call(Mul(), apart, apart))
-        return g.call(Div(), apart, g.call(Sqrt(), g.call(AddScalar(eps), var)))
+        centred = g.call(Sub(), x.value, g.call(Mean(axes, True), x.value))
+        var = g.call(Mean(axes, True), g.call(Mul(), centred, centred))
+        return g.call(Div(), centred, g.call(Sqrt(), g.call(AddScalar(eps), var)))
 
 
 class ImageLayer:
@@ -123,7 +126,7 @@ class ImageLayer:
     __slots__ = ()
 
     def size(self, n: int) -> int:
-        """Return the size of the result along a dim of size `n`; below 1 if the layer cannot take it."""
+        """Return the height or width of the result for one of size `n`; below 1 if the layer cannot take it."""
         return n
 
     def emit(self, e: ImageEmitter, x: ImageValue) -> ImageValue:
@@ -133,9 +136,7 @@ class ImageLayer:
 
 @dataclass(frozen=True, slots=True)
 class Convolution(ImageLayer):
-    """Convolution, batch normalisation by running statistics folded into its weights, and activation.
-
-    norm: name of the batch norm; empty: there is none"""
+    """Convolution, batch normalisation folded into its weights, and activation. norm: name of the batch normalisation"""
 
     name: str
     out: int
@@ -171,7 +172,7 @@ class Convolution(ImageLayer):
         if self.stride == 1 or self.reach == 1:
             room = self.reach - 1
             return const(room // 2), const(room - room // 2)
-        # the last window ends with the dim: what is over is that of `n - 1` in its stride, counted from the end
+        # TensorFlow pads so that the last window ends with the dim: (n - 1) mod stride of its room needs no padding
         total = sub(self.reach - 1, floormod(sub(n, 1), const(self.stride)))
         front = floordiv(total, const(2))
         return front, sub(total, front)
@@ -196,7 +197,7 @@ class Convolution(ImageLayer):
 def padded(
     g: GraphBuilder, x: ImageValue, rows: tuple[Expr, Expr], columns: tuple[Expr, Expr], value: float = 0.0
 ) -> GVar:
-    """Pad height and width of x (b, c, h, w), or (b, h, w, c) where channels are last."""
+    """Pad height and width of an image."""
     if all(as_int(n) == 0 for n in (*rows, *columns)):
         return x.value
     none = const(0)
@@ -225,7 +226,7 @@ class MaxPool(ImageLayer):
 
 @dataclass(frozen=True, slots=True)
 class PoolMix(ImageLayer):
-    """Mean of the window around each element, less the element (Yu et al. 2022, PoolFormer)."""
+    """Mean of the window around each element, minus the element (Yu et al. 2022, PoolFormer)."""
 
     kernel: int
 
@@ -233,7 +234,7 @@ class PoolMix(ImageLayer):
         g, x, side = e.g, e.laid_out(x, last=False), (const(self.kernel // 2),) * 2
         op = Pool((self.kernel,) * 2, (1, 1), (1, 1), largest=False)
         total = g.call(op, padded(g, x, side, side))
-        # padding counts for nothing: windows at the edge hold fewer elements
+        # padding is not counted: windows at the edge hold fewer elements
         ones = g.call(BroadcastTo((const(1), const(1), x.height, x.width)), e.one)
         count = g.call(op, padded(g, ImageValue(ones), side, side))
         return ImageValue(g.call(Sub(), g.call(Div(), total, count), x.value))
@@ -256,7 +257,7 @@ class ChannelNorm(ImageLayer):
 
 @dataclass(frozen=True, slots=True)
 class ImageNorm(ImageLayer):
-    """Group normalisation with one group: of all elements of an image (Wu and He 2018)."""
+    """Group normalisation with one group, over all elements of an image (Wu and He 2018)."""
 
     name: str
     eps: float = 1e-5
@@ -290,7 +291,7 @@ class PointwiseLinear(ImageLayer):
 
 @dataclass(frozen=True, slots=True)
 class ResponseNorm(ImageLayer):
-    """Global response normalisation (Woo et al. 2023, ConvNeXt V2): of each channel by its norm among all."""
+    """Global response normalisation (Woo et al. 2023, ConvNeXt V2): each channel by its share of the channels' norms."""
 
     name: str
     eps: float = 1e-6
@@ -320,25 +321,25 @@ class ChannelScale(ImageLayer):
 
 @dataclass(frozen=True, slots=True)
 class Residual(ImageLayer):
-    """Sum of two branches, and activation. An empty shortcut is the identity."""
+    """Sum of two branches, then an activation. An empty shortcut is the identity."""
 
     body: tuple[ImageLayer, ...]
     shortcut: tuple[ImageLayer, ...] = ()
     activation: str = ""
 
     def size(self, n: int) -> int:
-        return size_behind(self.body, n)
+        return size_after(self.body, n)
 
     def emit(self, e: ImageEmitter, x: ImageValue) -> ImageValue:
-        y, beside = e.run(self.body, x), e.run(self.shortcut, x)
-        beside = e.laid_out(beside, y.last) if self.shortcut else beside
-        y = e.laid_out(y, beside.last)
-        return ImageValue(e.activated(e.g.call(Add(), y.value, beside.value), self.activation), beside.last)
+        y, shortcut = e.run(self.body, x), e.run(self.shortcut, x)
+        shortcut = e.laid_out(shortcut, y.last) if self.shortcut else shortcut
+        y = e.laid_out(y, shortcut.last)
+        return ImageValue(e.activated(e.g.call(Add(), y.value, shortcut.value), self.activation), shortcut.last)
 
 
 @dataclass(frozen=True, slots=True)
 class Excite(ImageLayer):
-    """Factors of channels, which `body` computes from their means (Hu et al. 2018, squeeze and excitation)."""
+    """Squeeze and excitation (Hu et al. 2018): `body` computes a factor per channel from the channels' means."""
 
     body: tuple[ImageLayer, ...]
 
@@ -348,8 +349,8 @@ class Excite(ImageLayer):
         return ImageValue(e.g.call(Mul(), x.value, e.laid_out(factors, last=False).value))
 
 
-def size_behind(layers: Sequence[ImageLayer], n: int) -> int:
-    """Return the size behind layers of a dim of size `n`; below 1 if one cannot take it."""
+def size_after(layers: Sequence[ImageLayer], n: int) -> int:
+    """Return the size after layers of a dim of size `n`; below 1 if one cannot take it."""
     for layer in layers:
         n = layer.size(n) if n >= 1 else n
     return n

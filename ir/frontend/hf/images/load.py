@@ -1,4 +1,7 @@
-"""Import of convolutional and hierarchical models of images from their specifications."""
+"""Import of convolutional and hierarchical models of images from their specifications.
+
+Tests: `tests/ir/frontend/hf/test_images_and_sound.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from relax_tune.errors import UserError
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, const, mul
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.hf.config import Bounds, ConfigFields
+from relax_tune.ir.frontend.hf.config import BATCH, Bounds, ConfigFields, SymbolRange, symbol_bounds
 from relax_tune.ir.frontend.hf.images.convolutional import CONVOLUTIONAL
 from relax_tune.ir.frontend.hf.images.hierarchical import HIERARCHICAL
 from relax_tune.ir.frontend.hf.images.layers import ChannelNorm, ImageEmitter, ImageValue, PointwiseLinear
 from relax_tune.ir.frontend.hf.images.spec import ImageSpec
+from relax_tune.ir.frontend.hf.transformer.parameters import Parameters, stored_prefix
 from relax_tune.ir.frontend.hf.weights import HfWeights
-from relax_tune.ir.frontend.shared.bounds import checked_bounds
 from relax_tune.ir.op.indexing.movement import Reshape
 from relax_tune.ir.op.reduction.reduce import Max, Mean
 
@@ -29,15 +31,20 @@ CLASSES, SEGMENTS, BACKBONE = "ForImageClassification", "ForSemanticSegmentation
 def load_images(folder: Path, data: Mapping[str, Any], where: str, bounds: Bounds | None) -> IRModule:
     """Import a model of images whose `model_type` is one of IMAGES.
 
-    Raises ParseError for an architecture or field that is not imported, UserError for impossible bounds."""
+    Raises:
+        ParseError: for an architecture or field that is not imported.
+        UserError: for bounds that the model cannot have.
+    """
     c = ConfigFields(data, where)
     spec = IMAGES[str(data["model_type"])](c)
     task = _task(c, spec)
-    span = _bounds(spec, bounds)
-    g, weights = GraphBuilder(), HfWeights(folder, (spec.prefix,))
+    side = SymbolRange("rows", spec.least, spec.most), SymbolRange("columns", spec.least, spec.most)
+    sized = {} if spec.sides is not None else dict(zip(("h", "w"), side))
+    span = symbol_bounds({"b": BATCH, **sized}, bounds)
+    g, weights = GraphBuilder(), HfWeights(folder)
     batch = g.symbol("b", *span["b"])
     sides: Sequence[Expr] = [const(n) for n in spec.sides or ()] or [g.symbol(s, *span[s]) for s in ("h", "w")]
-    e = ImageEmitter(g, weights)
+    e = ImageEmitter(g, Parameters(weights, stored_prefix(weights, spec.prefix)))
     x = ImageValue(g.input("pixel_values", (batch, const(spec.channels), *sides), f32))
     maps = []
     for stage in spec.stages:
@@ -58,7 +65,7 @@ def load_images(folder: Path, data: Mapping[str, Any], where: str, bounds: Bound
 
 
 def _task(c: ConfigFields, spec: ImageSpec) -> str:
-    """Return the head that `architectures` names, empty for a bare model."""
+    """Return the head that `architectures` names, or an empty string for a bare model."""
     known = ["Model", CLASSES]
     known += [SEGMENTS] if spec.decoder is not None else []
     known += [BACKBONE] if spec.backbone else []
@@ -72,26 +79,6 @@ def _task(c: ConfigFields, spec: ImageSpec) -> str:
     return "" if task == "Model" else task
 
 
-def _bounds(spec: ImageSpec, bounds: Bounds | None) -> Mapping[str, tuple[int, int | None]]:
-    """Return the inclusive bounds of the symbols of a model. Raises UserError for those it cannot have."""
-    given = checked_bounds(bounds)
-    known = {"b": "batch"} if spec.sides is not None else {"b": "batch", "h": "height", "w": "width"}
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        wanted = ", ".join(f"{name} ({what})" for name, what in known.items())
-        raise UserError(
-            f"wanted bounds of the model's symbols {wanted}, found {', '.join(unknown)[:80]}; correct the name"
-        )
-    low, high = spec.least, spec.most
-    for name in sorted(set(given) & {"h", "w"}):
-        if given[name][0] < low or (high is not None and given[name][1] > high):
-            span = f"at least {low}" if high is None else f"{low} to {high}"
-            raise UserError(
-                f"bound of {name}: wanted {span}, sizes this model can take, found {given[name]}; correct it"
-            )
-    return {"b": (1, None), "h": (low, high), "w": (low, high), **given}
-
-
 def _pooled(e: ImageEmitter, spec: ImageSpec, x: ImageValue) -> ImageValue:
     """Pool each channel: (b, 1, 1, c) or (b, c, 1, 1)."""
     axes = (1, 2) if x.last else (2, 3)
@@ -101,7 +88,7 @@ def _pooled(e: ImageEmitter, spec: ImageSpec, x: ImageValue) -> ImageValue:
 
 
 def _bare(e: ImageEmitter, spec: ImageSpec, x: ImageValue) -> GVar | tuple[GVar, ...]:
-    """Return the last hidden state of a bare model, and its pooled vector where the family has one."""
+    """Return the last hidden state of a bare model, and its pooled vector if the family has one."""
     if spec.positions:
         rows = e.laid_out(x, last=True)
         shape = (x.batch, mul(x.height, x.width), const(x.channels))
@@ -125,9 +112,9 @@ def _feature_maps(c: ConfigFields, spec: ImageSpec, e: ImageEmitter, maps: Seque
     named = [stages[-1]] if named is None else named
     if not isinstance(named, list) or not named or not set(map(str, named)) <= set(stages):
         raise c.wrong("out_features", f"names among {', '.join(stages)}")
-    found = []
+    results = []
     for stage, x in zip(stages, maps, strict=True):
         if stage in named:
             norm = () if spec.maps_eps is None else (ChannelNorm(f"hidden_states_norms.{stage}", spec.maps_eps),)
-            found.append(e.laid_out(e.outside().run(norm, x), last=False).value)
-    return tuple(found)
+            results.append(e.laid_out(e.outside().run(norm, x), last=False).value)
+    return tuple(results)

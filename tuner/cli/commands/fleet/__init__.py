@@ -1,1 +1,1 @@
-"""Re-exports nothing; import the modules."""
+"""The commands of a fleet: certificates, scheduler and workers, submitted jobs. `tuner/cli/app` imports them by name."""

@@ -1,4 +1,7 @@
-"""`relax-tune scheduler`, `worker` and `workers`."""
+"""`relax-tune scheduler`, `worker` and `workers`.
+
+Tests: `tests/tuner/measure/cluster/test_tls.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from typing import Annotated
 
@@ -16,19 +18,21 @@ import typer
 
 from relax_tune.errors import MeasureError, UserError
 from relax_tune.runtime.device.registry import devices_of_class, open_device
-from relax_tune.tuner.cli.commands.options import Ca, Certificate, Json, Key, Logs, Metrics, among, print_json
-from relax_tune.tuner.cli.report.console import make_console, make_table
+from relax_tune.tuner.cli.commands.options import Ca, Certificate, Key, Logs, Metrics, among
+from relax_tune.tuner.cli.report.console import make_console
 from relax_tune.tuner.cli.report.logs import teller
+from relax_tune.tuner.cli.report.view import view
 from relax_tune.tuner.measure.cluster.address import TlsFiles, check_address, tls_files
 from relax_tune.tuner.measure.cluster.client import SchedulerConnection
 from relax_tune.tuner.measure.cluster.fleet import label_of, silence_of
 from relax_tune.tuner.measure.cluster.processes import serve_worker, start_scheduler
 from relax_tune.tuner.measure.cluster.reference import TOLERANCE
+from relax_tune.tuner.measure.cluster.scraping import check_scraping
 from relax_tune.tuner.measure.cluster.tls import ANSWER_SECS, check_files, check_scheduler
 from relax_tune.tuner.measure.cluster.trust.expiry import expiry_warnings
 from relax_tune.tuner.measure.cluster.trust.loopback import place_of
-from relax_tune.tuner.quantities import seconds_text
-from relax_tune.tuner.scraping import check_scraping
+from relax_tune.tuner.report.listings import lent_subject
+from relax_tune.tuner.report.subject import Subject
 from relax_tune.tuner.settings import Logs as LogForm
 from relax_tune.tuner.settings import load_settings
 
@@ -80,22 +84,22 @@ def worker(
     relax-tune.toml. `relax-tune certificate` makes them, and takes them back. A worker measures what any job of the authority sends,
     and kernels are programs, so make an authority for one team.
 
-    `relax-tune scheduler` starts the scheduler, with a certificate of its own.
+    `relax-tune scheduler` starts the scheduler, with its certificate.
     """
     settings = load_settings({"ca": ca, "certificate": certificate, "key": key, "logs": logs})
     tls = tls_files(settings.ca, settings.certificate, settings.key)
     check_address(scheduler, tls)
     specs = device or []
     if not specs:
-        raise UserError("wanted at least one --device to lend (c, opencl, cuda, webgpu), found none")
+        raise UserError("expected at least one --device to lend (c, opencl, cuda, webgpu), got none")
     if tolerance <= 1:
-        raise UserError(f"--tolerance wants a factor above 1, found {tolerance:g}")
+        raise UserError(f"--tolerance expects a factor above 1, got {tolerance:g}")
     _need_dask()
     units = units_of(specs)
     place, own = place_of(scheduler, tls, "worker", ANSWER_SECS)
     check_files(own, ("worker",))
     check_scheduler(place, own)
-    stop, tell = stop_when_told(), _warned_teller(settings.logs, tls, "worker")
+    stop, tell = stop_on_signal(), _warned_teller(settings.logs, tls, "worker")
     threads = []
     for unit, lent in units.items():
         called = f"{name or socket.gethostname()}/{'+'.join(lent)}"
@@ -118,7 +122,7 @@ def units_of(specs: list[str]) -> dict[str, list[str]]:
         unit = device.info.unit or spec
         device.close()
         if any(label_of(spec) == label_of(other) for other in units.get(unit, ())):
-            raise UserError(f"wanted one device of a class per unit, found {spec} and {units[unit][0]} both on {unit}")
+            raise UserError(f"expected one device of a class per unit, got {spec} and {units[unit][0]} both on {unit}")
         units.setdefault(unit, []).append(spec)
     return units
 
@@ -134,11 +138,11 @@ def _warned_teller(form: LogForm, tls: TlsFiles | None, command: str) -> Callabl
 def _need_dask() -> None:
     if importlib.util.find_spec("distributed") is None:
         raise MeasureError(
-            "wanted Dask Distributed for a scheduler and workers, found it not installed; pip install 'relax-tune[cluster]'"
+            "expected Dask Distributed for a scheduler and workers, got it not installed; pip install 'relax-tune[cluster]'"
         )
 
 
-def stop_when_told() -> threading.Event:
+def stop_on_signal() -> threading.Event:
     """Return an event that Ctrl-C and termination set."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -155,7 +159,7 @@ def scheduler(
     metrics: Metrics = None,
     logs: Logs = None,
 ) -> None:
-    """Start the scheduler that jobs and workers meet at.
+    """Start the scheduler that connects jobs and workers.
 
     Runs until interrupted. Beyond loopback the three certificate files must be given; `relax-tune certificate` makes them. On loopback
     it makes its own, and only workers and jobs of the same user fit.
@@ -171,7 +175,7 @@ def scheduler(
         check_files(tls, ("scheduler",))
     if metrics is not None:
         check_scraping(metrics)
-    stop, tell = stop_when_told(), _warned_teller(settings.logs, tls, "scheduler")
+    stop, tell = stop_on_signal(), _warned_teller(settings.logs, tls, "scheduler")
     process, address = start_scheduler(host, port, tls=tls, metrics=metrics, report=tell)
     with process:
         tell(f"scheduler at {address}; interrupt to end")
@@ -179,36 +183,20 @@ def scheduler(
             pass
         if not stop.is_set():
             raise MeasureError(
-                f"wanted the scheduler to run until interrupted, found it ended; it printed: {process.log()}"
+                f"expected the scheduler to run until interrupted, got it ended; it printed: {process.log()}"
             )
 
 
+@view
 def workers(
     scheduler: SchedulerArgument,
     ca: Ca = None,
     certificate: Certificate = None,
     key: Key = None,
-    json: Json = False,
-) -> None:
+) -> Subject:
     """List the units that workers lend to a scheduler."""
     settings = load_settings({"ca": ca, "certificate": certificate, "key": key})
     tls = tls_files(settings.ca, settings.certificate, settings.key)
     with contextlib.closing(SchedulerConnection(scheduler, tls, OPEN_SECS)) as connection:
-        found = connection.devices()
-    if json:
-        print_json([asdict(device) for device in found])
-        return
-    console = make_console()
-    if not found:
-        console.print("no workers; `relax-tune worker` lends devices")
-        return
-    names = sorted({name for device in found for name in device.reference})
-    silence = silence_of(len({device.address for device in found}))
-    table = make_table("worker", "host", "unit", "class", "device", *names, "state", right=names)
-    for d in found:
-        state = f"quarantined: {d.quarantine}" if d.quarantine else "lent"
-        if d.silent_secs >= silence:
-            state = f"silent for {d.silent_secs:.0f} s"
-        times = [seconds_text(d.reference[name]) if name in d.reference else "-" for name in names]
-        table.add_row(d.worker, d.host, d.unit, d.label, d.about.strip(" |"), *times, state)
-    console.print(table)
+        devices = connection.devices()
+    return lent_subject(devices, silence_of(len({device.address for device in devices})))

@@ -1,22 +1,26 @@
-"""`relax-tune jobs work`: the service that runs submitted jobs."""
+"""`relax-tune jobs work`: the service that runs submitted jobs.
+
+Tests: `tests/tuner/service/test_jobs_commands.py`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 import typer
 
-from relax_tune.database.jobs.queue import open_queue
+from relax_tune.database.jobs.queue import HOLD_SECS, open_queue
 from relax_tune.errors import UserError
-from relax_tune.tuner.cli.commands.fleet.cluster import stop_when_told
+from relax_tune.tuner.cli.commands.fleet.cluster import stop_on_signal
 from relax_tune.tuner.cli.commands.options import Json, Metrics, SettingFlags, among, print_json, with_settings
 from relax_tune.tuner.cli.report.console import make_console
 from relax_tune.tuner.cli.report.logs import teller
 from relax_tune.tuner.measure.cluster.address import check_needed, tls_files
 from relax_tune.tuner.service.content import ContentStore
-from relax_tune.tuner.service.service import HOLD_SECS, Service, ServiceOptions
+from relax_tune.tuner.service.service import Service, ServiceOptions
 from relax_tune.tuner.service.service_metrics import ServiceMetrics
 from relax_tune.tuner.service.submission import files_of
 from relax_tune.tuner.settings import Settings
@@ -34,12 +38,20 @@ def work(
             help="A class of device to take jobs for: c, opencl, cuda, webgpu. May be repeated. [default: all, with a --scheduler]",
         ),
     ] = None,
-    slots: Annotated[int, typer.Option(metavar="N", help="Jobs to run at a time, each in a process of its own.")] = 1,
+    slots: Annotated[int, typer.Option(metavar="N", help="Jobs to run at a time, each in its own process.")] = 1,
     until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="End when no job waits, instead of waiting for more.")
+        bool,
+        typer.Option(
+            "--until-empty",
+            help="End when no job is queued, not even for later, instead of waiting for more.",
+        ),
     ] = False,
     hold_secs: Annotated[
-        float, typer.Option(metavar="SECONDS", help="A service not heard of for so long loses its job to another.")
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="A service not heard of for so long loses its job to another. The shortest time of all services counts, at least 60.",
+        ),
     ] = HOLD_SECS,
     metrics: Metrics = None,
     json: Json = False,
@@ -47,19 +59,19 @@ def work(
     """Run submitted jobs, on any number of machines at once.
 
     Takes the jobs of the highest priority, the oldest first, and measures here or on the workers of --scheduler. State, progress and
-    logs go to the database, artifacts to --files. Whatever is killed, each job is done once: a job whose service is lost goes to
-    another, which goes on from what is on record. Interrupt it (or SIGTERM) to end it; its job goes back to the queue.
+    logs go to the database, artifacts to --files. Each job is done once, even if services are killed: the job of a lost service
+    goes to another, which continues from the records. Interrupt it (or SIGTERM) to end it; its job goes back to the queue.
     """
     chosen = settings.load()
     check_needed(chosen.scheduler, *(settings.given[name] for name in ("ca", "certificate", "key")))
     tls_files(chosen.ca, chosen.certificate, chosen.key)
     if chosen.scheduler is None and not device:
-        raise UserError("wanted at least one --device to take jobs for, or a --scheduler, found neither")
-    if slots < 1 or hold_secs <= 0:
-        raise UserError(f"--slots and --hold-secs want numbers above 0, found {slots} and {hold_secs:g}")
+        raise UserError("expected at least one --device to take jobs for, or a --scheduler, got neither")
+    if slots < 1 or not 0 < hold_secs < math.inf:
+        raise UserError(f"--slots and --hold-secs want finite numbers above 0, got {slots} and {hold_secs:g}")
     options = _options(chosen, device, hold_secs)
     counts = None if metrics is None else ServiceMetrics()
-    stop, tell = stop_when_told(), teller(chosen.logs, make_console(stderr=True), "work")
+    stop, tell = stop_on_signal(), teller(chosen.logs, make_console(stderr=True), "work")
     with (
         contextlib.nullcontext() if counts is None or metrics is None else counts.served(metrics) as scraped,
         open_queue(chosen.db, create=True, wait_secs=chosen.wait_secs, notice=tell) as queue,

@@ -1,4 +1,7 @@
-"""`relax-tune export`: an artifact as C sources."""
+"""`relax-tune export`: an artifact as C sources.
+
+Tests: `tests/tuner/export/test_bad_input.py`.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,14 @@ def export(
 ) -> None:
     """Write an artifact as C sources, which run without Python.
 
-    The folder gets C11 sources with a header, the weights, and files for CMake and pkg-config. Kernels and plans are those of the
-    artifact. One that calls libraries is refused: build it with `--no-libraries`.
+    The folder gets C11 sources with a header, the weights, and files for CMake and pkg-config. Kernels and plans are
+    copied from the artifact. An artifact that calls libraries is refused: build it with `--no-libraries`.
     """
     console = make_console(stderr=json)
-    found = export_c(load_artifact(artifact), c, name, function or [])
-    say(console, f"wrote {', '.join(found.functions)} to {c} ({len(found.files)} files, {found.nbytes / 1e6:.1f} MB)")
+    export = export_c(load_artifact(artifact), c, name, function or [])
+    say(
+        console, f"wrote {', '.join(export.functions)} to {c} ({len(export.files)} files, {export.nbytes / 1e6:.1f} MB)"
+    )
     if json:
-        files = {file: (c / file).stat().st_size for file in found.files}
-        print_json({"artifact": str(artifact), "folder": str(c), "functions": list(found.functions), "files": files})
+        files = {file: (c / file).stat().st_size for file in export.files}
+        print_json({"artifact": str(artifact), "folder": str(c), "functions": list(export.functions), "files": files})

@@ -1,4 +1,7 @@
-"""`relax-tune install`: a pack onto a device of this machine. Imports no frontend."""
+"""`relax-tune install`: a pack onto a device of this machine. Imports no frontend.
+
+Tests: `tests/tuner/cli/test_cli_pack.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from rich.console import Console
 from relax_tune.database.store import open_store
 from relax_tune.tuner.cli.commands.options import Json, SettingFlags, print_json, with_settings
 from relax_tune.tuner.cli.destination import Out, Overwrite, check_destination, default_path
-from relax_tune.tuner.cli.report.console import make_console, say
+from relax_tune.tuner.cli.report.console import make_console, print_sections, say
 from relax_tune.tuner.cli.report.progress import ProgressView
-from relax_tune.tuner.cli.report.table import dispatch_table, task_table
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.pack.install import Installation, Installer
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
+from relax_tune.tuner.report.builds import build_section
 from relax_tune.tuner.search.registry import check_strategy
 
 
@@ -65,40 +68,42 @@ def install(
     check_destination(path, installer.pack.model, overwrite)
     tell = partial(say, console)
     with (
-        contextlib.closing(LocalRunner(chosen.target)) as runner,  # no database is made for a device that is not there
+        contextlib.closing(LocalRunner(chosen.target)) as runner,  # first, so that a missing device creates no database
         open_store(chosen.db, wait_secs=chosen.wait_secs, notice=tell) as store,
     ):
-        job = installer.open(runner, store, notice=tell, trust_records=trust_records)
+        job = installer.open(runner, store, trust_records)
         tell(f"device: {job.device.kind}, {job.device.name}")
         tell(f"database: {store.where}")
         with ProgressView([(t.name, len(t.sites)) for t in job.tasks], console) as view:
-            job.report = view.report
-            made = installer.run(job, runner, measure)
-        records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}
-    rows = task_rows(job.choices, made.built.plans, records)
-    saved = made.artifact.save(path)
-    _tell_result(made, rows, measure, console)
+            installation = installer.run(job, runner, measure, view.report, tell)
+        records = {name: job.records(c.task.key, c.task.regime) for name, c in job.task_variants.items()}
+    rows = task_rows(job.task_variants, installation.built.plans, records)
+    saved = installation.artifact.save(path)
+    _print_result(installation, rows, measure, console)
     tell(f"wrote {saved} ({saved.stat().st_size / 1e6:.1f} MB)")
     if json:
         tasks = [row.to_json() for row in rows]
         target = {"kind": job.device.kind, "name": job.device.name, "key": job.target.key}
-        print_json({"artifact": str(saved), "target": target, **made.to_json(), "tasks": tasks})
+        print_json({"artifact": str(saved), "target": target, **installation.to_json(), "tasks": tasks})
 
 
-def _tell_result(made: Installation, rows: Sequence[TaskRow], measure: bool, console: Console) -> None:
-    console.print(task_table(rows))
-    console.print(dispatch_table(rows))
-    for name, problem in made.work.problems:
+def _print_result(installation: Installation, rows: Sequence[TaskRow], measure: bool, console: Console) -> None:
+    print_sections(console, build_section(rows))
+    for name, problem in installation.work.problems:
         say(console, f"note: {name} could not be tuned to the end: {problem}")
-    for note in made.built.notes:
+    for note in installation.built.notes:
         say(console, f"note: {note}")
-    say(console, _summary(made, measure))
+    say(console, _summary(installation, measure))
 
 
-def _summary(made: Installation, measure: bool) -> str:
-    how = f"cold: {made.work.trials} candidates timed"
-    if made.warm:
+def _summary(installation: Installation, measure: bool) -> str:
+    how = f"cold: {installation.work.trials} candidates timed"
+    if installation.warm:
         how = "warm: nothing measured" if measure else "nothing timed, as asked"
-    stages = ", ".join(f"{stage} {secs:.1f}" for stage, secs in made.secs.items())
-    like = f"; tried first what was fastest on {', '.join(made.like)}" if made.like and not made.warm else ""
-    return f"installed in {sum(made.secs.values()):.1f} s ({stages}; {how}){like}"
+    stages = ", ".join(f"{stage} {secs:.1f}" for stage, secs in installation.secs.items())
+    like = (
+        f"; tried first what was fastest on {', '.join(installation.like)}"
+        if installation.like and not installation.warm
+        else ""
+    )
+    return f"installed in {sum(installation.secs.values()):.1f} s ({stages}; {how}){like}"

@@ -1,4 +1,7 @@
-"""`relax-tune pack`: a model and what is on record for it, in one portable file."""
+"""`relax-tune pack`: a model and what is on record for it, in one portable file.
+
+Tests: `tests/tuner/cli/test_cli_pack.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from relax_tune.ir.frontend.load import load_model
 from relax_tune.tuner.cli.commands.options import Bounds, Json, Model, SettingFlags, print_json, with_settings
 from relax_tune.tuner.cli.destination import check_destination, model_name
 from relax_tune.tuner.cli.report.console import make_console, say
-from relax_tune.tuner.job.job import parse_bounds
+from relax_tune.tuner.job.lowered_model import parse_bounds
 from relax_tune.tuner.pack.pack import PACK, make_pack, read_pack
 
 
@@ -40,12 +43,12 @@ def pack(
     module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
     store, notes = open_records(chosen.db)
     with store:
-        made = make_pack(module, store, chosen)
+        contents = make_pack(module, store, chosen)
     path = Path(f"{model_name(model)}{PACK.suffix}") if out is None else out
-    check_destination(path, made.model, overwrite, PACK)
-    saved = made.save(path)
+    check_destination(path, contents.model, overwrite, PACK)
+    saved = contents.save(path)
     digest = read_pack(saved).digest
-    counts = {t.name: made.records.count(t.key) for t in made.records.targets()}
+    counts = {t.name: contents.records.count(t.key) for t in contents.records.targets()}
     for note in notes:
         say(console, f"note: {note}")
     for name, count in counts.items():

@@ -1,4 +1,7 @@
-"""`relax-tune dashboard`: jobs, models and devices of a database, in a browser."""
+"""`relax-tune dashboard`: jobs, models and devices of a database, in a browser.
+
+Tests: `tests/tuner/dashboard/test_dashboard.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from relax_tune.tuner.cli.commands.options import SettingFlags, with_settings
 from relax_tune.tuner.cli.report.console import make_console
 from relax_tune.tuner.cli.report.logs import teller
 from relax_tune.tuner.dashboard.app import make_app, serve
-from relax_tune.tuner.dashboard.guard import check_binding
+from relax_tune.tuner.dashboard.guard import OPEN, check_binding, token_for
 from relax_tune.tuner.dashboard.metrics import check_prometheus
 from relax_tune.tuner.dashboard.pages import Pages
 from relax_tune.tuner.measure.cluster.address import check_needed, is_loopback, tls_files
-from relax_tune.tuner.report.fleet import lent_now
+from relax_tune.tuner.report.devices import lent_now
 from relax_tune.tuner.report.page import environment
 
 TOKEN_VARIABLE = "RELAX_TUNE_DASHBOARD_TOKEN"
@@ -36,22 +39,28 @@ def dashboard(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help=f"A file whose one line is the token that clients give; the variable {TOKEN_VARIABLE} holds one too. [default: none, "
-            "which is enough on 127.0.0.1]",
+            help=f"A file whose one line is the token that clients give; the variable {TOKEN_VARIABLE} holds one too. [default: a new one, "
+            "in the printed address]",
         ),
     ] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Admit every user and program of this machine, on 127.0.0.1.")
+    ] = False,
 ) -> None:
     """Show jobs, models and devices of a database in a browser.
 
-    The database is opened read-only, and every page only reads. Beyond loopback a token is needed: browsers ask for it as a password,
-    with any user name, and scripts send it as a Bearer token. Pages refresh themselves in place. /metrics is for Prometheus. Put a
-    server with TLS before it where others could listen.
+    The database is opened read-only, and every page only reads. The printed address has a token, which the browser remembers. Scripts
+    send the token of a file as a Bearer token, and browsers ask for it as a password, with any user name. Pages refresh themselves in
+    place. /metrics is for Prometheus. Put a server with TLS before it where others could listen.
     """
     chosen = settings.load()
     check_needed(chosen.scheduler, *(settings.given[name] for name in ("ca", "certificate", "key")))
     if not 0 <= port < 1 << 16:
-        raise UserError(f"--port wants a number from 0 to 65535, found {port}")
-    token = _token(token_file)
+        raise UserError(f"--port expects a number from 0 to 65535, got {port}")
+    given = _token(token_file)
+    if given is None and not no_token and not is_loopback(host):
+        check_binding(host, None)  # a token of a log would be no secret there
+    token, query = token_for(given, no_token)
     check_binding(host, token)
     tell = teller(chosen.logs, make_console(stderr=True), "dashboard")
     environment()
@@ -64,7 +73,9 @@ def dashboard(
             tell(
                 "the token and all pages travel as they are: where others could listen, put a server with TLS before this one"
             )
-        serve(app, host, port, lambda address: tell(f"showing {store.where} at {address}; interrupt to end"))
+        if token is None:
+            tell(OPEN)
+        serve(app, host, port, lambda address: tell(f"showing {store.where} at {address}{query}; interrupt to end"))
 
 
 def _token(file: Path | None) -> str | None:
@@ -77,13 +88,13 @@ def _token(file: Path | None) -> str | None:
         mode = file.stat().st_mode
     except OSError as error:
         raise UserError(
-            f"--token-file {file}: wanted a file with a token, found: {error.strerror}; check the path"
+            f"--token-file {file}: expected a file with a token, got: {error.strerror}; check the path"
         ) from None
     if mode & 0o077:
         raise UserError(
-            f"--token-file {file}: wanted a file that you alone can read, found that others can; chmod 600 {file}"
+            f"--token-file {file}: expected a file that only you can read, but others can; chmod 600 {file}"
         )
     lines = content.decode("ascii", "replace").splitlines()
     if len(content) > _TOKEN_BYTES or len(lines) != 1:
-        raise UserError(f"--token-file {file}: wanted one line with a token, found {len(lines)}; correct it")
+        raise UserError(f"--token-file {file}: expected one line with a token, got {len(lines)}; correct it")
     return lines[0].strip()

@@ -1,11 +1,13 @@
-"""`relax-tune report`: what tuning did, as one HTML file."""
+"""`relax-tune report`: what tuning did, as one HTML file.
+
+Tests: `tests/tuner/report/test_report.py`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,24 +18,19 @@ from relax_tune.database.jobs.queue import JobQueue, open_queue
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.runtime.artifact import SUFFIX, load_artifact
-from relax_tune.runtime.atomic_write import reason, write_whole
-from relax_tune.runtime.hashed_zip import tool_version
 from relax_tune.tuner.cli.commands.options import Bounds, Json, SettingFlags, print_json, with_settings
 from relax_tune.tuner.cli.commands.show import is_model
 from relax_tune.tuner.cli.report.console import make_console, say
-from relax_tune.tuner.job.job import Job, device_info, parse_bounds
+from relax_tune.tuner.cli.report.view import write_page
+from relax_tune.tuner.job.device_job import device_job
+from relax_tune.tuner.job.devices import device_info
+from relax_tune.tuner.job.lowered_model import parse_bounds
 from relax_tune.tuner.measure.cluster.address import check_needed, tls_files
-from relax_tune.tuner.report.fleet import lent_now
-from relax_tune.tuner.report.page import environment, report_page
-from relax_tune.tuner.report.sections import TASKS, sections_of
-from relax_tune.tuner.report.subject import (
-    Subject,
-    of_artifact,
-    of_database,
-    of_job,
-    of_run,
-    of_submitted,
-)
+from relax_tune.tuner.report.collect import of_artifact, of_database, of_job, of_run, of_submitted
+from relax_tune.tuner.report.devices import fleet_section, lent_now
+from relax_tune.tuner.report.page import environment
+from relax_tune.tuner.report.sections import TASKS, Limits
+from relax_tune.tuner.report.subject import Subject
 from relax_tune.tuner.settings import Settings
 
 _DATABASES = (".db", ".sqlite", ".sqlite3")
@@ -63,73 +60,60 @@ def report(
     ] = TASKS,
     json: Json = False,
 ) -> None:
-    """Write what tuning did to one HTML file, with pictures.
+    """Write an HTML report of what tuning did.
 
     Times over shapes and what is dispatched, convergence, where the time of a model goes, failures, devices, and the regret against the
     best on record. The file loads nothing, so it can be sent. With a --scheduler it also shows the units that workers lend now.
     """
     chosen = settings.load()
     if tasks < 0:
-        raise UserError(f"--tasks wants a number of at least 0, found {tasks}")
+        raise UserError(f"--tasks expects a number of at least 0, got {tasks}")
     check_needed(chosen.scheduler, *(settings.given[name] for name in ("ca", "certificate", "key")))
     environment()  # says what to install before anything is read
-    found = _find(subject, chosen, bound or [])
+    reported = _collect(subject, chosen, bound or [], Limits(tasks))
     tls = tls_files(chosen.ca, chosen.certificate, chosen.key)
     lent = None if chosen.scheduler is None else lent_now(chosen.scheduler, tls, chosen.wait_secs)
-    sections = sections_of(found, tasks, lent)
-    now = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%d %H:%M UTC")
-    page = report_page(found.title, sections, f"Written {now} by relax-tune {tool_version()}.")
+    if lent is not None:
+        reported = replace(reported, sections=(*reported.sections, fleet_section(lent)))
     path = out or Path(_NAME)
-    try:
-        write_whole(path, memoryview(page.encode("utf-8", "replace")))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--out {path}: wanted to write it, found: {reason(error)}; give another place") from None
+    size = write_page(path, reported, "--out")
     if json:
-        shown = [
-            {
-                "title": s.title,
-                "facts": dict(s.facts),
-                "notes": list(s.notes),
-                "figures": [f.to_json() for f in s.figures],
-            }
-            for s in sections
-        ]
-        print_json({"report": str(path), "sections": shown})
+        print_json({"report": str(path), **reported.to_json()})
     else:
-        say(make_console(), f"wrote {path} ({len(page) / 1e6:.1f} MB)")
+        say(make_console(), f"wrote {path} ({size / 1e6:.1f} MB)")
 
 
-def _find(subject: str | None, chosen: Settings, bounds: Sequence[str]) -> Subject:
+def _collect(subject: str | None, chosen: Settings, bounds: Sequence[str], limits: Limits) -> Subject:
     """Return what an argument names, with its records. Raises UserError for what is nothing of these."""
     database = subject if subject is not None and _is_database(subject) else None
     if subject is not None and database is None and is_model(subject) and not subject.endswith(SUFFIX):
         with open_queue(chosen.db, read_only=True) as store:
             module = load_model(subject, parse_bounds(list(bounds)), chosen.cache_dtype, trust=chosen.trust_model)
-            return of_job(Job(module, device_info(chosen.target, store), store, chosen), subject)
+            return of_job(device_job(module, device_info(chosen.target, store), store, chosen), subject, limits)
     if bounds:
-        raise UserError(f"--bound wants a MODEL, found {subject or chosen.db or default_url()!r:.80}; leave it out")
+        raise UserError(f"--bound expects a MODEL, got {subject or chosen.db or default_url()!r:.80}; leave it out")
     artifact = load_artifact(subject) if subject is not None and subject.endswith(SUFFIX) else None
     with contextlib.closing(open_queue(database or chosen.db, read_only=True)) as store:
         if subject is None or database is not None:
-            return of_database(store)
+            return of_database(store, limits)
         if artifact is not None:
-            return of_artifact(store, artifact, Path(subject).name)
-        return _of_id(store, subject)
+            return of_artifact(store, artifact, Path(subject).name, limits)
+        return _of_id(store, subject, limits)
 
 
-def _of_id(store: JobQueue, start: str) -> Subject:
+def _of_id(store: JobQueue, start: str, limits: Limits) -> Subject:
     """Return the submitted job or the tuning run whose id starts so. Raises UserError that lists the choice."""
     jobs = store.find(start)
     runs = [run for run in store.jobs() if run.id.startswith(start)]
     exact = [job for job in jobs if job.id == start] or jobs
     if len(exact) == 1 and (not runs or exact[0].id == start):
-        return of_submitted(store, exact[0])
+        return of_submitted(store, exact[0], limits)
     if len(runs) == 1 and not exact:
-        return of_run(store, runs[0])
+        return of_run(store, runs[0], limits)
     names = ", ".join([*(job.id for job in exact), *(run.id for run in runs)][:20])
     known = f"has: {names}; give more of it" if names else "has none; see `relax-tune jobs list` and `jobs runs`"
     raise UserError(
-        f"wanted an .rta file, a model, a database, or the id of one job or run, found {start!r:.80}, of which {store.where} {known}"
+        f"expected an .rta file, a model, a database, or the id of one job or run, got {start!r:.80}; {store.where} {known}"
     )
 
 

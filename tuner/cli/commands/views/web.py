@@ -1,4 +1,7 @@
-"""`relax-tune web`: an artifact in the browser."""
+"""`relax-tune web`: an artifact in the browser.
+
+Tests: `tests/tuner/web/test_web.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from relax_tune.ir.frontend.source import find_model
 from relax_tune.runtime.generation.config import read_token_ids
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.dashboard.app import serve
+from relax_tune.tuner.dashboard.guard import OPEN, token_for
 from relax_tune.tuner.web.server import make_web_app, served_model
 
 
@@ -35,25 +39,35 @@ def web(
         ),
     ] = None,
     port: Annotated[int, typer.Option(metavar="PORT", help="The port to listen on; 0 for any that is free.")] = 8789,
+    no_token: Annotated[bool, typer.Option("--no-token", help="Admit every user and program of this machine.")] = False,
 ) -> None:
     """Serve an artifact and a page that runs it in the browser.
 
     An encoder gets a page of sentence search, a decoder (functions prefill and decode) one of text generation. The server listens on
-    127.0.0.1 alone; browsers offer WebGPU there and over https. An artifact of target c:wasm32 is compiled to WebAssembly first, by
-    clang. The browser verifies what it downloads by hash, and keeps it for the next time.
+    127.0.0.1 only, and its printed address has a token, which the browser remembers; browsers offer WebGPU there and over https. An
+    artifact of target c:wasm32 is compiled to WebAssembly first, by clang. The browser verifies what it downloads by hash, and keeps it
+    for the next time.
     """
     if not 0 <= port < 1 << 16:
-        raise UserError(f"--port wants a number from 0 to 65535, found {port}")
+        raise UserError(f"--port expects a number from 0 to 65535, got {port}")
     folder = None if model is None else find_model(model)
     ends = () if folder is None else _ends(folder)
-    app = make_web_app(served_model(artifact, folder, ends, fallback))
+    token, query = token_for(None, no_token)
+    app = make_web_app(served_model(artifact, folder, ends, fallback), token)
     console = make_console(stderr=True)
-    serve(app, "127.0.0.1", port, lambda address: say(console, f"serving {artifact} at {address}; interrupt to end"))
+    if token is None:
+        say(console, OPEN)
+    serve(
+        app,
+        "127.0.0.1",
+        port,
+        lambda address: say(console, f"serving {artifact} at {address}{query}; interrupt to end"),
+    )
 
 
 def _ends(folder: Path) -> tuple[int, ...]:
     """Return the tokens that end a text, as the model's folder says."""
-    found = read_token_ids(folder).get("eos_token_id")
-    if found is None:
+    ids = read_token_ids(folder).get("eos_token_id")
+    if ids is None:
         return ()
-    return (found,) if isinstance(found, int) else tuple(found)
+    return (ids,) if isinstance(ids, int) else tuple(ids)

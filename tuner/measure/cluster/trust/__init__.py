@@ -1,1 +1,3 @@
-"""Trust in a fleet: certificates of roles, revocation, rights of a role, restricted messages."""
+"""Trust in a fleet: certificates with roles, revocation, permissions of a role, restricted unpickling. From outside only the commands
+import it.
+"""

@@ -1,4 +1,7 @@
-"""Certificates that end soon, said in time."""
+"""Warnings about certificates that expire soon.
+
+Tests: `tests/tuner/measure/cluster/test_expiry.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +12,31 @@ from relax_tune.tuner.measure.cluster.address import TlsFiles
 
 WARN_DAYS = 30
 _WARN_PART = 1 / 4
-"""A process that can renew its own certificate does so before, with a third of its life left."""
+"""A process that can renew its own certificate does so earlier, when a third of the validity is left."""
 
 
 def life_of(certificate: Path) -> tuple[datetime, datetime] | None:
-    """Return from when to when a file's certificates are all good; None for a file that is none."""
+    """Return the interval in which all certificates of a file are valid; None for another file."""
     from cryptography import x509  # with Dask, in the extra `cluster`
 
     try:
-        found = x509.load_pem_x509_certificates(certificate.read_bytes())
+        certificates = x509.load_pem_x509_certificates(certificate.read_bytes())
     except (OSError, ValueError):
         return None
-    return max(c.not_valid_before_utc for c in found), min(c.not_valid_after_utc for c in found)
+    return max(c.not_valid_before_utc for c in certificates), min(c.not_valid_after_utc for c in certificates)
 
 
 def end_of(certificate: Path) -> datetime | None:
-    """Return when a certificate ends; None for a file that is none."""
+    """Return when a certificate expires; None for another file."""
     life = life_of(certificate)
     return life and life[1]
 
 
 def expiry_warnings(tls: TlsFiles | None, now: datetime | None = None) -> list[str]:
-    """Return a sentence for each certificate, ours and its authority's, that ends soon.
+    """Return a sentence for each certificate, of this process and of its authority, that expires soon.
 
-    Soon is a quarter of its life, and at most `WARN_DAYS`. `tls.check_files` has accepted the files; one that cannot be read as a
-    certificate gives none.
+    A certificate expires soon if less than a quarter of its validity, and less than `WARN_DAYS`, is left. Files that are not
+    certificates are skipped, since `tls.check_files` reports them.
     """
     if tls is None:
         return []
@@ -46,7 +49,7 @@ def expiry_warnings(tls: TlsFiles | None, now: datetime | None = None) -> list[s
         left = ends - (now or datetime.now(UTC))
         if left < min(timedelta(days=WARN_DAYS), (ends - since) * _WARN_PART):
             lines.append(
-                f"the TLS {what} {path} ends on {ends:%Y-%m-%d}, in {left.days} days; make another in time (`relax-tune worker --help` "
-                "says how), since nothing connects afterwards"
+                f"the TLS {what} {path} expires on {ends:%Y-%m-%d}, in {left.days} days; replace it before then "
+                "(`relax-tune worker --help` says how), since all connections fail afterwards"
             )
     return lines

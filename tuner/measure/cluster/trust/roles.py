@@ -1,8 +1,10 @@
-"""Rights of each role at a scheduler and at a worker, over Dask's own operations.
+"""Permissions of each role at a scheduler and at a worker, as sets of Dask's operations.
 
-Whoever asks for another operation is cut off. The role is read from the certificate of the connection. Keys of tasks, clients and
-addresses of workers belong to the certificate's name that brought them first. So no job reads or cancels what another submitted, and no
-worker speaks for another.
+The role is read from the certificate of the connection. A connection that requests any other operation is closed. Keys of tasks, ids of
+clients and addresses of workers belong to the certificate name that registered them first. So a job cannot read or cancel the tasks of
+another, and a worker cannot act for another.
+
+Tests: `tests/tuner/measure/cluster/test_hostile.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 
 from distributed.comm.core import CommClosedError
 
+from relax_tune.printable import printable
 from relax_tune.tuner.measure.cluster.trust.authority import ROLES, Role, role_name
 
 _LOG = logging.getLogger("distributed.relax_tune")
@@ -38,27 +41,31 @@ OF_SCHEDULER: Mapping[Role, frozenset[str]] = {
         | {"task-finished", "task-erred", "release-worker-data", "long-running", "reschedule"}
     ),
 }
-"""Operations of a scheduler, by the role that may ask for them. A scheduler's own certificate may ask for all."""
+"""Operations of a scheduler, by the roles that may request them. A certificate of the role scheduler may request all."""
 OF_WORKER: Mapping[Role, frozenset[str]] = {"scheduler": frozenset({"run", "get_data", "terminate", "close"})}
-"""Operations of a worker."""
+"""Operations of a worker, by the roles that may request them."""
 PAGES: Mapping[str, Any] = {
     "distributed.scheduler.http.routes": ["distributed.http.health"],
     "distributed.worker.http.routes": ["distributed.http.health"],
 }
-"""Dask's settings of the page that it always opens in plain HTTP: one that says only that the process lives."""
+"""Dask's settings for its HTTP server, which it always starts without TLS: only the health check remains."""
 _BROADCAST = "run"
 _TOPICS = ("print", "warn")
 _DROPPED = "log-event"
-"""What Dask's workers tell all clients, which would print it."""
+"""Messages of workers to all clients, which would print them; dropped."""
 
 
 class Refused(CommClosedError):
-    """An operation that the role does not have."""
+    """An operation that is not permitted to the role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other side of a connection, by its certificate. name: common to all certificates that the authority gave to it"""
+    """The other side of a connection, by its certificate.
+
+    Attributes:
+        name: role and common name, which a renewed certificate shares.
+    """
 
     role: Role | None
     name: str
@@ -77,9 +84,14 @@ def peer_of(comm: Any) -> Peer:
 
 @dataclass(eq=False)
 class Gate:
-    """Guards the connections of one scheduler or worker.
+    """Access control for the connections of one scheduler or worker.
 
-    operations: operations of each role. everything: a role that may ask for all
+    Attributes:
+        operations: permitted operations of each role.
+        everything: a role with all permissions.
+        owners: certificate name that registered a (kind, id) of a key, client or address.
+        open: the open connections.
+        revoked: serial numbers of revoked certificates.
     """
 
     operations: Mapping[Role, frozenset[str]]
@@ -89,10 +101,10 @@ class Gate:
     revoked: frozenset[int] = frozenset()
 
     def guard(self, comm: Any) -> None:
-        """Let through a connection only what its role may ask for."""
+        """Make a connection deliver only messages that its role may send; any other message closes it."""
         peer, read = peer_of(comm), comm.read
         self.open = {c: p for c, p in self.open.items() if not c.closed()} | {comm: peer}
-        kept: set[tuple[str, str]] = set()
+        registered: set[tuple[str, str]] = set()
 
         async def guarded(*given: Any, **named: Any) -> Any:
             try:
@@ -103,63 +115,75 @@ class Gate:
                     several = isinstance(message, list | tuple)
                     passed = [one for one in (message if several else (message,)) if not self._drops(one)]
                     for one in passed:
-                        if why := self._refusal(one, peer, kept):
+                        if why := self._refusal(one, peer, registered):
                             _LOG.warning(
-                                "%s with a certificate of %s is cut off: %s", comm.peer_address, peer.name, why
+                                "%s with a certificate of %s is disconnected: %s",
+                                comm.peer_address,
+                                printable(peer.name),
+                                printable(why),
                             )
                             comm.abort()
                             raise Refused(why)
                     if passed:
                         return passed if several else message
             except BaseException:
-                for belonging in kept:
+                for belonging in registered:
                     self.owners.pop(belonging, None)
                 raise
 
         comm.read = guarded
 
     def cut(self, serials: frozenset[int]) -> None:
-        """Cut off the connections of these certificates, and what comes of one whose greeting is still under way."""
+        """Close the connections of these certificates, including connections still in the handshake."""
         self.revoked = serials
         for comm, peer in list(self.open.items()):
             if peer.serial in serials and not comm.closed():
-                _LOG.warning("%s is cut off: the certificate of %s is revoked", comm.peer_address, peer.name)
+                _LOG.warning(
+                    "%s is disconnected: the certificate of %s is revoked", comm.peer_address, printable(peer.name)
+                )
                 comm.abort()
 
     def _drops(self, message: Any) -> bool:
         return isinstance(message, dict) and message.get("op") == _DROPPED
 
-    def _refusal(self, message: Any, peer: Peer, kept: set[tuple[str, str]]) -> str:
-        """Say why a message is refused; empty if it is not. kept: what belongs to this connection alone"""
+    def _refusal(self, message: Any, peer: Peer, registered: set[tuple[str, str]]) -> str:
+        """Return why a message is rejected; empty if it is permitted.
+
+        Args:
+            registered: receives the ids that belong to this connection, and end with it.
+        """
         if peer.serial in self.revoked:
             return "its certificate is revoked"
         if not isinstance(message, dict):
-            return "" if message == "OK" else "it sends no operation"
+            return "" if message == "OK" else "it sends a message without an operation"
         operation = message.get("op")
         if peer.role is None or operation not in self.operations.get(peer.role, frozenset()):
-            return f"it asks for {operation!r:.60}"
+            return f"it requests {operation!r:.60}"
         inner = message.get("msg") if operation == "broadcast" else None
         if operation == "broadcast" and not (isinstance(inner, dict) and inner.get("op") == _BROADCAST):
-            return "it broadcasts another operation than to run a function of ours"
+            return "it broadcasts an operation other than {_BROADCAST!r}"
         if operation == "subscribe-topic" and message.get("topic") not in _TOPICS:
-            return f"it listens to {message.get('topic')!r:.60}"
+            return f"it subscribes to {message.get('topic')!r:.60}"
         brings = {"register-client": "client", "update-graph": "key", "register-worker": "address"}.get(str(operation))
         for belonging in _belongings(message, peer.role):
             owner = self.owners.get(belonging)
             if owner is None and belonging[0] == brings:
                 self.owners[belonging] = peer.name
                 if brings != "address":
-                    kept.add(belonging)
+                    registered.add(belonging)
             elif owner != peer.name:
-                return f"it asks {operation!r:.60} for the {belonging[0]} {belonging[1]!r:.80}, which is not its own"
+                return f"it requests {operation!r:.60} for the {belonging[0]} {belonging[1]!r:.80} of another owner"
         return ""
 
 
 def _belongings(message: Mapping[str, Any], role: Role) -> Iterator[tuple[str, str]]:
-    """Name what a message is about, and must be its sender's: a worker's tasks are a job's, and hold no secret from it."""
+    """Yield the (kind, id) of everything in a message that must belong to its sender.
+
+    Keys are checked only for jobs: the tasks of a worker always belong to a job.
+    """
     for name in ("keys", "key") if role == "job" else ():
-        found = message.get(name, ())
-        for key in found if isinstance(found, list | tuple | set | frozenset) else (found,):
+        keys = message.get(name, ())
+        for key in keys if isinstance(keys, list | tuple | set | frozenset) else (keys,):
             yield "key", str(key)
     for name, what in (("client", "client"), ("address", "address"), ("worker", "address")):
         if message.get(name) is not None:

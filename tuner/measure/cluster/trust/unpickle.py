@@ -1,8 +1,10 @@
-"""Restricted reading of Dask's messages: the few classes and functions that a measurement needs, and no others.
+"""Restricted unpickling of Dask's messages: only the classes and functions that a measurement needs.
 
-Dask puts functions, graphs and errors into messages as pickles, and a pickle calls what it names. Here it may name only what is in
-`ALLOWED` (Python's own way to restrict pickles: `Unpickler.find_class`). Dask has no setting for it, so its one function that reads
-pickles is replaced, for the whole process.
+Dask sends functions, graphs and errors as pickles, and reading a pickle calls the functions that it names. `Unpickler.find_class` is
+overridden, as the documentation of `pickle` recommends, to permit only the names in `ALLOWED`. Dask has no setting for this, so its
+function that reads pickles is replaced for the whole process.
+
+Tests: `tests/tuner/measure/cluster/test_hostile.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ ALLOWED = frozenset(
         ("dask._expr", "LLGExpr"),
         ("dask._expr", "Expr._reconstruct"),
         ("dask._task_spec", "Task"),
-        # what a scheduler says of a task whose worker has left
+        # the error of a task whose worker was lost
         ("distributed.scheduler", "KilledWorker"),
         ("distributed.scheduler", "WorkerState"),
         ("distributed.core", "Status"),
@@ -32,13 +34,13 @@ ALLOWED = frozenset(
         ("builtins", "bytes"),
     }
 )
-"""Pairs of a module and a name in it."""
+"""Pairs (module, name) that a pickle may name."""
 STATEFUL = frozenset(
     {("dask._task_spec", "Task"), ("distributed.scheduler", "KilledWorker"), ("distributed.scheduler", "WorkerState")}
 )
-"""Classes whose new instances get a state."""
+"""Classes whose instances a pickle may give a state."""
 FAMILIES = frozenset({"pickle", "msgpack", "error", "dask"})
-"""Families of Dask's serializers that are read. Of `dask`, which names its class by a pickle, bytes are."""
+"""Dask's serializers that are accepted. The serializer `dask` names its class in a pickle, so only bytes pass."""
 
 _lock = threading.Lock()
 _users = 0
@@ -46,18 +48,18 @@ _original: Any = None
 
 
 class UnreadPickleError(pickle.UnpicklingError, AttributeError):
-    """A pickle that names something else. Dask takes an AttributeError for a part of a message that it can do without."""
+    """A pickle that names anything else. Dask treats an AttributeError as a part of a message that it can ignore."""
 
 
-class _Reader(pickle._Unpickler):  # the one in C cannot refuse to alter what it names
+class _Reader(pickle._Unpickler):  # the C implementation has no hook for BUILD, which alters objects
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
 
     def _build(self) -> None:
-        """Set the state of an instance. What a message names is never altered: it serves the whole process."""
-        kind = type(self.stack[-2])  # type: ignore[attr-defined]  # of the implementation in Python
+        """Set the state of an instance. Named classes and functions are never altered, since the whole process uses them."""
+        kind = type(self.stack[-2])  # type: ignore[attr-defined]  # an attribute of the Python implementation
         if (kind.__module__, kind.__qualname__) not in STATEFUL:
             raise UnreadPickleError(
-                f"wanted a message of a measurement, found one that alters a {kind.__qualname__:.80}"
+                f"expected a message of a measurement, got one that alters a {kind.__qualname__:.80}"
             )
         super().load_build()  # type: ignore[misc]
 
@@ -66,30 +68,30 @@ class _Reader(pickle._Unpickler):  # the one in C cannot refuse to alter what it
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
             raise UnreadPickleError(
-                f"wanted a message of a measurement, found one that names {module}.{name:.80}; relax-tune reads no others while it is "
-                "connected to a scheduler, so other Dask clients need a process of their own"
+                f"expected a message of a measurement, got one that names {module}.{name:.80}; relax-tune reads no other names while it is "
+                "connected to a scheduler, so use other Dask clients in a separate process"
             )
         return super().find_class(module, name)
 
 
 def loads(data: Any, *, buffers: Any = ()) -> Any:
-    """Read a pickle that names nothing but what is allowed. Raises UnreadPickleError for another."""
+    """Read a pickle that names only members of `ALLOWED`. Raises UnreadPickleError for any other name."""
     return _Reader(io.BytesIO(data), buffers=buffers).load()
 
 
 def _refuse(header: Any, frames: Any) -> NoReturn:
-    raise TypeError(f"wanted a message in {', '.join(sorted(FAMILIES))}, found {header.get('serializer')!r:.40}")
+    raise TypeError(f"expected a message in {', '.join(sorted(FAMILIES))}, got {header.get('serializer')!r:.40}")
 
 
 def _dask() -> tuple[Any, Any]:
-    """Import Dask's modules that read messages; `distributed.protocol` has a function named as one of them."""
+    """Import Dask's modules that read messages by name: `distributed.protocol` has a function that shadows one of them."""
     return importlib.import_module("distributed.protocol.pickle"), importlib.import_module(
         "distributed.protocol.serialize"
     )
 
 
 def restrict() -> None:
-    """Restrict what this process reads of Dask's messages, until `release` has been called as often."""
+    """Restrict the unpickling of Dask's messages in this process. Calls nest; each needs a `release`."""
     global _users, _original
     dask_pickle, serialize = _dask()
     with _lock:
@@ -98,9 +100,9 @@ def restrict() -> None:
             return
         _original = dask_pickle.loads, dict(serialize.families)
         dask_pickle.loads = loads
-        for name, (dumps, _, wants_context) in _original[1].items():
+        for name, (dumps, _, needs_context) in _original[1].items():
             if name not in FAMILIES:
-                serialize.families[name] = (dumps, _refuse, wants_context)
+                serialize.families[name] = (dumps, _refuse, needs_context)
 
 
 def release() -> None:

@@ -1,4 +1,4 @@
-/** Checks of a call's arguments, in words; see runtime/arguments.py. */
+/** Checks of a call's arguments, with readable messages; see runtime/arguments.py. */
 
 import { ModelError } from "./errors.js";
 import type { Program } from "./program.js";
@@ -10,21 +10,21 @@ import { type Data, DeviceTensor, checkTensor } from "./tensor.js";
 export function checkInputs(program: Program, inputs: Readonly<Record<string, Argument>>): Map<number, Argument> {
   const names = program.inputs.map((index) => program.buffers[index].name);
   const unknown = Object.keys(inputs).filter((name) => !names.includes(name));
-  if (unknown.length) throw new ModelError(`${program.name}: wanted the parameters ${names.join(", ")}, found ${unknown.join(", ")}.`);
+  if (unknown.length) throw new ModelError(`${program.name}: expected the parameters ${names.join(", ")}, got ${unknown.join(", ")}.`);
   const given = new Map<number, Argument>();
   for (const index of program.inputs) {
     const { name, dtype, shape } = program.buffers[index];
     const argument = inputs[name];
     const where = `${program.name}: parameter ${name}`;
-    if (!argument) throw new ModelError(`${where}: wanted an array, found none.`);
+    if (!argument) throw new ModelError(`${where}: expected an array, got none.`);
     if (argument.dtype !== dtype || argument.shape.length !== shape.length) {
       throw new ModelError(
-        `${where}: wanted ${shape.length} dims of ${dtype}, found ${argument.shape.length} of ${argument.dtype}.`,
+        `${where}: expected ${shape.length} dims of ${dtype}, got ${argument.shape.length} of ${argument.dtype}.`,
       );
     }
     if (!(argument instanceof DeviceTensor)) checkTensor(where, argument);
     else if (argument.outer !== program.buffers[index].outer) {
-      throw new ModelError(`${where}: wanted an array that is stored by dim ${program.buffers[index].outer}, found another.`);
+      throw new ModelError(`${where}: expected an array that is stored by dim ${program.buffers[index].outer}, got another.`);
     }
     given.set(index, argument);
   }
@@ -50,7 +50,7 @@ export function matchSymbols(program: Program, scalars: ScalarList, given: Reado
     if (value < BigInt(lower) || (upper !== null && value > BigInt(upper))) {
       const bounds = upper === null ? `at least ${lower}` : `from ${lower} to ${upper}`;
       throw new ModelError(
-        `${program.name}: wanted ${name} ${bounds}, found ${value} (${origin[at]}); give a ${value < BigInt(lower) ? "larger" : "smaller"} ` +
+        `${program.name}: expected ${name} ${bounds}, got ${value} (${origin[at]}); give a ${value < BigInt(lower) ? "larger" : "smaller"} ` +
           `input, or build with --bound ${name}=LOW:HIGH.`,
       );
     }
@@ -60,7 +60,7 @@ export function matchSymbols(program: Program, scalars: ScalarList, given: Reado
     program.buffers[index].shape.forEach((slot, dim) => {
       if (BigInt(shape[dim]) !== slots[slot]) {
         throw new ModelError(
-          `${program.name}: parameter ${program.buffers[index].name}: wanted ${slots[slot]} in dim ${dim}, found ${shape[dim]}; ` +
+          `${program.name}: parameter ${program.buffers[index].name}: expected ${slots[slot]} in dim ${dim}, got ${shape[dim]}; ` +
             "make the dims agree.",
         );
       }
@@ -89,8 +89,8 @@ function checkRange(program: Program, index: number, data: Data, low: bigint, hi
   for (let at = column; at < data.length; at += every) {
     if (data[at] < low || data[at] >= high) {
       throw new ModelError(
-        `${program.name}: parameter ${program.buffers[index].name}: wanted values from ${low} to ${high - 1n}, which the model uses as ` +
-          `indices, found ${data[at]} at ${at}; is the tokenizer that of this model?`,
+        `${program.name}: parameter ${program.buffers[index].name}: expected values from ${low} to ${high - 1n}, which the model uses as ` +
+          `indices, got ${data[at]} at ${at}; does the tokenizer belong to this model?`,
       );
     }
   }
@@ -107,7 +107,7 @@ export function checkComputed(
   for (let at = column; at < data.length; at += every) {
     if (data[at] < 0 || data[at] >= size) {
       throw new ModelError(
-        `${program.name}: ${operator}: wanted indices of at least 0 and below ${size}, found ${data[at]} at ${at} of ${shape.join(" x ")}.`,
+        `${program.name}: ${operator}: expected indices of at least 0 and below ${size}, got ${data[at]} at ${at} of ${shape.join(" x ")}.`,
       );
     }
   }

@@ -39,7 +39,7 @@ interface Member {
   bytes: number;
 }
 
-/** Download an artifact, copy its constants to the device, and verify it as a whole. Throws in words. */
+/** Download an artifact, copy its constants to the device, and verify it as a whole. Throws ModelError. */
 export async function readArtifact(source: Source, gpu: Gpu, progress: Progress): Promise<Artifact> {
   const constants = new Map<string, GpuMemory>();
   try {
@@ -78,7 +78,7 @@ export async function member(stream: HashedStream, wanted: string): Promise<Memb
     if (extra.byteLength < 12 || extra.getUint16(0, true) !== 1) throw damaged(`its member ${name} has no size`);
     bytes = Number(extra.getBigUint64(4, true));
   }
-  if (name !== wanted) throw damaged(`wanted the member ${wanted}, found ${name.slice(0, 80)}`);
+  if (name !== wanted) throw damaged(`expected the member ${wanted}, got ${name.slice(0, 80)}`);
   return { name, bytes };
 }
 
@@ -86,7 +86,7 @@ async function readManifest(stream: HashedStream): Promise<Manifest> {
   const { bytes } = await member(stream, "manifest.json");
   const manifest = JSON.parse(decode(await stream.take(bytes))) as Manifest;
   if (manifest.format !== FORMAT) throw damaged(`its manifest says ${String(manifest.format).slice(0, 80)}`);
-  if (manifest.schema !== SCHEMA) throw damaged(`wanted schema ${SCHEMA}, found ${manifest.schema}`);
+  if (manifest.schema !== SCHEMA) throw damaged(`expected schema ${SCHEMA}, got ${manifest.schema}`);
   if (manifest.device_kind !== "webgpu") {
     throw new ModelError(
       `This artifact was built for ${manifest.device_kind}, and a browser runs those for webgpu; build it with --target webgpu.`,

@@ -19,8 +19,8 @@ export type Ask = { id: number } & (
   | { kind: "free"; buffer: number }
   | { kind: "fill"; buffer: number; bytes: number; value: number }
   | { kind: "write"; buffer: number; offset: number; keep: number }
-  | { kind: "again"; buffer: number; offset: number; kept: number }
-  | { kind: "forget"; kept: number }
+  | { kind: "again"; buffer: number; offset: number; piece: number }
+  | { kind: "forget"; piece: number }
   | { kind: "copy"; target: number; source: number; bytes: number }
   | { kind: "read"; buffer: number; offset: number; bytes: number }
   | { kind: "run"; launches: AskedLaunch[]; before: AskedLaunch[]; repeats: number; timed: boolean }
@@ -45,8 +45,8 @@ const wholes: Record<string, readonly string[]> = {
   free: ["buffer"],
   fill: ["buffer", "bytes", "value"],
   write: ["buffer", "offset", "keep"],
-  again: ["buffer", "offset", "kept"],
-  forget: ["kept"],
+  again: ["buffer", "offset", "piece"],
+  forget: ["piece"],
   copy: ["target", "source", "bytes"],
   read: ["buffer", "offset", "bytes"],
   run: ["repeats"],
@@ -65,7 +65,7 @@ function isLaunch(value: unknown): boolean {
   return isWhole(kernel) && areWholes(buffers, 64) && areWholes(scalars, 1024) && areWholes(grid, 3);
 }
 
-/** Return the server's message as an ask. Throws for any other message: the server is as much a stranger as the page is. */
+/** Return the server's message as an ask. Throws for any other message: page and server do not trust each other. */
 export function checkAsk(message: Record<string, unknown>): Ask {
   const fields = wholes[String(message.kind)];
   const { kind, launches, before } = message;
@@ -100,12 +100,12 @@ export class Bench {
     this.stamps = stamped ? device.createBuffer({ size: 16, usage }) : null;
   }
 
-  /** Open a device. kept: pieces of arrays in the page's memory, which outlive a device */
+  /** Open a device. kept: pieces of arrays in the page's memory, which may be used on several devices in turn */
   static async open(kept: Map<number, Uint8Array>): Promise<Bench> {
     return new Bench(await Gpu.open(["timestamp-query"]), kept);
   }
 
-  /** What the server is told of this device. */
+  /** The description of this device for the server. */
   facts(): Record<string, unknown> {
     const { adapter, device } = this.gpu;
     const { vendor, architecture, device: model, description } = adapter.info;
@@ -150,19 +150,19 @@ export class Bench {
       }
       case "write":
         if (ask.keep) {
-          if (this.kept.size >= MOST_KEPT) throw new ModelError("The server wants this page to keep too much; load it again.");
+          if (this.kept.size >= MOST_KEPT) throw new ModelError("The server asks this page to store too much; load it again.");
           this.kept.set(ask.keep, data);
         }
         await this.write(ask.buffer, data, ask.offset);
         return done;
       case "again": {
-        const found = this.kept.get(ask.kept);
-        if (!found) throw new ModelError(`The server asked for the array ${ask.kept}, which this page does not keep.`);
+        const found = this.kept.get(ask.piece);
+        if (!found) throw new ModelError(`The server asked for the array ${ask.piece}, which this page does not have.`);
         await this.write(ask.buffer, found, ask.offset);
         return done;
       }
       case "forget":
-        this.kept.delete(ask.kept);
+        this.kept.delete(ask.piece);
         return done;
       case "copy": {
         const encoder = gpu.device.createCommandEncoder();
@@ -265,7 +265,7 @@ export class Bench {
     return gpu.launch(compiled, buffers.map((number) => this.of(number).buffer), place, grid);
   }
 
-  /** Encode launches, between two timestamps if asked: that of the first pass's begin, and that of the last one's end. */
+  /** Encode launches; if asked, with timestamps at the begin of the first pass and at the end of the last one. */
   private encode(encoder: GPUCommandEncoder, launches: readonly Launch[], repeats: number, stamped: boolean): void {
     const querySet = this.queries as GPUQuerySet;
     const apart = launches.some(({ copies }) => copies.length);

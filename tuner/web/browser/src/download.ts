@@ -98,7 +98,7 @@ export class HashedStream extends ByteStream {
     this.tail = joined.slice(over);
   }
 
-  /** Read to the end. Throws unless the hash at the end is that of all bytes before it, and the one that was wanted. */
+  /** Read to the end. Throws unless the hash at the end is the hash of all bytes before it, and the expected one. */
   async finish(wanted: string): Promise<void> {
     this.chunk = this.chunk.subarray(this.chunk.length);
     while (await this.more()) this.chunk = this.chunk.subarray(this.chunk.length);
@@ -117,7 +117,7 @@ export function altered(): ModelError {
   return new ModelError("The artifact's content does not fit its hash: it was altered or damaged on the way. Load the page again.");
 }
 
-/** Call `read` on the artifact's bytes. What it verified is kept in the browser's cache for the next time. */
+/** Call `read` on the artifact's bytes. Verified bytes are stored in the browser's cache for the next time. */
 export function download<T>(source: Source, progress: Progress, read: (stream: HashedStream) => Promise<T>): Promise<T> {
   return downloadAs(HashedStream, source, progress, read);
 }

@@ -1,4 +1,4 @@
-/** An error in words, which a page shows as they are. */
+/** An error whose message a page shows unchanged. */
 export class ModelError extends Error {
   override name = "ModelError";
 }

@@ -111,7 +111,7 @@ export class Executor extends ProgramExecutor {
     return this.results(bound, kept, encoder);
   }
 
-  /** Let launches read arguments and write kept results where they are. Returns the kept results by number. */
+  /** Let launches read arguments, and write the results that stay on the device, in place. Returns these results by number. */
   private async keep(
     bound: Bound,
     given: ReadonlyMap<number, Argument>,
@@ -147,7 +147,7 @@ export class Executor extends ProgramExecutor {
       } else if (argument && !(argument instanceof DeviceTensor)) {
         memory = await gpu.alloc(this.room(bound, base), `the result ${spec.name}`);
       } else {
-        throw new ModelError(`${program.name}: the result ${spec.name} cannot be kept on the device.`);
+        throw new ModelError(`${program.name}: the result ${spec.name} cannot stay on the device.`);
       }
       this.replaced.set(base, memory);
       kept.set(number, new DeviceTensor(spec.dtype, bound.shapes[index], spec.outer, memory));
@@ -179,7 +179,7 @@ export class Executor extends ProgramExecutor {
     return results;
   }
 
-  /** Make memory as large as this binding needs. Larger memory is another, so bindings make their launches anew. */
+  /** Grow memory as this binding needs. Growing replaces the buffers, so bindings must make their launches again. */
   private async grow(bound: Bound): Promise<void> {
     const { program } = this;
     for (const [at, slot] of program.storages.entries()) {
@@ -221,7 +221,7 @@ export class Executor extends ProgramExecutor {
       scalars.forEach((slot, k) => {
         const value = values[slot];
         if (value < LEAST32 || value > MOST32) {
-          throw new ModelError(`Kernel ${target} wants sizes and indices that 32 bits hold, found ${value}; use a smaller input.`);
+          throw new ModelError(`Kernel ${target} needs sizes and indices of 32 bits, got ${value}; use a smaller input.`);
         }
         numbers[places[at] / 4 + k] = Number(value);
       });

@@ -1,4 +1,4 @@
-/** The browser's WebGPU device: memory, kernels, transfers, and its errors in words. */
+/** The browser's WebGPU device: memory, kernels, transfers, and readable errors. */
 
 import { ModelError } from "./errors.js";
 import type { Kernel } from "./program.js";
@@ -36,7 +36,7 @@ export interface Launch {
   grid: [number, number, number];
 }
 
-/** Return a size in words that people read. */
+/** Return a size as readable text. */
 export function size(bytes: number): string {
   return bytes < 1e6 ? `${bytes.toLocaleString("en")} bytes` : `${(bytes / 1e6).toFixed(1)} MB`;
 }
@@ -107,7 +107,7 @@ export class Gpu {
     }
   }
 
-  /** Wait for something, and say in words what prevented it. */
+  /** Wait for something. Throws ModelError with the reason of a failure. */
   async guard<T>(what: string, work: () => Promise<T> | T): Promise<T> {
     this.check(what);
     let found: T;
@@ -153,7 +153,7 @@ export class Gpu {
     const whole = bytes.length - (bytes.length % 4);
     if (whole) this.device.queue.writeBuffer(memory.buffer, offset, bytes, 0, whole);
     if (bytes.length > whole) {
-      const last = new Uint8Array(4); // whoever owns the memory owns the rest of its last word
+      const last = new Uint8Array(4); // the owner of the memory owns the rest of its last word too
       last.set(bytes.subarray(whole));
       this.device.queue.writeBuffer(memory.buffer, offset + whole, last);
     }
@@ -221,7 +221,7 @@ export class Gpu {
     if (grid.some((extent) => extent === 0)) return null;
     const most = this.device.limits.maxComputeWorkgroupsPerDimension;
     if (grid.some((extent) => extent < 0 || extent > most)) {
-      throw new ModelError(`Kernel ${kernel.name} wants ${grid.join(" x ")} groups, and this device allows ${most}; use a shorter input.`);
+      throw new ModelError(`Kernel ${kernel.name} needs ${grid.join(" x ")} groups, and this device allows ${most}; use a shorter input.`);
     }
     const written = new Set(buffers.filter((_, at) => kernel.writes[at]));
     const copies: [GPUBuffer, GPUBuffer][] = [];

@@ -47,7 +47,7 @@ function count(): void {
   element("runs").textContent = counts.runs.toLocaleString("en");
 }
 
-/** The token is kept in the address alone, so that the page comes back when it is loaded again. */
+/** The token is only in the address, so that the page reconnects when it is reloaded. */
 function token(): string {
   return decodeURIComponent(location.hash.slice(1));
 }

@@ -27,7 +27,7 @@ export class Model {
   ) {}
 
   /**
-   * Download an artifact, verify it and compile its kernels. Throws in words.
+   * Download an artifact, verify it and compile its kernels. Throws ModelError.
    *
    * downloaded: called as bytes arrive; compiled: as kernels are compiled, with their number so far and in all
    */
@@ -64,7 +64,7 @@ export class Model {
 
   executor(name: string): ProgramExecutor {
     const found = this.executors.get(name);
-    if (!found) throw new ModelError(`Wanted one of the functions ${this.functions.join(", ")}, found ${name}.`);
+    if (!found) throw new ModelError(`Expected one of the functions ${this.functions.join(", ")}, got ${name}.`);
     return found;
   }
 

@@ -1,4 +1,4 @@
-/** What the example pages share: loading with progress, the tokenizer, errors in words. */
+/** Shared parts of the example pages: loading with progress, the tokenizer, display of errors. */
 
 import { Model, ModelError, type ModelSource, Tokenizer, inWords, size } from "./relax-tune.js";
 
@@ -50,7 +50,7 @@ const NUMBERS: Codec = {
     const words = text.split(/[\s,]+/).filter(Boolean);
     const wrong = words.find((word) => !/^\d{1,9}$/.test(word));
     if (wrong !== undefined) {
-      throw new ModelError(`Wanted token ids such as 12 7 305, found ${wrong.slice(0, 40)}; serve with --model FOLDER to write text.`);
+      throw new ModelError(`Expected token ids such as 12 7 305, got ${wrong.slice(0, 40)}; serve with --model FOLDER to write text.`);
     }
     return words.map(Number);
   },
@@ -67,7 +67,7 @@ async function openCodec(wanted: boolean): Promise<Codec> {
   };
 }
 
-/** Load the served artifact; show progress, then the form. Errors are shown in words. */
+/** Load the served artifact; show progress, then the form. Errors are shown as messages. */
 export async function open(ready: (opened: Opened) => void): Promise<void> {
   const progress = element<HTMLProgressElement>("progress");
   try {

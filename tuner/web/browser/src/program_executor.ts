@@ -29,7 +29,7 @@ export class LastBindings<T extends Binding> {
 
   constructor(private readonly drop: (oldest: T) => void = () => undefined) {}
 
-  /** Return the binding of these symbol values; `make` is called where none is kept. */
+  /** Return the binding of these symbol values; `make` is called if none is cached. */
   get(symbols: readonly bigint[], make: () => T): T {
     const key = symbols.join();
     const found = this.kept.get(key) ?? make();
@@ -56,7 +56,7 @@ export abstract class ProgramExecutor {
     });
   }
 
-  /** Call the program. Results are in the page's memory, or on the device where they are to be kept. Throws in words. */
+  /** Call the program. Results are in the page's memory, or on the device if they are to stay there. Throws ModelError. */
   abstract run(inputs: Readonly<Record<string, Argument>>, keeping?: Keeping): Promise<Argument[]>;
 
   /** Return the variant of every call for these symbol values. */
@@ -73,7 +73,7 @@ export abstract class ProgramExecutor {
   bounds(name: string, dim: number): [number, number] {
     const spec = this.program.buffers.find((buffer) => buffer.role === "input" && buffer.name === name);
     const slot = spec?.shape[dim];
-    if (slot === undefined) throw new ModelError(`${this.program.name}: wanted an input ${name} with a dim ${dim}, found none.`);
+    if (slot === undefined) throw new ModelError(`${this.program.name}: expected an input ${name} with a dim ${dim}, got none.`);
     const symbol = this.scalars.symbol(slot);
     if (symbol < 0) {
       const value = this.scalars.fixed(this.program.symbols.length)[slot];

@@ -15,7 +15,7 @@ async function embed({ model, codec }: Opened, texts: readonly string[], progres
   const names = executor.program.inputs.map((index) => executor.program.buffers[index].name);
   const found: Float32Array[] = [];
   for (let at = 0; at < texts.length; at += rows) {
-    const batch = texts.slice(at, at + rows).map((text) => cut(codec.encode(text), longest));
+    const batch = texts.slice(at, at + rows).map((text) => whole(text, codec.encode(text), longest));
     const width = Math.max(1, ...batch.map((tokens) => tokens.length));
     const inputs = Object.fromEntries(
       names.map((name) => {
@@ -38,9 +38,11 @@ async function embed({ model, codec }: Opened, texts: readonly string[], progres
   return found;
 }
 
-/** Shorten a text to the tokens that the model takes; its last token is the mark of its end. */
-function cut(tokens: readonly number[], longest: number): readonly number[] {
-  return tokens.length <= longest ? tokens : [...tokens.slice(0, longest - 1), tokens[tokens.length - 1]];
+/** Return the tokens of a text. One that is too long is refused: a part of it would stand for the whole. */
+function whole(text: string, tokens: readonly number[], longest: number): readonly number[] {
+  if (tokens.length <= longest) return tokens;
+  const shown = text.length <= 60 ? text : `${text.slice(0, 57)}...`;
+  throw new ModelError(`Expected at most ${longest} tokens, got ${tokens.length} in "${shown}". Shorten it, or build with a larger bound.`);
 }
 
 function cosine(a: Float32Array, b: Float32Array): number {

@@ -30,7 +30,7 @@ const CLASSES: Record<string, DataClass> = {
   uint64: BigUint64Array,
 } as unknown as Record<string, DataClass>;
 
-/** Return the class of the arrays that hold an element type; those of at most 8 bits are bytes. */
+/** Return the class of the arrays for an element type; types of at most 8 bits are stored as bytes. */
 export function dataClass(dtype: string): DataClass {
   return CLASSES[dtype] ?? (Uint8Array as unknown as DataClass);
 }
@@ -113,7 +113,7 @@ export function checkTensor(where: string, given: Tensor): void {
   const wanted = count(given.shape);
   if (given.data.length !== wanted || !(given.data instanceof dataClass(given.dtype))) {
     throw new ModelError(
-      `${where}: wanted ${wanted} elements of ${given.dtype} in an array of that type, found ${given.data.length} in a ` +
+      `${where}: expected ${wanted} elements of ${given.dtype} in an array of that type, got ${given.data.length} in a ` +
         `${given.data.constructor.name}.`,
     );
   }

@@ -1,5 +1,5 @@
 /**
- * The WebAssembly module of a model, compiled from its exported C: memory, calls, threads, and its errors in words; see
+ * The WebAssembly module of a model, compiled from its exported C: memory, calls, threads, and readable errors; see
  * tuner/web/wasm.py. It is used in a worker: calls hold its thread.
  */
 
@@ -83,7 +83,7 @@ export class Wasm {
     private readonly memory: WebAssembly.Memory,
   ) {}
 
-  /** Download a module and its weights, verify both, and open the model. Throws in words. */
+  /** Download a module and its weights, verify both, and open the model. Throws ModelError. */
   static async open({ module, weights, threads }: WasmSource, progress: Progress, start: StartThread): Promise<Wasm> {
     checkSupport();
     const total = module.bytes + weights.bytes;
@@ -126,7 +126,7 @@ export class Wasm {
     }
   }
 
-  /** Start threads beside this one, as many as do start. */
+  /** Start threads in addition to this one, as many as can be started. */
   private async startThreads(most: number, memory: WebAssembly.Memory, start: StartThread): Promise<void> {
     try {
       for (let number = 1; number < most; number++) {
@@ -221,14 +221,14 @@ async function readHashes(stream: HashedStream, bytes: number): Promise<string[]
   const head = await member(stream, "manifest.json");
   const { format, schema, extra } = JSON.parse(decode(await stream.take(head.bytes))) as Manifest;
   if (format !== MODULE_FORMAT || schema !== SCHEMA) {
-    throw damaged(`wanted a ${MODULE_FORMAT} of schema ${SCHEMA}, found ${String(format).slice(0, 80)} of ${schema}`);
+    throw damaged(`expected a ${MODULE_FORMAT} of schema ${SCHEMA}, got ${String(format).slice(0, 80)} of ${schema}`);
   }
   const { sha256, piece_bytes } = extra.weights as { sha256: string[]; piece_bytes: number };
   if (piece_bytes !== PIECE || sha256.length !== Math.ceil(bytes / PIECE)) throw damaged("its weights have another size");
   return sha256;
 }
 
-/** Return whether bytes have a hash. The browser computes it beside the page's thread. */
+/** Return whether bytes have a hash. The browser computes it outside the page's thread. */
 async function fits(bytes: Uint8Array<ArrayBuffer>, sha256: string): Promise<boolean> {
   return hexadecimal(new Uint8Array(await crypto.subtle.digest("SHA-256", bytes))) === sha256;
 }
@@ -259,6 +259,6 @@ export async function serveThread({ module, memory, stack, number }: ThreadStart
   try {
     exports.threads_serve?.(number);
   } catch {
-    exports.threads_fail?.(); // the first thread waits for this one, and is told so in words
+    exports.threads_fail?.(); // the first thread waits for this one: let it fail with a message
   }
 }

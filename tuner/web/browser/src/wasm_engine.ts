@@ -69,7 +69,7 @@ export class WasmEngine {
     };
   }
 
-  /** Open a model in a worker. Throws in words. */
+  /** Open a model in a worker. Throws ModelError. */
   static async open(source: WasmSource, progress: Progress): Promise<WasmEngine> {
     const engine = new WasmEngine();
     const here = (url: string): string => new URL(url, globalThis.document?.baseURI).href;
@@ -96,7 +96,7 @@ export class WasmEngine {
     return this.programs.map((program, number) => new RemoteExecutor(program, this, number));
   }
 
-  /** Call the function of this number; kept results stay in the worker. */
+  /** Call the function of this number; results that stay on the device stay in the worker. */
   async run(program: number, inputs: Readonly<Record<string, Argument>>, { results, takes }: Keeping): Promise<Argument[]> {
     const given = Object.fromEntries(Object.entries(inputs).map(([name, argument]) => [name, sent(argument)]));
     const found = await this.ask({ what: "run", program, inputs: given, results: [...results], takes: [...takes] });

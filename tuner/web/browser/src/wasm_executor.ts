@@ -11,7 +11,7 @@ export class WasmExecutor extends ProgramExecutor {
   private readonly own = new Map<number, WasmMemory>();
   private readonly numbers: WasmMemory;
 
-  /** number: that of the function in the module */
+  /** number: number of the function in the module */
   constructor(
     program: Program,
     private readonly wasm: Wasm,
@@ -37,7 +37,7 @@ export class WasmExecutor extends ProgramExecutor {
     }
   }
 
-  /** Call the module. fresh: takes the memory that is allocated for kept results */
+  /** Call the module. fresh: gets the memory that is allocated for results that stay */
   private call(
     binding: Binding,
     symbols: readonly bigint[],
@@ -74,7 +74,7 @@ export class WasmExecutor extends ProgramExecutor {
     });
   }
 
-  /** Return the memory of kept results by number. One that extends an argument given up to the call lies in its memory. */
+  /** Return the memory of results that stay, by number. A result that extends a donated argument is in its memory. */
   private keep(
     binding: Binding,
     given: ReadonlyMap<number, Argument>,

@@ -13,10 +13,10 @@ const page = globalThis as unknown as {
 };
 
 let executors: ProgramExecutor[] = [];
-const held = new Map<number, Memory>(); // kept results, by the number that the page knows them by
+const held = new Map<number, Memory>(); // results that stay, by their number in the page
 let last = 0;
 
-/** Start a thread in a worker of its own. */
+/** Start a thread in a separate worker. */
 function start(thread: ThreadStart): Promise<void> {
   return new Promise((done, fail) => {
     const worker = new Worker(new URL("./wasm_worker.js", import.meta.url), { type: "module" });

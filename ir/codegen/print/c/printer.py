@@ -1,0 +1,253 @@
+"""The C target: GCC vector extensions, a function per parallel loop, plain pointers.
+
+Meant for `gcc -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math`; no header is included. The including source
+may define `RT_PARALLEL_FOR(part, data, count, uneven, pays)`: if `pays` is true, it calls `part(data, from, to)` on several threads for
+ranges that together cover 0 to `count`. Without the macro, loops run on the caller's thread.
+
+Tests: `tests/ir/codegen/test_text.py`, `tests/ir/codegen/test_codegen.py`, `tests/ir/codegen/test_fused_loops.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import isinf, isnan
+
+import numpy as np
+
+from relax_tune.ir.codegen.lower.affine import Algebra, Poly
+from relax_tune.ir.codegen.lower.guards import conditional_groups
+from relax_tune.ir.codegen.lower.registers import RegisterLayout
+from relax_tune.ir.codegen.print.addressing import Address, Lane, bracketed
+from relax_tune.ir.codegen.print.c.prelude import AVX
+from relax_tune.ir.codegen.print.c_values import CValues
+from relax_tune.ir.codegen.print.cfamily import CFamilyPrinter, Grid
+from relax_tune.ir.codegen.print.prelude import Prelude, stored
+from relax_tune.ir.codegen.work import FEW, at_least, steps
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import DType, f32, i32, i64, u32, u64
+from relax_tune.ir.core.expr import Expr, Load, postorder
+from relax_tune.ir.core.stmt import For, Stmt, walk
+
+# Macro of the extension that has vector registers, by f32 lanes.
+REGISTERS = {4: "__SSE__", 8: "__AVX__", 16: "__AVX512F__"}
+PIN = """#if defined({macro}) && defined(__GNUC__)
+#define RT_KEEP_{width}(v) __asm__("" : "+v"(v))
+#else
+#define RT_KEEP_{width}(v)
+#endif"""
+
+# Loops of at most this many iterations are unrolled completely, by gcc at -O3 or by this printer.
+UNROLLED_TRIPS = 32
+# gcc 12 may give all vectors of a group of conditional reads the condition of the first (GCC PR 114375 is another defect of such
+# groups), so the automatic conversion of branches to masks is turned off. Explicit vectors are not affected.
+BRANCHES = """#if defined(__GNUC__) && !defined(__clang__)
+#define RT_KEEP_BRANCHES __attribute__((optimize("no-tree-loop-if-convert")))
+#else
+#define RT_KEEP_BRANCHES
+#endif"""
+
+PARALLEL_FOR = """#if !defined(RT_PARALLEL_FOR)
+#define RT_PARALLEL_FOR(part, data, count, uneven, pays) part(data, 0, count)
+#endif"""
+NAMES = re.compile(r"[A-Za-z_]\w*")
+
+
+class CPrinter(CValues, CFamilyPrinter):
+    """Printer of one C function, and of a function for each parallel loop, which runs a range of the loop.
+
+    Attributes:
+        declared: C type of each name that the text so far declares.
+    """
+
+    streamed = False
+    pairs = frozenset({4, 8, 16})
+    # gcc treats the result of a masked operation over an uninitialised register as uninitialised in all lanes
+    unset = " = {0}"
+    chained = frozenset(AVX)
+    kernel_name: str
+    body: Stmt
+    casts_back: bool | None = None
+
+    def __init__(self, prelude: Prelude, algebra: Algebra, lanes: int, layouts: dict[Buffer, RegisterLayout]) -> None:
+        super().__init__(prelude, algebra, lanes, layouts)
+        self.declared: dict[str, str] = {}
+
+    def constant(self, kind: str, name: str, text: str) -> str:
+        self.declared[name] = kind
+        return super().constant(kind, name, text)
+
+    def variable(self, kind: str, name: str, text: str = "") -> str:
+        self.declared[name] = kind
+        return super().variable(kind, name, text)
+
+    def counting(self, kind: str, name: str, end: str) -> str:
+        self.declared[name] = kind
+        return super().counting(kind, name, end)
+
+    def space(self, buffer: Buffer) -> str:
+        return ""
+
+    def pin_macro(self, e: Expr, order: Sequence[Expr]) -> str:
+        """Pin the operands of minima and maxima. gcc would otherwise read them from memory again in each instruction."""
+        width, used = self.width, any(e in m.args for m in order if m.op in ("min", "max"))
+        if not used or not isinstance(e, Load) or e.dtype is not f32 or width not in REGISTERS:
+            return ""
+        self.prelude.add(f"pin_{width}", PIN.format(width=width, macro=REGISTERS[width]))
+        return f"RT_KEEP_{width}"
+
+    def is_short(self, f: For) -> bool:
+        """Return whether gcc or this printer may unroll the loop completely."""
+        high = self.algebra.interval(self.algebra.poly(f.extent))[1]
+        return f.kind == "unrolled" or (high is not None and 1 < high <= UNROLLED_TRIPS)
+
+    def float_text(self, value: float, dtype: DType) -> str:
+        return float_literal(value, dtype, "__builtin_inff()", '__builtin_nanf("")')
+
+    def load_vector(self, b: Buffer, at: Address, lane: Lane) -> str:
+        dtype = stored(b.dtype)
+        name = self.prelude.vector(dtype, lane.width)
+        if lane.count is not None:
+            return f"{self.prelude.helper('loadm', dtype, lane.width)}({at.text}, {lane.count})"
+        return f"(*(const {name}u *)({at.text}))"
+
+    def store_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+        dtype = stored(b.dtype)
+        name = self.prelude.vector(dtype, lane.width)
+        if lane.count is not None:
+            return f"{self.prelude.helper('storem', dtype, lane.width)}({at.text}, {value}, {lane.count});"
+        return f"*({name}u *)({at.text}) = {value};"
+
+    def store_nontemporal(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+        self.streamed = True
+        return f"{self.prelude.helper('stream', stored(b.dtype), lane.width)}({at.text}, {value});"
+
+    def prefetch_statement(self, at: str) -> str:
+        return f"__builtin_prefetch({at});"
+
+    def declare_array(self, b: Buffer, name: str, size: int) -> None:
+        self.declared[name] = self.pointer(b)
+        self.line(f"{self.prelude.storage(b.dtype)} {name}[{max(size, 1)}] __attribute__((aligned(64)));")
+
+    def pointer(self, b: Buffer) -> str:
+        return f"{'' if b in self.written else 'const '}{self.prelude.storage(b.dtype)} *restrict "
+
+    def thread_loop(self, f: For, extent: Poly) -> None:
+        if f.kind == "item" or self.in_threads:
+            self.serial_loop(f, extent)
+            return
+        self.in_threads = True
+        pays = at_least(steps(f, lambda e: self.poly_text(self.algebra.poly(e)), self.lanes), FEW)
+        if pays:
+            self.parallel_loop(f, extent, "" if pays is True else pays)
+        else:
+            with self.indented(self.counting(*self.counted(f.var, extent), self.poly_text(extent))):
+                self.statement(f.body)
+                self.fence()
+        self.in_threads = False
+
+    def parallel_loop(self, f: For, extent: Poly, condition: str) -> None:
+        """Print a loop as a function of a range of iterations, and its call on several threads.
+
+        The function reads the surrounding variables it uses from a struct. Two perfectly nested loops become one range.
+
+        Args:
+            condition: C condition under which threads pay; "" if they always do.
+        """
+        inner = f.body
+        nested = inner if isinstance(inner, For) and inner.kind in ("parallel", "group") else None
+        if nested is not None and f.var in self.algebra.free(nested.extent):
+            nested = None
+        # The body is printed first: only then it is known which surrounding names it uses and the struct must have.
+        around, lines, indent = dict(self.declared), self.lines, self.indent
+        self.lines, self.indent = [], "  "
+        count = self.part_body(f, extent, nested)
+        body, self.lines, self.indent = self.lines, lines, indent
+
+        around |= {self.names[v]: "i64" for v in self.symbols}
+        used = set(NAMES.findall("\n".join(body)))
+        shared = {name: kind for name, kind in around.items() if name in used}
+        number = f"{len(self.parts)}_{self.kernel_name}"
+        part, data = f"rt_part_{number}", f"struct rt_data_{number}"
+        members = [f"  {kind} {name};" for name, kind in shared.items()] or ["  char none;"]
+        copies = [
+            f"  {kind if '*' in kind else f'const {kind}'} {name} = rt_data->{name};" for name, kind in shared.items()
+        ]
+        head = f"static void {part}(const void *rt_shared, i64 rt_from, i64 rt_to) {{"
+        copies = [f"  const {data} *rt_data = ({data} *)rt_shared;", *copies] if copies else ["  (void)rt_shared;"]
+        self.parts.append("\n".join([f"{data} {{", *members, "};", head, *copies, *body, "}", ""]))
+
+        self.prelude.add("parts", PARALLEL_FOR)
+        with self.indented("{"):
+            self.line(f"const {data} rt_data = {{{', '.join(shared) or '0'}}};")
+            uneven = int(f.var in self.irregular)
+            self.line(f"RT_PARALLEL_FOR({part}, &rt_data, {count}, {uneven}, {condition or 1});")
+
+    def part_body(self, f: For, extent: Poly, nested: For | None) -> str:
+        """Print the iterations from `rt_from` to `rt_to` of a loop, and return the total number of iterations as C text."""
+        (kind, name), text = self.counted(f.var, extent), self.poly_text(extent)
+        if nested is None:
+            with self.indented(f"for ({kind} {name} = ({kind})rt_from; {name} < ({kind})rt_to; {name}++) {{"):
+                self.statement(f.body)
+                self.fence()
+            return text
+        below = self.algebra.poly(nested.extent)
+        (narrow, again), more = self.counted(nested.var, below), bracketed(self.poly_text(below))
+        self.line("if (rt_from >= rt_to) return;")
+        self.line(f"{kind} {name} = ({kind})(rt_from / {more});")
+        self.line(f"{narrow} {again} = ({narrow})(rt_from % {more});")
+        with self.indented("for (i64 rt_at = rt_from; rt_at < rt_to; rt_at++) {"):
+            self.statement(nested.body)
+            self.fence()
+            self.line(f"if (++{again} == {more}) {again} = 0, {name}++;")
+        return f"(i64){bracketed(text)} * {more}"
+
+    def truncation(self, target: DType) -> str:
+        # gcc folds (float)(int)x to trunc(x), which differs for -0.5: -0.0 instead of 0.0 (`integers.truncated_gcc`)
+        if self.casts_back is None:
+            nodes = postorder(tuple(e for n in walk(self.body) for e in n.own_exprs))
+            self.casts_back = any(
+                n.op == "cast" and n.dtype.is_float and n.args[0].dtype in (i32, u32, i64, u64) for n in nodes
+            )
+        return f"whole_back_{target}" if self.casts_back else super().truncation(target)
+
+    def fence(self) -> None:
+        """Order nontemporal stores before everything that follows (`sfence`)."""
+        if self.streamed:
+            text = "void rt_fence(void) {\n#ifdef __SSE__\n  __builtin_ia32_sfence();\n#endif\n}"
+            self.prelude.add("rt_fence", f"{self.prelude.inline} {text}")
+            self.line("rt_fence();")
+            self.streamed = False
+
+    def kernel(
+        self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Stmt
+    ) -> tuple[str, Grid]:
+        self.written, self.body, self.kernel_name = written, body, name
+        for b in buffers:
+            self.buffers[b] = self.fresh(b.name)
+            self.declared[self.buffers[b]] = self.pointer(b)
+        parameters = [self.pointer(b) + self.buffers[b] for b in buffers]
+        self.statement(body)
+        self.fence()
+        parameters += [f"i64 {self.names[v]}" for v in self.symbols]
+        attribute = ""
+        if conditional_groups(body, self.is_short):
+            self.prelude.add("branches", BRANCHES)
+            attribute = "RT_KEEP_BRANCHES "
+        return self.finish(f"{attribute}void {name}({', '.join(parameters) or 'void'})"), Grid()
+
+
+def float_literal(value: float, dtype: DType, infinity: str, nan: str) -> str:
+    """Return a literal that a compiler reads as the same number of `dtype`; 16-bit floats are literals of float32."""
+    if isnan(value):
+        return f"({nan})"
+    if isinf(value):
+        return infinity if value > 0 else f"(-{infinity})"
+    if dtype is f32 or dtype.is_packed:
+        rounded = np.float32(value)
+        if np.isinf(rounded):
+            return infinity if value > 0 else f"(-{infinity})"
+        text = f"{float(str(rounded))!r}f"
+    else:
+        text = repr(value)
+    return f"({text})" if text[0] == "-" else text

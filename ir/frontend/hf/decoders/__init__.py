@@ -1,1 +1,0 @@
-"""Import of decoders: one table of families, one builder."""

@@ -1,1 +1,0 @@
-"""Import of encoder-decoder models: their families and a builder of their three functions."""

@@ -1,0 +1,237 @@
+"""Weights of quantised checkpoints, read as float32: fp8, GPTQ, AWQ, compressed-tensors.
+
+The formats store a matrix as integers or 8-bit floats with scales. Results are computed from the dequantised matrices: activations
+are not quantised, even where the file states it.
+
+Tests: `tests/ir/frontend/hf/test_quantized.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import ParseError
+from relax_tune.ir.frontend.hf.config import ConfigFields
+from relax_tune.ir.frontend.hf.transformer.parameters import Weights
+from relax_tune.ir.frontend.hf.weights import HfWeights
+
+Array = NDArray[Any]
+CONFIG = "quantization_config"
+METHODS = ("fp8", "gptq", "awq", "compressed-tensors")
+FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "dense")
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place in a word of each of eight neighbouring outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """The stored parts of one matrix (out, in).
+
+    Attributes:
+        name: of the linear layer
+    """
+
+    stored: HfWeights
+    name: str
+    shape: tuple[int, int]
+
+    def part(self, key: str) -> str:
+        return f"{self.name}.{key}"
+
+    def has(self, key: str) -> bool:
+        return self.part(key) in self.stored.names
+
+    def floats(self, key: str) -> Array:
+        """Read a part as float32."""
+        return np.asarray(self.stored.raw(self.part(key)), np.float32)
+
+    def integers(self, key: str) -> Array:
+        """Read a part as integers."""
+        return self.stored.integers(self.part(key))
+
+    def words(self, key: str) -> Array:
+        """Read a part as unsigned 32-bit words."""
+        return self.integers(key).astype(np.uint32)
+
+    def wrong(self, key: str, expected: str) -> ParseError:
+        shape = self.stored.shape(self.part(key))
+        return ParseError(
+            f"{self.stored.path}: {self.part(key)!r}: expected {expected} for a matrix of shape {self.shape}, got shape {shape}; "
+            "do config.json and the weights belong together?"
+        )
+
+
+def unpacked(words: Array, bits: int, axis: int, order: Sequence[int] | None = None) -> Array:
+    """Return the unsigned integers of 32-bit words along an axis, the lowest bits first. order: their places in a word"""
+    places = np.arange(32 // bits) if order is None else np.asarray(order)
+    moved = np.moveaxis(words, axis, -1)
+    values = (moved[..., None] >> (places * bits).astype(np.uint32)) & np.uint32(2**bits - 1)
+    return np.moveaxis(values.reshape(*moved.shape[:-1], -1), -1, axis).astype(np.int32)
+
+
+def spread(
+    scale: Array, shape: tuple[int, int], block: Sequence[int] | None, refuse: Callable[[], ParseError]
+) -> Array:
+    """Return the scale of each element, or an array that broadcasts to it. block: sides of the blocks that share a scale"""
+    if scale.size == 1:
+        return scale.reshape(1, 1)
+    if scale.ndim == 1:
+        scale = scale[:, None]
+    sides = [-(-n // k) for n, k in zip(shape, scale.shape)] if block is None else list(block)
+    if scale.ndim != 2 or any(-(-n // side) != k for n, side, k in zip(shape, sides, scale.shape)):
+        raise refuse()
+    rows = np.repeat(scale, sides[0], 0)[: shape[0]]
+    return np.repeat(rows, sides[1], 1)[:, : shape[1]]
+
+
+def _gptq(m: Matrix, c: ConfigFields) -> Array:
+    """Read GPTQ's form (Frantar et al. 2023): words along the inputs, and for groups of inputs scales and zero points."""
+    bits = _bits(c, (2, 4, 8))
+    out, width = m.shape
+    values = unpacked(m.words("qweight"), bits, 0)[:width]
+    scales = m.floats("scales")
+    zeros = unpacked(m.words("qzeros"), bits, 1)[:, :out]
+    # the first version of the format stores zero points less 1
+    zeros = zeros + (c.chosen("checkpoint_format", "gptq", ("gptq", "gptq_v2")) == "gptq")
+    if values.shape != (width, out) or scales.shape != zeros.shape or scales.shape[1:] != (out,):
+        raise m.wrong("qweight", "words, scales and zero points that fit")
+    size = width if c.data.get("group_size") in (-1, None) else c.whole("group_size")
+    group = m.integers("g_idx") if m.has("g_idx") else np.arange(width) // size
+    if group.shape != (width,) or np.any((group < 0) | (group >= len(scales))):
+        raise m.wrong("g_idx" if m.has("g_idx") else "scales", f"groups of {size} inputs")
+    return ((values - zeros[group]) * scales[group]).T
+
+
+def _awq(m: Matrix, c: ConfigFields) -> Array:
+    """Read AWQ's form (Lin et al. 2024), version `gemm`: words along the outputs, whose order is interleaved."""
+    if str(c.data.get("version", "gemm")).lower() != "gemm":
+        raise c.wrong("version", "gemm")
+    bits = _bits(c, (4,))
+    out, width = m.shape
+    values = unpacked(m.words("qweight"), bits, 1, AWQ_ORDER)
+    scales = m.floats("scales")
+    size = width if c.data.get("group_size") in (-1, None) else c.whole("group_size")
+    zeros = (
+        unpacked(m.words("qzeros"), bits, 1, AWQ_ORDER) if m.has("qzeros") else np.full(scales.shape, 2 ** (bits - 1))
+    )
+    if values.shape != (width, out) or scales.shape != (-(-width // size), out) or zeros.shape != scales.shape:
+        raise m.wrong("qweight", f"words, scales and zero points of groups of {size} inputs")
+    group = np.arange(width) // size
+    return ((values - zeros[group]) * scales[group]).T
+
+
+def _fp8(m: Matrix, c: ConfigFields) -> Array:
+    """Read 8-bit floats with a scale, or one for each block."""
+    key = "weight_scale_inv" if m.has("weight_scale_inv") else "weight_scale"
+    block = c.data.get("weight_block_size")
+    block = None if block is None else c.wholes("weight_block_size", (), 2)
+    scale = m.floats(key)
+    return _plain(m) * spread(
+        scale, m.shape, block if scale.ndim == 2 else None, lambda: m.wrong(key, f"blocks of {block}")
+    )
+
+
+def _plain(m: Matrix) -> Array:
+    """Read the elements of a matrix as float32."""
+    if m.stored.shape(m.part("weight")) != m.shape:
+        raise m.wrong("weight", "that shape")
+    return m.floats("weight")
+
+
+def _compressed(m: Matrix, c: ConfigFields) -> Array:
+    """Read the forms of compressed-tensors: integers or 8-bit floats, or words of packed integers."""
+    out, width = m.shape
+    packed = m.has("weight_packed")
+    if not packed and m.has("weight_zero_point"):
+        values = _plain(m) - spread(
+            m.floats("weight_zero_point"), m.shape, None, lambda: m.wrong("weight_zero_point", "groups")
+        )
+    elif not packed:
+        values = _plain(m)
+    else:
+        words = m.words("weight_packed")
+        bits = next((b for b in (4, 8) if words.shape == (out, -(-width // (32 // b)))), 0)
+        if not bits:
+            raise m.wrong("weight_packed", "words of 4 or 8 bits")
+        values = unpacked(words, bits, 1)[:, :width] - 2 ** (bits - 1)
+    scale = m.floats("weight_scale")
+    groups = scale.shape[1] if scale.ndim == 2 else 1
+    group = m.integers("weight_g_idx") if m.has("weight_g_idx") else None
+    if packed and m.has("weight_zero_point"):
+        stored = m.words("weight_zero_point")
+        zeros = unpacked(stored, bits, 0)[:out] - 2 ** (bits - 1)
+        if zeros.shape != (out, groups):
+            raise m.wrong("weight_zero_point", f"zero points of {groups} groups")
+        values = values - (
+            zeros[:, group]
+            if group is not None
+            else spread(zeros, m.shape, None, lambda: m.wrong("weight_zero_point", "groups"))
+        )
+    if group is not None:
+        if group.shape != (width,) or np.any((group < 0) | (group >= groups)):
+            raise m.wrong("weight_g_idx", f"one of {groups} groups for each input")
+        return values * scale[:, group]
+    return values * spread(scale, m.shape, None, lambda: m.wrong("weight_scale", "scales of rows, groups or blocks"))
+
+
+def _bits(c: ConfigFields, known: tuple[int, ...]) -> int:
+    bits = c.whole("bits", 4)
+    if bits not in known:
+        raise c.wrong("bits", f"one of {', '.join(map(str, known))}")
+    return bits
+
+
+READERS: Mapping[str, tuple[Callable[[Matrix, ConfigFields], Array], tuple[str, ...]]] = {
+    "fp8": (_fp8, ("weight_scale_inv", "weight_scale")),
+    "gptq": (_gptq, ("qweight",)),
+    "awq": (_awq, ("qweight",)),
+    "compressed-tensors": (_compressed, ("weight_scale",)),
+}  # fmt: skip
+
+
+class QuantizedWeights:
+    """Tensors of a quantised checkpoint; matrices are dequantised. Raises ParseError as `HfWeights` does."""
+
+    def __init__(self, stored: HfWeights, c: ConfigFields) -> None:
+        self._stored, self._c = stored, c
+        self._read, marks = READERS[c.chosen("quant_method", "", METHODS)]
+        ends = tuple(f".{mark}" for mark in marks)
+        self._layers = {name.rpartition(".")[0] for name in stored.names if name.endswith(ends)}
+        self.names = stored.names | {f"{name}.weight" for name in self._layers}
+
+    def get(self, name: str, shape: Sequence[int]) -> Array:
+        """Read a tensor as float32."""
+        layer, _, part = name.rpartition(".")
+        if part != "weight" or layer not in self._layers:
+            return self._stored.get(name, shape)
+        if len(shape) != 2:
+            raise ParseError(
+                f"{self._stored.path}: {name!r}: expected a matrix, got the shape {tuple(shape)} of a quantised tensor"
+            )
+        out, width = shape
+        return np.ascontiguousarray(self._read(Matrix(self._stored, layer, (out, width)), self._c), np.float32)
+
+
+def open_weights(folder: Path, data: Mapping[str, Any], where: str) -> Weights:
+    """Open the weights of a folder, dequantised if config.json says how.
+
+    Raises:
+        ParseError: for files that cannot be read, and for quantisations that are not imported.
+    """
+    settings = data.get(CONFIG, data.get("compression_config"))
+    stored = HfWeights(folder)
+    if settings is None:
+        return stored
+    if not isinstance(settings, dict):
+        raise ConfigFields(data, where).wrong(CONFIG, "an object")
+    c = ConfigFields(settings, f"{where}: {CONFIG}")
+    if c.chosen("quant_method", "", METHODS) == "compressed-tensors":
+        c.chosen("format", "dense", FORMATS)
+        c.only("kv_cache_scheme", None)
+        c.only("sparsity_config", None, {})
+    return QuantizedWeights(stored, c)

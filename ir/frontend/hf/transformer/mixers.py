@@ -1,0 +1,86 @@
+"""Specification of mixtures of experts and of state space layers.
+
+Tests: `tests/ir/frontend/hf/families/test_decoders.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+GatedNorm = Literal["after_gate", "before_gate", "none"]
+"""Whether the norm of a state space layer follows or precedes its gate."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Names below a layer of a mixture's weights; `{}` is the number of an expert.
+
+    Attributes:
+        joined: one tensor with gate and up projections of all experts
+        shared_joined, shared_down: joint gate and up projection, and down projection, of the shared expert in place of those
+            below `shared`
+    """
+
+    router: str = "mlp.gate"
+    gate: str = "mlp.experts.{}.gate_proj"
+    up: str = "mlp.experts.{}.up_proj"
+    down: str = "mlp.experts.{}.down_proj"
+    joined: str | None = None
+    shared: str = "mlp.shared_expert"
+    shared_joined: str | None = None
+    shared_down: str = ""
+    shared_gate: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Mixture of experts (Shazeer et al. 2017) in place of a feed-forward block.
+
+    Attributes:
+        chosen: number of experts per position
+        inner: width of one expert
+        normalised: the weights of the chosen experts are scaled to sum to 1
+        shared: width of an expert that serves every position
+    """
+
+    names: ExpertNames
+    count: int
+    chosen: int
+    inner: int
+    normalised: bool
+    shared: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpace:
+    """Layer with a recurrent state (Dao and Gu 2024, Mamba-2).
+
+    Attributes:
+        name: of its weights below a layer
+        heads, size: of the inputs; every head has a state (size, state)
+        groups: of heads that share keys and queries (the paper's B and C)
+        kernel, conv_biased: of the convolution over positions
+        biased: projections have a bias
+        norm: `after_gate`, `before_gate`, or `none`
+        factors: of the parts of the input projection: gate, inputs, keys, queries, steps
+        input_scale, output_scale: of the layer's input and result
+    """
+
+    name: str
+    heads: int
+    size: int
+    state: int
+    groups: int
+    kernel: int
+    biased: bool
+    conv_biased: bool
+    norm: GatedNorm = "after_gate"
+    factors: tuple[float, ...] = (1.0,) * 5
+    input_scale: float = 1.0
+    output_scale: float = 1.0
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the convolution."""
+        return self.heads * self.size + 2 * self.groups * self.state

@@ -1,0 +1,189 @@
+"""Programs of transformers: `main` of an encoder; `prefill` and `decode` of a decoder; `encode` too of an encoder-decoder.
+
+Tests: `tests/ir/frontend/hf/families/test_decoders.py`, `tests/ir/frontend/hf/families/test_encoder_decoders.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from relax_tune.errors import UserError
+from relax_tune.ir.core.dtype import DType, f32, i64
+from relax_tune.ir.core.expr import Expr, const
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import GVar
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.hf.transformer.attention import Pair
+from relax_tune.ir.frontend.hf.transformer.parameters import Below, Parameters, Weights
+from relax_tune.ir.frontend.hf.transformer.rope import for_lengths
+from relax_tune.ir.frontend.hf.transformer.spec import EncoderDecoder, Stack, Words
+from relax_tune.ir.frontend.hf.transformer.stack import Bounds, StackEmitter
+from relax_tune.ir.op.math.elementwise import Cast
+
+LONGEST = 1 << 20  # positions of a computed table
+Range = tuple[int, int]
+Stage = Callable[[StackEmitter, GVar], "GVar | tuple[GVar, ...]"]
+"""A part that follows an encoder: maps the value so far to the next value, or to the results."""
+
+
+def encoder_module(
+    stack: Stack, weights: Weights, b: Bounds, n: Bounds | None, stages: Sequence[Stage], typed: bool = False
+) -> IRModule:
+    """Build `main`, an encoder followed by `stages`.
+
+    Args:
+        b, n: bounds of the batch, and of the positions of a text or the samples of sound
+        typed: token types are an input
+    """
+    e = StackEmitter(stack, Parameters.of(weights, stack.names), GraphBuilder())
+    x: Any = e.encode(b, n, typed=typed)
+    for stage in stages:
+        x = stage(e, x)
+    return e.g.finish(x)
+
+
+def decoder_module(
+    stack: Stack, weights: Weights, b: Bounds, n: Range, m: Range, every_position: bool = False, stored: DType = f32
+) -> IRModule:
+    """Build `prefill` and `decode`, as `hf.folder` describes them.
+
+    Args:
+        b, n, m: bounds of the batch, of the positions of a prompt and of past positions
+        every_position: `prefill` gives the logits of every position
+        stored: type of cached keys and values
+
+    Raises:
+        UserError: for more positions than tables may have, or lengths that need different rotations.
+    """
+    longest = max(n[1], m[1] + 1)
+    if longest > LONGEST:
+        raise UserError(
+            f"bound of positions: expected at most {LONGEST}, the rows of a table, got {longest}; lower the bound"
+        )
+    shortest = min(n[0], m[0] + 1)
+    stack = stack.with_layers(lambda _, x: replace(x, rope=x.rope and for_lengths(x.rope, shortest, longest)))
+    model = _Generator(stack, Parameters.of(weights, stack.names), stored, longest)
+    first = model.step(None, "prefill", b, n, None, every_position)
+    return model.step(first, "decode", b, (1, 1), m)
+
+
+def encoder_decoder_module(
+    model: EncoderDecoder,
+    weights: Weights,
+    b: Bounds,
+    s: Range,
+    n: Range,
+    m: Range,
+    every_position: bool = False,
+    stored: DType = f32,
+) -> IRModule:
+    """Build `encode`, `prefill` and `decode`, as `hf.folder` describes them.
+
+    Args:
+        s: bounds of the positions of a source; others as in `decoder_module`
+    """
+    if model.separate:
+        parameters = Parameters.of(Below(weights, "decoder."), model.decoder.names, "decoder.")
+        below = Below(weights, "encoder.")
+        reader = Parameters.of(below, model.encoder.names, "encoder.", parameters.arrays)
+    else:
+        parameters = reader = Parameters.of(weights, model.decoder.names)
+    link = Parameters(weights, arrays=parameters.arrays) if model.projected else None
+    generator = _Generator(model.decoder, parameters, stored, 0, model.encoder, reader, link, model.projected)
+    first = generator.encode(b, s)
+    second = generator.step(first, "prefill", b, n, None, every_position)
+    return generator.step(second, "decode", b, (1, 1), m)
+
+
+@dataclass(frozen=True, slots=True)
+class _Generator:
+    """Builder of the functions of a model that generates; they share its parameters.
+
+    Attributes:
+        positions: largest number of positions
+        encoder, reader: stack that reads a source, and its parameters
+        link, projected: parameters and name of the projection of its results, if there is one
+    """
+
+    stack: Stack
+    parameters: Parameters
+    stored: DType
+    positions: int
+    encoder: Stack | None = None
+    reader: Parameters | None = None
+    link: Parameters | None = None
+    projected: str = ""
+
+    def encode(self, b: Bounds, s: Range) -> IRModule:
+        """Build `encode`: the keys and values of every layer's cross-attention."""
+        assert self.encoder is not None and self.reader is not None
+        g = GraphBuilder("encode")
+        encoder = StackEmitter(self.encoder, self.reader, g)
+        hidden, width = encoder.encode(b, s, length="s"), self.encoder.hidden
+        if self.link is not None:
+            hidden, width = (
+                encoder.dense(hidden, self.projected, width, self.stack.hidden, parameters=self.link),
+                self.stack.hidden,
+            )
+        decoder = StackEmitter(self.stack, self.parameters, g, stored=self.stored)
+        decoder.dims = encoder.dims
+        return g.finish(
+            [
+                decoder.heads(hidden, number, part, width, cross=True)
+                for number in range(len(self.stack.layers))
+                for part in ("key", "value")
+            ]
+        )
+
+    def step(
+        self, module: IRModule | None, name: str, b: Bounds, n: Range, m: Range | None, every_position: bool = False
+    ) -> IRModule:
+        """Add a function of new positions to the functions so far.
+
+        Args:
+            n, m: bounds of new positions and of past ones, if any
+        """
+        g, text = GraphBuilder(name), self.encoder is not None and isinstance(self.encoder.embedding, Words)
+        if module is not None:
+            g.include(replace(module, functions={}, constants={}, bounds=module.bounds[: 1 + text]))
+        batch = g.symbol("b", *b) if module is None else module.bounds[0].var
+        past: Expr = const(0) if m is None or not self.stack.attends else g.symbol("m", *m)
+        length: Expr = g.symbol("n", *n) if m is None else const(1)
+        ids = g.input("input_ids", (batch, length), i64)
+        mask, cross = None, None
+        if self.encoder is not None and module is not None:
+            source: Expr = module.bounds[1].var if text else const(self.encoder.positions)
+            mask = g.input("attention_mask", (batch, source), i64) if text else None
+            cross = [self._pair(g, "cross", i, batch, source) for i in range(len(self.stack.layers))]
+        cache, states = (None, None) if m is None else self._past(g, batch, past)
+        e = StackEmitter(self.stack, self.parameters, g, past, self.positions, self.stored, cache, cross, states)
+        e.dims = batch, length
+        if mask is not None:
+            e.cross_bias = e.mask_bias(g.call(Cast(f32), mask, hint="visible"))
+        results = e.generate(ids, every_position)
+        if module is None:
+            return g.finish(results)
+        g.include(replace(module, functions={}))
+        built = g.finish(results)
+        return replace(built, functions={**module.functions, **built.functions})
+
+    def _past(self, g: GraphBuilder, batch: Expr, past: Expr) -> tuple[list[Pair | None], list[Pair | None]]:
+        """Declare the inputs that the layers left: keys and values, and states."""
+        cache, states = list[Pair | None](), list[Pair | None]()
+        for i, layer in enumerate(self.stack.layers):
+            cache.append(self._pair(g, "past", i, batch, past) if layer.attends else None)
+            m = layer.state_space
+            if m is None:
+                states.append(None)
+                continue
+            inputs = g.input(f"past_inputs_{i}", (batch, const(m.channels), const(m.kernel - 1)))
+            states.append((inputs, g.input(f"past_state_{i}", (batch, *map(const, (m.heads, m.size, m.state))))))
+        return cache, states
+
+    def _pair(self, g: GraphBuilder, kind: str, number: int, batch: Expr, positions: Expr) -> Pair:
+        """Declare the inputs `KIND_key_I` and `KIND_value_I` of a layer."""
+        dims = (batch, const(self.stack.groups), positions, const(self.stack.size))
+        key, value = (g.input(f"{kind}_{part}_{number}", dims, self.stored) for part in ("key", "value"))
+        return key, value

@@ -1,1 +1,0 @@
-"""Import of ONNX operators with graphs of their own, and of recurrent layers."""

@@ -1,1 +1,0 @@
-"""Import of ONNX operators of domains beside the standard one."""

@@ -1,1 +1,0 @@
-"""Import of ONNX operators on images: windows, resampling, sampling."""

@@ -1,0 +1,141 @@
+"""Weights quantised in blocks: products with them, and rows of tables of them.
+
+Tests: `tests/ir/frontend/onnx/microsoft/test_blocks.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from relax_tune.ir.core.dtype import DType, u8
+from relax_tune.ir.core.expr import const
+from relax_tune.ir.core.graph import Value
+from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
+from relax_tune.ir.frontend.onnx.tensors import Array
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
+from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Unpack4
+
+
+def unpacked(packed: Array, bits: int, count: int) -> Array:
+    """Return the unsigned integers of packed bytes (..., bytes), the lowest bits of a byte first, as (..., count) uint8."""
+    each = 8 // bits
+    shifts = np.arange(each, dtype=np.uint8) * bits
+    numbers: Array = (packed[..., None] >> shifts) & (2**bits - 1)
+    whole: Array = numbers.reshape(*packed.shape[:-1], packed.shape[-1] * each)[..., :count].astype(np.uint8)
+    return whole
+
+
+def weights_of_blocks(
+    w: Writer, name: str, numbers: Array, scales: Array, zeros: Array | None, bits: int, block: int, target: DType
+) -> Value:
+    """Emit the weights (..., k, n) of unsigned integers that are dequantised by blocks along k.
+
+    Args:
+        numbers: (..., n, k) uint8, of `bits` bits.
+        scales: (..., n, blocks) of a float type.
+        zeros: (..., n, blocks) integers, or floats; None for half the range.
+        block: Elements of a block.
+    """
+    half = 1 << (bits - 1)
+    turned = np.ascontiguousarray(np.swapaxes(numbers, -1, -2))
+    axis, size = turned.ndim - 2, turned.shape[-2]
+    plain = zeros is None or bool((zeros == half).all())
+    # numbers without a zero point are signed: the dequantisation is one product
+    stored = (
+        turned.view(np.int8) - np.int8(half)
+        if plain and bits < 8
+        else (turned ^ 128).view(np.int8)
+        if plain
+        else turned
+    )
+    if bits == 4:
+        packed = w.tensor(w.constant(Pack4(axis).evaluate([stored]), name))
+        value = w.emit(Unpack4(axis, const(size), plain), packed)
+    else:
+        value = w.tensor(w.constant(np.ascontiguousarray(stored), name))
+    by = w.cast(w.tensor(w.constant(np.ascontiguousarray(np.swapaxes(scales, -1, -2)), f"{name}.scale")), target)
+    back = Dequantize(axis, block)
+    if plain or zeros is None:
+        return w.emit(back, value, by)
+    turned_zeros = np.ascontiguousarray(np.swapaxes(zeros, -1, -2))
+    if zeros.dtype.kind != "f":
+        return w.emit(back, value, by, w.tensor(w.constant(turned_zeros, f"{name}.zero")))
+    # a fractional zero point is a summand: (q - zero) * scale = q * scale - zero * scale, by blocks
+    shift = (turned_zeros.astype(np.float32) * np.swapaxes(scales, -1, -2).astype(np.float32)).astype(target.numpy)
+    spread = np.take(np.repeat(shift, block, axis=axis), np.arange(size), axis=axis)
+    return w.sub(w.emit(back, value, by), w.tensor(w.constant(spread, f"{name}.shift")))
+
+
+def constant(node: OnnxNode, w: Writer, position: int, what: str) -> Array:
+    """Return an input that must be constant. Raises ParseError."""
+    array = w.numbers(node.item(position))
+    if array is None:
+        raise node.refuse(f"expected constant {what}, got {node.item(position).info!r}")
+    return array
+
+
+def _matmul_n_bits(w: Writer, node: OnnxNode) -> ImportedValue:
+    """Import MatMulNBits: a product with weights of 2, 4 or 8 bits in blocks along their rows."""
+    n, k, bits, block = (node.integer(a, d) for a, d in (("N", None), ("K", None), ("bits", 4), ("block_size", None)))
+    if bits not in (2, 4, 8) or node.integer("weight_prepacked", 0):
+        raise node.refuse(f"expected 2, 4 or 8 bits and weights that are not prepacked, got {bits}")
+    x, count = node.item(0), -(-k // block)
+    packed = constant(node, w, 1, "weights")
+    scales = constant(node, w, 2, "scales").reshape(n, count)
+    numbers = unpacked(packed.reshape(n, -1), bits, k)
+    zeros = None
+    if node.has(3):
+        zeros = constant(node, w, 3, "zero points")
+        zeros = zeros.reshape(n, count) if zeros.dtype.kind == "f" else unpacked(zeros.reshape(n, -1), bits, count)
+    name = node.item(1).name
+    weights = weights_of_blocks(w, name, numbers, scales, zeros, bits, block, x.dtype)
+    value = w.tensor(x)
+    row = x.ndim == 1
+    y = w.matmul(w.expand_dims(value, (0,)) if row else value, weights)
+    y = w.reshape(y, [const(n)]) if row else y
+    return w.of(w.add(y, node.operand(w, 5)) if node.has(5) else y)
+
+
+def _gather(w: Writer, node: OnnxNode) -> ImportedValue:
+    """Import GatherBlockQuantized: rows of a table, dequantised by blocks; an index out of range gives zeros."""
+    data, indices, _scales = node.item(0), node.item(1), node.item(2)
+    bits, block = node.integer("bits", 4), node.integer("block_size", 128)
+    table = constant(node, w, 0, "data")
+    if data.dtype is u8:
+        table = unpacked(table, bits, table.shape[-1] * (8 // bits))
+    axis, along = (
+        node.normalised(node.integer("gather_axis", 0), data.ndim),
+        node.normalised(node.integer("quantize_axis", 1), data.ndim),
+    )
+    by = constant(node, w, 2, "scales")
+    zeros = _zeros(w, node, data.dtype, bits, by.shape)
+    if axis == along:
+        raise node.refuse(f"expected blocks along another axis than rows are taken, got {axis} for both")
+    if not block or table.shape[along] > block * by.shape[along]:
+        raise node.refuse(f"expected a scale for each block of {block} elements, got {by.shape} for {table.shape}")
+    value = w.tensor(indices)
+    value = w.where(w.less(value, 0), w.add(value, table.shape[axis]), value)
+    inside = w.logical_and(w.less_equal(0, value), w.less(value, table.shape[axis]))
+    places = w.minimum(w.maximum(value, 0), table.shape[axis] - 1)
+    name = data.name
+    parts = [w.take(w.tensor(w.constant(np.ascontiguousarray(table), name)), axis, places)]
+    parts.append(w.take(w.tensor(w.constant(by, f"{name}.scale")), axis, places))
+    if zeros is not None:
+        parts.append(w.take(w.tensor(w.constant(zeros.astype(table.dtype), f"{name}.zero")), axis, places))
+    where = along if along < axis else along + indices.ndim - 1
+    y = w.emit(Dequantize(where, block), *parts)
+    flags = w.reshape(inside, [*indices.shape, *[const(1)] * (len(w.of(y).shape) - axis - indices.ndim)])
+    return w.of(w.where(flags, y, 0.0))
+
+
+def _zeros(w: Writer, node: OnnxNode, element: DType, bits: int, shape: tuple[int, ...]) -> Array | None:
+    """Return the zero points of a table: 0 by default, of packed bytes half their range."""
+    if node.has(3):
+        zeros = constant(node, w, 3, "zero points")
+        return unpacked(zeros, bits, shape[-1]) if element is u8 else zeros
+    return np.full(shape, 1 << (bits - 1), np.uint8) if element is u8 else None
+
+
+HANDLERS: Mapping[str, Handler] = {"MatMulNBits": _matmul_n_bits, "GatherBlockQuantized": _gather}

@@ -1,1 +1,0 @@
-"""Import of ONNX operators on signals: Fourier transforms and mel scales."""
