@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import shutil
@@ -12,10 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 
 GOLDEN = Path(__file__).parent / "golden"
 HEAVY = frozenset((Path(__file__).parent / "support" / "heavy.txt").read_text().splitlines())
+_first_states: dict[tuple[str, str], Any] = {}
+"""States of generators of random numbers by module and name, before the first test."""
 NOT_FAST = frozenset(
     [
         "ccompiler",
@@ -46,6 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--heavy", action="store_true", help="the tests marked `heavy` too, and all examples per property")
 
 
+def pytest_report_header() -> list[str]:
+    """Say which processor runs the tests, and what the described ones are tested by."""
+    from tests.support import processors  # after sys.path is set, and after pytest_configure
+
+    return processors.report()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Locks of units lie in the temporary folder: with one each, workers need not wait for each other.
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -57,6 +68,25 @@ def pytest_configure(config: pytest.Config) -> None:
     for effort in ("fast", "heavy"):
         if config.getoption(f"--{effort}"):
             os.environ["RELAX_TUNE_TEST_EFFORT"] = effort
+    if os.environ.get("RELAX_TUNE_TEST_PROCESSOR"):
+        stand_in_for_this_processor(config, os.environ["RELAX_TUNE_TEST_PROCESSOR"])
+
+
+def stand_in_for_this_processor(config: pytest.Config, name: str) -> None:
+    """Run all tests as on a described processor: `tests.support.processors`."""
+    from tests.support.processors import PROCESSORS  # after sys.path is set
+
+    if name not in PROCESSORS or not PROCESSORS[name].runs_here:
+        able = [p.name for p in PROCESSORS.values() if p.runs_here]
+        raise pytest.UsageError(
+            f"Expected RELAX_TUNE_TEST_PROCESSOR to be a processor that this machine can stand in for, got {name!r}; "
+            f"there are: {', '.join(able)}"
+        )
+    folder = Path(tempfile.mkdtemp(prefix="relax-tune-processor-"))
+    patch = pytest.MonkeyPatch()
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    config.add_cleanup(patch.undo)
+    PROCESSORS[name].stand_in(patch, folder)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -81,6 +111,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     out = [item for item in items if refused & {mark.name for mark in item.iter_markers()}]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if item not in set(out)]
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers(request: pytest.FixtureRequest) -> None:
+    """Give each test the same numbers of its module's generators, whichever tests ran before it."""
+    helpers = {getattr(v, "__module__", None) for v in vars(request.module).values() if callable(v)}
+    for module in (
+        request.module,
+        *(sys.modules.get(name) for name in sorted(filter(None, helpers)) if name.startswith("tests.")),
+    ):
+        for name, generator in vars(module).items() if module else ():
+            if isinstance(generator, np.random.Generator):
+                state = _first_states.setdefault((module.__name__, name), copy.deepcopy(generator.bit_generator.state))
+                generator.bit_generator.state = copy.deepcopy(state)
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +157,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             path.write_text(text + "\n")
             return
         assert path.exists(), (
-            f"wanted the golden file {path}; make it with: pytest {request.node.nodeid} --update-golden"
+            f"expected the golden file {path}; make it with: pytest {request.node.nodeid} --update-golden"
         )
         assert text + "\n" == path.read_text(), f"{name} changed; if that is meant, run pytest with --update-golden"
 

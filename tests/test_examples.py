@@ -26,7 +26,7 @@ CASES = {
     ),
     "onnx_model": (
         ["--trials", "1"],
-        r"\(13, 20\) -> \(13, 5\)\n.*\nrefused: .*batch <= 64, found 65",
+        r"\(13, 20\) -> \(13, 5\)\n.*\nrefused: .*batch <= 64, got 65",
         ["ccompiler", "heavy"],
     ),
     "query_database": ([], r"softmax at s0=64: [\d.]+ us .*\b(tuned|generic)\b", ["ccompiler"]),

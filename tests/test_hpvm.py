@@ -13,7 +13,7 @@ from tests.support.tuner_models import QUICK, opened
 
 from relax_tune.database.store import MemoryStore
 from relax_tune.runtime.device.base import Device
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import device_job
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "hpvm.py"
 NAMES = ("sgemm", "stencil", "spmv", "lbm", "edges")
@@ -30,7 +30,7 @@ def hpvm() -> Any:
 
 
 def check(hpvm: Any, name: str, device: Device, sizes: tuple[int, ...]) -> None:
-    job = Job(hpvm.PROGRAMS[name](), device.info, MemoryStore(), QUICK)
+    job = device_job(hpvm.PROGRAMS[name](), device.info, MemoryStore(), QUICK)
     with job.artifact(job.build("generic")).open(device) as model:
         for size in sizes:
             given = hpvm.arguments(name, size)

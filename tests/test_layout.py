@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("ir", "schedules", "tuner", "database", "runtime")
-MOST_MODULES, MOST_LINES = 15, 500
-
-
-def crowded_folders(root: Path) -> list[str]:
-    """Name every folder below `root` with more than MOST_MODULES modules, not counting `__init__.py`."""
-    modules = Counter(file.parent for file in root.rglob("*.py") if file.name != "__init__.py")
-    return [f"{folder}: {n} modules" for folder, n in sorted(modules.items()) if n > MOST_MODULES]
+MOST_LINES = 600
+# Hosts of package indexes: who installs says where from, in the settings of pip, uv or npm.
+INDEXES = re.compile(
+    rb"\b(pypi\.(python\.)?org|pythonhosted\.org|npmjs\.(org|com)|yarnpkg\.com|npmmirror\.com|jsr\.io|anaconda\.(org|com)"
+    rb"|crates\.io|golang\.org|rubygems\.org|download\.pytorch\.org|pypi\.nvidia\.com|index\.docker\.io)\b"
+)
 
 
 def long_files(root: Path) -> list[str]:
@@ -47,7 +46,7 @@ def test_a_bare_import_is_refused(name: str) -> None:
     code = f"import sys; sys.path.insert(0, '.'); import {name}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode != 0
-    assert f"ImportError: wanted the package relax_tune.{name}" in done.stderr
+    assert f"ImportError: expected the package relax_tune.{name}" in done.stderr
 
 
 @pytest.mark.process
@@ -60,23 +59,61 @@ def test_the_arrows_between_folders() -> None:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_no_folder_is_crowded(name: str) -> None:
-    assert crowded_folders(ROOT / name) == []
-
-
-@pytest.mark.parametrize("name", FOLDERS)
 def test_no_file_is_long(name: str) -> None:
     assert long_files(ROOT / name) == []
 
 
-def test_crowded_folders_and_long_files_are_found(tmp_path: Path) -> None:
+def test_long_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "part").mkdir()
-    for module in ["__init__", *(f"m{i}" for i in range(MOST_MODULES))]:
-        (tmp_path / "part" / f"{module}.py").write_text("1\n" * MOST_LINES)
-    assert crowded_folders(tmp_path) == long_files(tmp_path) == []
-    (tmp_path / "part" / "more.py").write_text("1\n" * (MOST_LINES + 1))
-    assert crowded_folders(tmp_path) == [f"{tmp_path / 'part'}: {MOST_MODULES + 1} modules"]
-    assert long_files(tmp_path) == [f"{tmp_path / 'part' / 'more.py'}: {MOST_LINES + 1} lines"]
+    (tmp_path / "part" / "short.py").write_text("1\n" * MOST_LINES)
+    assert long_files(tmp_path) == []
+    (tmp_path / "part" / "long.py").write_text("1\n" * (MOST_LINES + 1))
+    assert long_files(tmp_path) == [f"{tmp_path / 'part' / 'long.py'}: {MOST_LINES + 1} lines"]
+
+
+def modules_without_tests(root: Path) -> list[str]:
+    """Name every product module that has no test file at its mirrored path and names none that exists.
+
+    `ir/op/math/bits.py` is mirrored by `tests/ir/op/math/test_bits.py`; a module tested elsewhere says
+    "Tests: `tests/path/test_x.py`" in its docstring.
+    """
+    lacking = []
+    for file in sorted(f for folder in FOLDERS for f in (root / folder).rglob("*.py") if f.name != "__init__.py"):
+        relative = file.relative_to(root)
+        named = re.findall(
+            r"`(tests/[\w/]+\.py)`", (ast.get_docstring(ast.parse(file.read_text())) or "").partition("Tests:")[2]
+        )
+        mirrored = root / "tests" / relative.parent / f"test_{relative.name}"
+        if not mirrored.exists() and (not named or any(not (root / name).exists() for name in named)):
+            lacking.append(relative.as_posix())
+    return lacking
+
+
+def test_every_module_has_or_names_tests() -> None:
+    assert modules_without_tests(ROOT) == []
+
+
+def named_indexes(root: Path, names: list[str]) -> list[str]:
+    """Name every file that has the host of a package index, with the host."""
+    texts = {name: (root / name).read_bytes() for name in names if (root / name).is_file()}
+    return [f"{name}: {found[0].decode()}" for name, text in texts.items() if (found := INDEXES.search(text))]
+
+
+@pytest.mark.process
+def test_no_file_names_a_package_index() -> None:
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("the tests are not in a git repository")
+    names = [name for name in done.stdout.split("\0") if name]
+    assert len(names) > 1000
+    assert named_indexes(ROOT, names) == []
+
+
+@pytest.mark.parametrize("host", ["pypi.{}", "files.pythonhosted.{}", "registry.npmjs.{}", "test.pypi.{}"])
+def test_package_indexes_are_named(host: str, tmp_path: Path) -> None:
+    (tmp_path / "x.lock").write_text(f'"resolved": "https://{host.format("org")}/a"')
+    (tmp_path / "fine.txt").write_text("pip install a; the registry.example of the docs, a registry.register(b)")
+    assert [n.partition(":")[0] for n in named_indexes(tmp_path, ["x.lock", "fine.txt"])] == ["x.lock"]
 
 
 def test_every_test_left_to_heavy_exists() -> None:

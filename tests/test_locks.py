@@ -146,7 +146,7 @@ AUDITS = {
     "fine": ([{"name": "a", "version": "1", "vulns": []}], 0, "1 packages, no known vulnerability"),
     "known": ([{"name": "a", "version": "1", "vulns": [{"id": "X-1", "fix_versions": ["2"]}]}], 1, "X-1, mended in 2"),
     "unknown to a mirror": ([{"name": "a", "skip_reason": "not found"}], 3, "1 of 1 packages not audited"),
-    "unreachable": (None, 3, "not audited: wanted an answer"),
+    "unreachable": (None, 3, "not audited: expected an answer"),
 }
 
 

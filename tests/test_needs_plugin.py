@@ -28,6 +28,11 @@ def test_other():
 def test_peer():
     pytest.skip("no torch")
 
+@pytest.mark.chromium
+@pytest.mark.ccompiler
+def test_page():
+    pytest.skip("Chromium is not installed")
+
 @pytest.mark.opencl
 @pytest.mark.xfail
 def test_known():
@@ -37,7 +42,9 @@ def test_known():
 
 def run(folder: Path, text: str, **environment: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_made.py").write_text(text)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    opencl: o\n    cuda: c\n    torch: t\n")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n    opencl: o\n    cuda: c\n    torch: t\n    chromium: r\n    ccompiler: g\n"
+    )
     kept = {k: v for k, v in os.environ.items() if k not in ("CI", "RELAX_TUNE_NEEDS", "PYTEST_ADDOPTS")}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tests.needs_plugin", "-p", "no:cacheprovider", str(folder)],
@@ -56,7 +63,7 @@ def test_a_promised_need_may_not_be_skipped(tmp_path: Path) -> None:
     done = run(tmp_path, TESTS.format(skip=True), **PROMISED)
     assert done.returncode == 1, done.stdout
     assert "test_device needs opencl" in done.stdout and "no device here" in done.stdout
-    assert not any(f"test_{name} needs" in done.stdout for name in ("other", "peer", "known"))
+    assert not any(f"test_{name} needs" in done.stdout for name in ("other", "peer", "page", "known"))
 
 
 def test_other_skips_and_expected_failures_are_fine(tmp_path: Path) -> None:
@@ -72,3 +79,10 @@ def test_nothing_is_promised_outside_ci(tmp_path: Path, environment: dict[str, s
 def test_a_module_may_not_be_skipped_as_a_whole(tmp_path: Path) -> None:
     done = run(tmp_path, "import pytest\npytest.importorskip('no_such_module_here')\ndef test_a(): pass\n", **PROMISED)
     assert done.returncode != 0 and "no_such_module_here" in done.stdout
+
+
+def test_a_module_naming_an_excused_need_may_be_skipped(tmp_path: Path) -> None:
+    text = "import pytest\npytest.importorskip('no_such_module_here', reason='needs {}: more')\ndef test_a(): pass\n"
+    for need, fails in (("torch", False), ("onnx", True)):
+        done = run(tmp_path, text.format(need) + "def test_b(): pass\n", **PROMISED)
+        assert ("skipped although" in done.stdout) == fails, done.stdout

@@ -13,7 +13,7 @@ enum { ok = 0, invalid = 7, unsupported = 15 };
 enum { f32 = 0, f16 = 2, bf16 = 14 };
 
 #define API extern "C" __attribute__((visibility("default")))
-#define WANT(condition) do { if (!(condition)) { fprintf(stderr, "cublas.cpp: wanted %s\n", #condition); abort(); } } while (0)
+#define WANT(condition) do { if (!(condition)) { fprintf(stderr, "cublas.cpp: expected %s\n", #condition); abort(); } } while (0)
 
 /* Products done, handles and descriptions alive, algorithms chosen. */
 extern "C" { __attribute__((visibility("default"))) long rt_products, rt_alive, rt_chosen; }

@@ -1,4 +1,4 @@
-"""cuBLAS and cuBLASLt for the emulation of CUDA: one library of the functions that the runtime calls (`cublas.cpp`)."""
+"""cuBLAS and cuBLASLt for the emulation of CUDA: a library with the functions that the runtime calls (`cublas.cpp`)."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ _QUEUE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
 def library_folder(folder: Path) -> Path:
-    """The folder (one for LD_LIBRARY_PATH) with the libraries by the names under which a system would have them, compiled once."""
+    """Return a folder for LD_LIBRARY_PATH with the libraries under their usual file names, compiled once."""
     text = SOURCE.read_bytes()
     into = folder / f"cublas-{hashlib.blake2b(text, digest_size=8).hexdigest()}"
     if not into.exists():
-        made = folder / f".{into.name}"
-        made.mkdir(exist_ok=True)
-        first = made / NAMES[0]
+        staging = folder / f".{into.name}"
+        staging.mkdir(exist_ok=True)
+        first = staging / NAMES[0]
         subprocess.run(["g++", "-O1", "-fPIC", "-shared", str(SOURCE), "-o", str(first)], check=True)
-        (made / NAMES[1]).symlink_to(NAMES[0])
-        made.rename(into)
+        (staging / NAMES[1]).symlink_to(NAMES[0])
+        staging.rename(into)
     return into
 
 
 class StandIn:
-    """The library, whose products take their turn in a driver's queue. Attributes: `products` done, handles and descriptions
-    `alive`, algorithms `chosen`."""
+    """The library; a driver's queue orders its products.
+
+    Attributes: `products` done, handles and descriptions `alive`, algorithms `chosen`.
+    """
 
     def __init__(self, file: Path | str, driver: EmulatedDriver) -> None:
         self.dll = ctypes.CDLL(str(file))

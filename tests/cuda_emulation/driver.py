@@ -1,8 +1,8 @@
-"""A stand-in for `pycuda.driver` and a compiler to go with it: CUDA kernels on the processor, for tests of what needs a GPU.
+"""Emulation of `pycuda.driver` and of the CUDA compiler on the processor, for tests without a GPU.
 
-It has the names that `runtime/device/cuda.py` uses, and does with host memory what the driver does: what is enqueued happens when
-somebody waits, nothing may be done without a current context, and a kernel that writes beside its buffers, or whose threads part
-at a barrier, ends in an error after which nothing works. Kernels are the same text, compiled as C++ with `emulation.h`.
+It has the functions that `runtime/device/cuda.py` uses, over host memory. As with the driver, enqueued operations are executed when the
+host waits, every call needs a current context, and a kernel that writes out of bounds, or a barrier that not all threads reach, is an
+error after which all calls fail. Kernels have the same text, compiled as C++ with `emulation.h`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import BuildError
-from relax_tune.ir.codegen.print.c import SCALARS
+from relax_tune.ir.codegen.print.c.prelude import SCALARS
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.runtime.device.base import Launch
 from relax_tune.runtime.device.cuda import CUDADevice
@@ -31,14 +31,14 @@ from relax_tune.runtime.program.program import KernelSource
 
 HEADER = Path(__file__).with_name("emulation.h")
 FLAGS = ["-std=c++20", "-O0", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno"]
-# an index beyond an array of a kernel's own ends the process, as do a vector that does not lie at a multiple of its size, and
+# an index beyond a kernel's local array ends the process, as do a vector that is not aligned to its size, and
 # integers that overflow where C++ leaves that undefined
 FLAGS += [
     "-fsanitize=bounds,alignment,signed-integer-overflow,float-cast-overflow",
     "-fsanitize-undefined-trap-on-error",
 ]
 GUARD = 256
-# Of the GPU that is emulated: a small one with the limits of sm_80.
+# The properties of the emulated GPU: a small one with the limits of sm_80.
 ATTRIBUTES = {
     "MULTIPROCESSOR_COUNT": 4, "WARP_SIZE": 32, "MAX_THREADS_PER_BLOCK": 1024, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 163 << 10,
     "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 164 << 10, "MAX_REGISTERS_PER_MULTIPROCESSOR": 64 << 10,
@@ -50,18 +50,18 @@ ATTRIBUTES = {
 
 
 class Error(Exception):
-    """What the driver raises."""
+    """An error of the driver."""
 
 
 class Names:
-    """Any attribute is its own name."""
+    """A namespace in which every attribute is its own name."""
 
     def __getattr__(self, name: str) -> str:
         return name
 
 
 class EmulatedCompiler:
-    """g++ in place of NVRTC. folder: where libraries are put; they are what it gives for machine code."""
+    """g++ in place of NVRTC. folder: for the libraries, which stand for machine code."""
 
     version, unit = "emulated", 100
 
@@ -82,10 +82,12 @@ class EmulatedCompiler:
         if not path.exists():
             code, new = (path.with_suffix(f".{threading.get_ident()}{end}") for end in (".cpp", ".new"))
             code.write_text(text)
-            made = subprocess.run(["g++", *FLAGS, *flags, str(code), "-o", str(new)], capture_output=True, text=True)
-            if made.returncode:
+            compilation = subprocess.run(
+                ["g++", *FLAGS, *flags, str(code), "-o", str(new)], capture_output=True, text=True
+            )
+            if compilation.returncode:
                 raise BuildError(
-                    f"the emulation refused kernels {', '.join(k.name for k in kernels)}:\n{made.stderr[:4000]}"
+                    f"the emulation refused kernels {', '.join(k.name for k in kernels)}:\n{compilation.stderr[:4000]}"
                 )
             new.rename(path)  # several threads may compile
         return CompiledModule(
@@ -95,12 +97,12 @@ class EmulatedCompiler:
 
 def _shared_bytes(source: str) -> int:
     sizes = {text: dtype(short).bytes for short, text in SCALARS.items()}
-    found = re.findall(r"__shared__ (?:__align__\(\d+\) )?([a-z0-9 ]+) \w+\[(\d+)\]", source)
-    return sum(sizes[kind] * int(count) for kind, count in found)
+    arrays = re.findall(r"__shared__ (?:__align__\(\d+\) )?([a-z0-9 ]+) \w+\[(\d+)\]", source)
+    return sum(sizes[kind] * int(count) for kind, count in arrays)
 
 
 class Allocation:
-    """Memory with a margin of known bytes on both sides, full of NaN at first."""
+    """Memory with a margin of known bytes on both sides, filled with NaN at first."""
 
     def __init__(self, driver: EmulatedDriver, nbytes: int) -> None:
         if nbytes > 2**40:
@@ -127,7 +129,11 @@ class Allocation:
 
 
 class EmulatedDriver:
-    """One GPU. backwards: threads and blocks run in the order opposite to that of their numbers."""
+    """One emulated GPU.
+
+    Attributes:
+        backwards: Whether threads and blocks run in descending order.
+    """
 
     def __init__(self, backwards: bool = False) -> None:
         self.Error = Error
@@ -216,7 +222,7 @@ class EmulatedDriver:
         return 13000
 
     def check(self) -> None:
-        """Refuse what is done without a context, or after it broke."""
+        """Refuse a call without a current context, or after the context broke."""
         if self.broken:
             raise self.LaunchError(self.broken)
         if self.depth < 1:
@@ -232,11 +238,11 @@ class EmulatedDriver:
         try:
             enqueue()
         finally:
-            found, self.recording = self.recording, None
-        return lambda: self.queue.extend(found)
+            launches, self.recording = self.recording, None
+        return lambda: self.queue.extend(launches)
 
     def run(self) -> None:
-        """What was enqueued happens now."""
+        """Execute what was enqueued."""
         if self.recording is not None:
             raise self.LogicError("cuStreamSynchronize failed: operation not permitted when stream is capturing")
         queue, self.queue = self.queue, []
@@ -302,11 +308,11 @@ class Function:
         three = [(ctypes.c_uint * 3)(*x, *(1 for _ in range(3 - len(x)))) for x in (grid, block)]
 
         def action() -> None:
-            found = self.run(arguments, *three, int(driver.backwards))
-            if found is not None:
-                driver.fail(f"unspecified launch failure: {found.decode()}")
+            failure = self.run(arguments, *three, int(driver.backwards))
+            if failure is not None:
+                driver.fail(f"unspecified launch failure: {failure.decode()}")
             if not all(a.intact() for a in driver.allocations.values()):
-                driver.fail("an illegal memory access was encountered: a kernel wrote beside a buffer")
+                driver.fail("an illegal memory access was encountered: a kernel wrote out of bounds")
 
         driver.enqueue(action)
 

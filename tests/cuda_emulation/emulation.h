@@ -213,7 +213,7 @@ template <float (*value)(unsigned short), int n, int transposed, int flat> struc
 };
 template <int n, int transposed, int flat> using rt_multiply_f16 = rt_multiply_any<rt_value_f16, n, transposed, flat>;
 template <int n, int transposed, int flat> using rt_multiply_bf16 = rt_multiply_any<rt_value_bf16, n, transposed, flat>;
-template <int n> static void rt_held(float *, long long, long long) {}
+template <int n> static void rt_pin(float *, long long, long long) {}
 static void rt_begin_products() { rt_own_works().begun = true; }
 static void rt_end_products() {
   rt_works &works = rt_own_works();

@@ -14,7 +14,7 @@ from relax_tune.runtime.device.base import Device
 
 
 def on(where: str, *others: object) -> Any:
-    """Parameters of a test: others, then the place, with the mark that it needs."""
+    """Parameters of a test: the given ones, then a GPU's name, with the mark that this GPU needs."""
     return pytest.param(*others, where, marks=pytest.mark.cuda if where == "cuda" else pytest.mark.ccompiler)
 
 
@@ -22,5 +22,5 @@ PLACES = [*thinned([on("backwards"), on("forwards")]), on("cuda")]
 
 
 def gpu(where: str, folder: Path) -> Device:
-    """The device by the name of its place, or a skip that says why there is none. folder: for what the emulation compiles."""
+    """The device with this name, or a skip that says why there is none. folder: for what the emulation compiles."""
     return opened("cuda") if where == "cuda" else emulated(folder, where == "backwards")

@@ -1,4 +1,4 @@
-"""The emulation of CUDA runs kernels as a GPU would, and notices what is wrong with them; the device over it recovers from nothing."""
+"""The emulation of CUDA runs kernels like a GPU and reports their errors; after one, all calls of its device fail."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from relax_tune.errors import BuildError, MeasureError
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.runtime.device.cuda import PINNED_BYTES, CUDADevice
 from relax_tune.runtime.device.cuda_compiler import CompiledModule
+from relax_tune.runtime.device.service_kernels import LINE_BYTES
 from relax_tune.runtime.program.program import KernelSource
-from relax_tune.tuner.measure.device_process.flush import LINE_BYTES, CacheFlush
+from relax_tune.tuner.measure.device_process.flush import CacheFlush
 
 pytestmark = pytest.mark.ccompiler
 
 ROOT = Path(__file__).parents[2]
 F32 = np.dtype(np.float32)
-# Rows of 32 turned around through shared memory, by so many threads; where `{barrier}` stands one is needed.
+# Reverses rows of 32 elements through shared memory, by 32 threads. `{barrier}` is where a barrier is needed.
 TURN = """extern "C" __global__ void __launch_bounds__(32) turn(const float *x, float *y) {
   __shared__ float tile[32];
   const int t = threadIdx.x;
@@ -38,7 +39,7 @@ TURN = """extern "C" __global__ void __launch_bounds__(32) turn(const float *x, 
   y[t] = tile[31 - t];
 }
 """
-BESIDE = 'extern "C" __global__ void beside(float *y) { y[threadIdx.x] = 1.0f; }\n'
+ONE_PER_THREAD = 'extern "C" __global__ void one_per_thread(float *y) { y[threadIdx.x] = 1.0f; }\n'
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,8 @@ def test_cache_flush_reads_every_line(device: CUDADevice) -> None:
     every_line_is_read(device, flush)
 
 
-def turned(device: CUDADevice, barrier: str) -> bool:
-    """Whether a kernel with this for a barrier turns a row around."""
+def reverses_rows(device: CUDADevice, barrier: str) -> bool:
+    """Whether the kernel reverses a row when this text is its barrier."""
     handle = device.compile([KernelSource("turn", "cuda", TURN.replace("{barrier}", barrier))])["turn"]
     x, y = device.alloc(128), device.alloc(128)
     row = np.arange(32, dtype=F32)
@@ -71,12 +72,12 @@ def turned(device: CUDADevice, barrier: str) -> bool:
 
 @pytest.mark.process
 def test_emulator_missing_barrier_gives_wrong_results(device: CUDADevice) -> None:
-    assert turned(device, "__syncthreads();") and not turned(device, "")
+    assert reverses_rows(device, "__syncthreads();") and not reverses_rows(device, "")
 
 
 @pytest.mark.process
 def test_emulator_shuffles_exchange_registers(device: CUDADevice) -> None:
-    assert turned(device, "y[t] = __shfl_xor_sync(~0u, __shfl_xor_sync(~0u, x[t], 24), 7); return;")
+    assert reverses_rows(device, "y[t] = __shfl_xor_sync(~0u, __shfl_xor_sync(~0u, x[t], 24), 7); return;")
 
 
 @pytest.mark.process
@@ -94,22 +95,22 @@ def test_emulator_shuffles_exchange_registers(device: CUDADevice) -> None:
 )
 def test_a_barrier_where_threads_part_is_an_error(device: CUDADevice, barrier: str, says: str) -> None:
     with pytest.raises(MeasureError, match=f"{says}; the device is lost"):
-        turned(device, barrier)
+        reverses_rows(device, barrier)
 
 
 @pytest.mark.process
-def test_the_device_is_lost_after_a_write_beside_a_buffer(folder: Path) -> None:
+def test_device_is_lost_after_write_out_of_bounds(folder: Path) -> None:
     device = emulated(folder)
-    handle = device.compile([KernelSource("beside", "cuda", BESIDE)])["beside"]
+    handle = device.compile([KernelSource("one_per_thread", "cuda", ONE_PER_THREAD)])["one_per_thread"]
     buffer = device.alloc(64)
     launch = device.bind(handle, [buffer], [], (1,), (17,))
-    launch()  # what is enqueued has not happened yet
+    launch()  # what was enqueued has not been executed yet
     uses = (
         device.synchronize, launch, lambda: device.upload(buffer, np.zeros(1, F32)), lambda: device.alloc(1),
         lambda: device.download(buffer, F32, (1,)), lambda: device.free(buffer),
     )  # fmt: skip
     for use in uses:
-        with pytest.raises(MeasureError, match=r"illegal memory access .*; the device is lost to this process"):
+        with pytest.raises(MeasureError, match=r"illegal memory access .*device is lost"):
             use()
     device.close()
 
@@ -118,21 +119,21 @@ def test_the_device_is_lost_after_a_write_beside_a_buffer(folder: Path) -> None:
 def test_device_pushes_and_pops_context_around_every_call(folder: Path) -> None:
     driver = EmulatedDriver()
     device = CUDADevice(0, driver, lambda architecture: EmulatedCompiler(folder))
-    assert turned(device, "__syncthreads();") and driver.depth == 0 and driver.deepest == 1
-    with pytest.raises(MeasureError, match=r"wanted 1099511627777 bytes failed: .*out of memory$"):
+    assert reverses_rows(device, "__syncthreads();") and driver.depth == 0 and driver.deepest == 1
+    with pytest.raises(MeasureError, match=r"expected 1099511627777 bytes failed: .*out of memory$"):
         device.alloc(2**40 + 1)
-    assert driver.depth == 0 and turned(device, "__syncthreads();"), "not every failure is the end"
+    assert driver.depth == 0 and reverses_rows(device, "__syncthreads();"), "not every failure is the end"
     device.close()
     with pytest.raises(driver.LogicError, match="invalid device context"):
         driver.mem_alloc(1)
-    with pytest.raises(MeasureError, match="wanted device 1, found 1 of them"):
+    with pytest.raises(MeasureError, match="expected device 1, got 1 of them"):
         CUDADevice(1, driver)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("calls", [1, 3])
 def test_several_kernels_are_compiled_at_a_time(calls: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one call, and of several threads. The compiler runs beside itself; loading needs a context, which is current for one thread."""
+    """Compilations run in parallel; loading needs the context, which is current in one thread at a time."""
     driver = EmulatedDriver()
     meeting = threading.Barrier(3)
 
@@ -146,10 +147,12 @@ def test_several_kernels_are_compiled_at_a_time(calls: int, folder: Path, monkey
     device = CUDADevice(0, driver, lambda architecture: Compiler(folder), lambda: None)
 
     monkeypatch.setattr("relax_tune.runtime.device.host.usable_cpus", lambda: 3)
-    kernels = [KernelSource(name, "cuda", BESIDE.replace("beside", name)) for name in ("one", "two", "three")]
+    kernels = [
+        KernelSource(name, "cuda", ONE_PER_THREAD.replace("one_per_thread", name)) for name in ("one", "two", "three")
+    ]
     with ThreadPoolExecutor(3) as pool:
-        made = [*pool.map(device.compile, [kernels[at::calls] for at in range(calls)])]
-    assert {name for handles in made for name in handles} == {"one", "two", "three"}
+        loaded = [*pool.map(device.compile, [kernels[at::calls] for at in range(calls)])]
+    assert {name for handles in loaded for name in handles} == {"one", "two", "three"}
     device.close()
 
 
@@ -181,7 +184,11 @@ def test_device_without_usable_context_reports_errors(folder: Path, monkeypatch:
     driver = EmulatedDriver()
     device = CUDADevice(0, driver, lambda architecture: EmulatedCompiler(folder), lambda: None)
     launch = device.bind(
-        device.compile([KernelSource("beside", "cuda", BESIDE)])["beside"], [device.alloc(64)], [], (1,), (1,)
+        device.compile([KernelSource("one_per_thread", "cuda", ONE_PER_THREAD)])["one_per_thread"],
+        [device.alloc(64)],
+        [],
+        (1,),
+        (1,),
     )
 
     def refuse() -> None:
@@ -189,7 +196,7 @@ def test_device_without_usable_context_reports_errors(folder: Path, monkeypatch:
 
     monkeypatch.setattr(device._context, "push", refuse)
     for use in (launch, device.synchronize):
-        with pytest.raises(MeasureError, match=r"making its context current failed: .*; the device is lost"):
+        with pytest.raises(MeasureError, match=r"context current failed: .*device is lost"):
             use()
     assert driver.depth == 0
 
@@ -206,8 +213,8 @@ def test_arrays_larger_than_the_pinned_buffers(device: CUDADevice) -> None:
 
 @pytest.mark.process
 def test_limits_are_checked_before_the_driver(device: CUDADevice) -> None:
-    source = BESIDE.replace("float *y", "float *y, long long n")
-    handle = device.compile([KernelSource("beside", "cuda", source)])["beside"]
+    source = ONE_PER_THREAD.replace("float *y", "float *y, long long n")
+    handle = device.compile([KernelSource("one_per_thread", "cuda", source)])["one_per_thread"]
     buffer = device.alloc(64)
 
     def refused(says: str, grid: tuple[int, ...], local: tuple[int, ...], *scalars: int) -> None:
@@ -217,11 +224,11 @@ def test_limits_are_checked_before_the_driver(device: CUDADevice) -> None:
     refused("1 buffers and 2 scalars do not fit it, which takes 1 and 1", (1,), (1,), 1, 2)
     refused("local size 1025 on axis 0, allowed 1..1024", (1,), (1025,), 1)
     refused("2048 threads in a block, allowed 1024", (1, 1), (64, 32), 1)
-    refused("at most 65535 on axis 1, found", (1, 65536), (1, 1), 1)
-    refused("wanted a grid of 1 to 3 axes", (), (), 1)
+    refused("at most 65535 on axis 1, got", (1, 65536), (1, 1), 1)
+    refused("expected a grid of 1 to 3 axes", (), (), 1)
     device.bind(handle, [buffer], [1], (0,), (1,))()
     big = TURN.replace("tile[32]", "tile[50000]").replace("{barrier}", "")
-    with pytest.raises(BuildError, match="wanted 200000 bytes of shared memory, allowed 166912"):
+    with pytest.raises(BuildError, match=r"expected 200000 bytes .* 166912"):
         device.compile([KernelSource("turn", "cuda", big)])
     with pytest.raises(BuildError, match="no such kernel"):
         device.compile([KernelSource("turn", "cuda", TURN.replace("__global__", "").replace("{barrier}", ""))])
@@ -255,7 +262,7 @@ def test_bound_loops_match_serial_loops(device: CUDADevice) -> None:
             dims: dict[str, Any] = {"n": n, "m": 3}
             shapes = [[int(str(dims.get(str(d), d))) for d in b.shape] for b in run.func.buffers]
             arrays = [rng.standard_normal(s).astype(F32) for s in shapes]
-            wanted = [a.copy() for a in arrays]
-            run_prim(run.func, wanted)
-            for found, w in zip(run(arrays), wanted[1:], strict=True):
-                np.testing.assert_allclose(found, w, rtol=1e-6, err_msg=name)
+            expected = [a.copy() for a in arrays]
+            run_prim(run.func, expected)
+            for actual, e in zip(run(arrays), expected[1:], strict=True):
+                np.testing.assert_allclose(actual, e, rtol=1e-6, err_msg=name)

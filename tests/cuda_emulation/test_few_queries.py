@@ -18,10 +18,10 @@ from relax_tune.runtime.program.program import KernelSource
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate
 from relax_tune.schedules.target import HardwareInfo
 
-# As they are guessed, and at random.
+# The default candidates, and random ones.
 FUNCTIONS = {True: "attention, f16", False: "attention over a cache"}
 FORMS = ("flash_attention.keys", "flash_decoding")
-# A small GPU whose items exchange registers.
+# A small GPU with warp shuffles.
 MACHINE = HardwareInfo.from_limits(
     "cuda", {"workers": 4, "warp": 32, "max_group_size": 128, "max_local_bytes": 48 << 10}
 )
@@ -30,15 +30,15 @@ SIZES = ((1, 1), (1, 31), (2, 32), (3, 33), (1, 127), (5, 67))
 
 def sketches(guessed: bool) -> tuple[PrimFunc, dict[str, Sketch]]:
     func = CASES[FUNCTIONS[guessed]][0]()
-    found = generate_sketches(func, MACHINE, {"gpu_flash_decoding": GPU_RULES["gpu_flash_decoding"]})
-    return func, {s.name: s for s in found}
+    generated = generate_sketches(func, MACHINE, {"gpu_flash_decoding": GPU_RULES["gpu_flash_decoding"]})
+    return func, {s.name: s for s in generated}
 
 
 def candidates(guessed: bool) -> list[PrimFunc]:
-    """One of each form, with the guess's numbers or random ones."""
-    found, rng = sketches(guessed)[1], random.Random("few queries")
-    values = {form: found[form].guesses[0] if guessed else drawn(found[form], rng) for form in FORMS}
-    return [replace(instantiate(found[form], values[form]), name=f"f{at}") for at, form in enumerate(FORMS)]
+    """One candidate of each form, with default or random numbers."""
+    by_name, rng = sketches(guessed)[1], random.Random("few queries")
+    values = {form: by_name[form].guesses[0] if guessed else drawn(by_name[form], rng) for form in FORMS}
+    return [replace(instantiate(by_name[form], values[form]), name=f"f{at}") for at, form in enumerate(FORMS)]
 
 
 @pytest.mark.slow
@@ -55,8 +55,8 @@ def test_flash_decoding_uses_shuffles_in_first_kernel_only() -> None:
 )
 def test_flash_decoding_kernels_match_attention(guessed: bool, where: str, tmp_path: Path) -> None:
     device = gpu(where, tmp_path)
-    func, made = sketches(guessed)[0], candidates(guessed)
-    for candidate, run in zip(made, Compiled.together(device, "cuda", made), strict=True):
+    func, instances = sketches(guessed)[0], candidates(guessed)
+    for candidate, run in zip(instances, Compiled.together(device, "cuda", instances), strict=True):
         for seed, (n, m) in enumerate(SIZES):
             dims = {"n": n, "m": m}
             arrays, scalars = arguments(candidate, dims, seed)

@@ -1,5 +1,5 @@
-"""The suite for machines with a GPU, on the emulated one at tiny sizes: that nothing of it falls over at first contact, and what it does
-about parts that fail, hang or were begun before."""
+"""The suite for machines with a GPU, on the emulated one at tiny sizes: that all of its parts run, and how it
+handles parts that fail, hang or were interrupted before."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from experiments.gpu import context as gpu_context
+from experiments.gpu import models as gpu_models
+from experiments.gpu import parts as gpu_parts
+from experiments.gpu import suite as gpu_suite
+from experiments.gpu import tuning, warpgroups
 from tests.cuda_emulation.cublas import NAMES, StandIn, library_folder
 from tests.cuda_emulation.driver import EmulatedCompiler, EmulatedDriver
 from tests.support.tuner_models import PAPER_DEVICE, RecordedRunner
@@ -25,19 +30,19 @@ from relax_tune.runtime.library.cublas import CuBlas
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-SUITE = ROOT / "experiments/gpu_suite.py"
 
 
-def asked(folder: Path, only: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SUITE), "--tiny", "--work", str(folder), "--results", str(folder), "--only", only]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=os.environ | environment)
+def run_suite(folder: Path, only: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "experiments.gpu.suite", "--tiny", "--work", str(folder), "--results", str(folder)]
+    command += ["--only", only]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=os.environ | environment, cwd=ROOT)
 
 
 @pytest.mark.process
 @pytest.mark.skipif(importlib.util.find_spec("pycuda") is not None, reason="pycuda is installed")
 def test_gpu_suite_without_gpu_fails_with_reason(tmp_path: Path) -> None:
-    done = asked(tmp_path, "gemm")
-    assert done.returncode == 3 and "wanted a GPU at 'cuda'" in done.stderr and "the package pycuda" in done.stderr
+    done = run_suite(tmp_path, "gemm")
+    assert done.returncode == 3 and "expected a GPU at 'cuda'" in done.stderr and "the package pycuda" in done.stderr
     assert not (tmp_path / "gpu_suite.md").exists(), "no figures without a GPU"
 
 
@@ -45,15 +50,15 @@ def test_gpu_suite_without_gpu_fails_with_reason(tmp_path: Path) -> None:
 @pytest.mark.ccompiler
 @pytest.mark.heavy
 def test_gpu_suite_on_emulated_gpu_writes_results(tmp_path: Path) -> None:
-    """Tuned in a child process, built three ways, timed, and written."""
+    """Models are tuned in a child process, built in three ways and timed, and the results are written."""
     path = os.pathsep.join([str(HERE / "packages"), str(ROOT), *sys.path])
     libraries = str(library_folder(tmp_path))
-    done = asked(tmp_path, "gemm", PYTHONPATH=path, RELAX_TUNE_CACHE=str(tmp_path), LD_LIBRARY_PATH=libraries)
+    done = run_suite(tmp_path, "gemm", PYTHONPATH=path, RELAX_TUNE_CACHE=str(tmp_path), LD_LIBRARY_PATH=libraries)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "gpu_suite.json").read_text())
-    assert found["card"]["device"] == "emulated" and found["card"]["cublas"] == "13.1.2"
-    assert [row["key"] for row in found["gemm"]["rows"]] == ["f16 32 x 48, M = 1", "f16 32 x 48, M = 5"]
-    for row in found["gemm"]["rows"]:
+    results = json.loads((tmp_path / "gpu_suite.json").read_text())
+    assert results["card"]["device"] == "emulated" and results["card"]["cublas"] == "13.1.2"
+    assert [row["key"] for row in results["gemm"]["rows"]] == ["f16 32 x 48, M = 1", "f16 32 x 48, M = 5"]
+    for row in results["gemm"]["rows"]:
         assert row["cuBLAS runs"] in ("cublas.gemm_f16", "cublaslt.matmul_f16") and row["ours, us"] > 0
         assert "candidates, 0 failed" in row["tuned"]
     assert "| f16 32 x 48, M = 5 |" in (tmp_path / "gpu_suite.md").read_text()
@@ -64,10 +69,7 @@ Rows = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rows:
-    """What a part gives, in this process."""
-    monkeypatch.syspath_prepend(str(SUITE.parent))
-    import gpu_parts
-
+    """The rows of a part, run in this process."""
     driver = EmulatedDriver()
     library = StandIn(library_folder(tmp_path) / NAMES[0], driver)
 
@@ -101,28 +103,25 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rows:
     ],
 )
 def test_parts(rows: Rows, part: str, keys: list[str]) -> None:
-    found = rows(part)
-    assert [row["key"] for row in found] == keys and not any("absent" in row for row in found)
+    results = rows(part)
+    assert [row["key"] for row in results] == keys and not any("absent" in row for row in results)
 
 
 @pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.heavy
 def test_products_of_four_warps_are_verified(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    import gpu_parts
-    import gpu_warpgroups
-
-    monkeypatch.setattr(gpu_warpgroups, "opened", gpu_parts.open_device)
-    monkeypatch.setattr(gpu_warpgroups, "CuBlas", gpu_parts.CuBlas)
+    monkeypatch.setattr(warpgroups, "opened", gpu_parts.open_device)
+    monkeypatch.setattr(warpgroups, "CuBlas", gpu_parts.CuBlas)
     (other,) = rows("warpgroups")
     assert "compute capability 9.0" in other["absent"]
-    monkeypatch.setattr(gpu_warpgroups, "HOPPER", 8)
+    monkeypatch.setattr(warpgroups, "HOPPER", 8)
     verified, timed = rows("warpgroups")
     assert verified["result"] == "verified"
     assert timed["result"] == "as mma.data_parallel" and timed["us"] > 0 and timed["cuBLAS, us"] > 0
     one = np.ones((5, 32), np.float16)
-    func = gpu_warpgroups.product_of("f16", 64, 32, True)
-    assert [gpu_warpgroups.difference(func, 5, one, x * one)[:5] for x in (1, 2)] == ["", "wrong"]
+    func = warpgroups.product_of("f16", 64, 32, True)
+    assert [warpgroups.difference(func, 5, one, x * one)[:5] for x in (1, 2)] == ["", "wrong"]
 
 
 @pytest.mark.process
@@ -131,19 +130,14 @@ def test_sampled_candidates_run(rows: Rows) -> None:
     assert rows("candidates")
 
 
-def test_gpu_suite_tuning_out_of_time_builds_best_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUITE.parent))
-    import gpu_context
-    import gpu_models
-    import gpu_tuning
-
+def test_gpu_suite_tuning_out_of_time_builds_best_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = RecordedRunner(lambda program, symbols: 1.0, info=PAPER_DEVICE)
     monkeypatch.setattr(runner, "close", lambda: None, raising=False)
-    monkeypatch.setattr(gpu_tuning, "open_runner", lambda settings: runner)
+    monkeypatch.setattr(tuning, "open_runner", lambda settings: runner)
     context = gpu_context.Context(tmp_path, "c", sys.executable, True, time.monotonic() + 100, frozenset())
     modules = {"one": lambda: gpu_models.memory_bound("f32", 8, 40)["add"]}
-    ((name, said),) = gpu_tuning.tuned(context, modules, 200.0, 50, ["measured", "kernels"])
-    assert name == "one" and said.endswith("candidates, 0 failed; cut short")
+    ((name, summary),) = tuning.tuned(context, modules, 200.0, 50, ["measured", "kernels"])
+    assert name == "one" and summary.endswith("candidates, 0 failed; cut short")
     assert len(runner.batches) == 1 and {p.name for p in tmp_path.glob("*.rta")} == {
         "one-measured.rta",
         "one-kernels.rta",
@@ -160,17 +154,14 @@ def test_gpu_suite_part_without_torch_reports_absence(rows: Rows, part: str) -> 
 
 @pytest.fixture
 def suite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """The suite with parts of the tests' own: they write a row, then end in the way of their name."""
-    monkeypatch.syspath_prepend(str(SUITE.parent))
-    import gpu_suite
-
-    (tmp_path / "gpu_parts.py").write_text(
+    """The suite with parts for tests: each writes a row, then ends as its name says."""
+    (tmp_path / "parts.py").write_text(
         "import os, sys, time\nname, folder = sys.argv[1], sys.argv[3]\n"
         "gpu = os.environ.get('A_GPU', 'a')\n"
         'print(f\'{{"key": "one", "us": 1.5, "device": "{gpu}"}}\', file=open(f\'{folder}/{name}.jsonl\', \'w\'))\n'
         "if name == 'hangs': time.sleep(60)\nif name == 'fails': raise SystemExit('it broke')\n"
     )
-    monkeypatch.setattr(gpu_suite, "HERE", tmp_path)
+    monkeypatch.setattr(gpu_suite, "RUN_PART", [sys.executable, str(tmp_path / "parts.py")])
     return gpu_suite
 
 
@@ -179,9 +170,11 @@ def suite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     ("name", "state"), [("ends", "done"), ("fails", "failed: it broke"), ("hangs", "out of time after 1 s")]
 )
 def test_gpu_suite_failing_part_keeps_rows(suite: ModuleType, tmp_path: Path, name: str, state: str) -> None:
-    found = suite.run_part(name, tmp_path, 1.0, [])
-    assert found.state == state and found.rows == [{"key": "one", "us": 1.5, "device": "a"}], "what it found is kept"
-    lines = suite.report({"device": "d"}, {"gemm": found})
+    part_result = suite.run_part(name, tmp_path, 1.0, [])
+    assert part_result.state == state and part_result.rows == [{"key": "one", "us": 1.5, "device": "a"}], (
+        "finished rows remain"
+    )
+    lines = suite.report({"device": "d"}, {"gemm": part_result})
     assert "| one | 1.5 | a |" in lines and ((f"gemm: {state}." in lines) == (state != "done"))
 
 

@@ -1,4 +1,4 @@
-"""`--target cuda` goes the way of the others, child processes and all: on the emulation, without a GPU's packages."""
+"""`--target cuda` works like other targets, with child processes: on the emulation, without the packages of a GPU."""
 
 from __future__ import annotations
 

@@ -45,6 +45,16 @@ TYPED: dict[str, Any] = {**WINDOW, "layer_types": TYPES}
 GEMMA: dict[str, Any] = {**SIZES, **TYPED, "head_dim": 8, "query_pre_attn_scalar": 12}
 
 
+HYBRID = ["linear_attention", "full_attention"]
+MAMBA: dict[str, Any] = {
+    **SIZES, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 2, "mamba_expand": 2, "mamba_chunk_size": 4,
+}  # fmt: skip
+MAMBA2: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 4,
+    "pad_token_id": 0, **SPECIAL,
+}  # fmt: skip
+
+
 def rope(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 1000.0, **more}}
 
@@ -118,6 +128,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": ("Ministral", {**SIZES, **WINDOW, "head_dim": 8}),
     "vaultgemma": ("VaultGemma", GEMMA),
     "cwm": ("Cwm", {**SIZES, **TYPED, "head_dim": 8}),
+    "mamba2": ("Mamba2", MAMBA2),
+    "bamba": ("Bamba", {**MAMBA, "attn_layer_indices": [1]}),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        {**MAMBA, "layer_types": HYBRID, "shared_intermediate_size": 20, "num_local_experts": 5, "num_experts_per_tok": 2,
+         "attention_multiplier": 0.3, "residual_multiplier": 0.5},
+    ),
+    "granitemoehybrid_dense": (
+        "GraniteMoeHybrid",
+        {**MAMBA, "layer_types": HYBRID, "shared_intermediate_size": 20, "num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    "falcon_h1": (
+        "FalconH1",
+        {**MAMBA, "mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_rms_norm": True, "ssm_multipliers": [0.5, 0.6, 0.7, 0.8, 0.9],
+         "key_multiplier": 0.5, "mlp_multipliers": [0.7, 1.4], "attention_in_multiplier": 0.7, "ssm_out_multiplier": 0.8},
+    ),
 }  # fmt: skip
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 HEADS = {"GPT2": "GPT2LMHeadModel"}
@@ -136,7 +162,7 @@ def weight(model: str, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any
     return (drawn * np.sqrt(3 / shape[-1])).astype(np.float32)
 
 
-def made(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+def computed(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
     """The description of one model, and its arrays."""
     import torch
     import transformers
@@ -147,7 +173,7 @@ def made(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
     kind = getattr(transformers, HEADS.get(family, f"{family}ForCausalLM"))
     # eager Falcon adds its biases twice
     attention = {"attn_implementation": "sdpa" if family == "Falcon" else "eager"}
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    results: dict[str, np.ndarray[Any, Any]] = {}
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         kind(config).save_pretrained(folder)
         path = Path(folder, "model.safetensors")
@@ -159,23 +185,23 @@ def made(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
         config = json.loads(Path(folder, "config.json").read_text())
         for b, n in SHAPES:
             logits = model(input_ids=torch.from_numpy(inputs(b, n)), use_cache=False).logits
-            found[f"{name}/logits_{b}_{n}"] = logits[:, -KEPT:].numpy()
+            results[f"{name}/logits_{b}_{n}"] = logits[:, -KEPT:].numpy()
         given, past, tokens = torch.from_numpy(inputs(*PROMPT)), None, []
         for _ in range(ADDED):  # no token ends a text, and none is padding
             step = model(input_ids=given, past_key_values=past, use_cache=True)
             given, past = step.logits[:, -1].argmax(-1, keepdim=True), step.past_key_values
             tokens.append(given.numpy())
-        found[f"{name}/tokens"] = np.concatenate(tokens, axis=1).astype(np.int8)
-    return {"config": config, "shapes": shapes}, found
+        results[f"{name}/tokens"] = np.concatenate(tokens, axis=1).astype(np.int8)
+    return {"config": config, "shapes": shapes}, results
 
 
 def main(out: Path) -> None:
     texts: dict[str, Any] = {}
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    results: dict[str, np.ndarray[Any, Any]] = {}
     for name in MODELS:
-        texts[name], arrays = made(name)
-        found |= arrays
-    np.savez_compressed(out, models=np.frombuffer(json.dumps(texts).encode(), np.uint8), **found)
+        texts[name], arrays = computed(name)
+        results |= arrays
+    np.savez_compressed(out, models=np.frombuffer(json.dumps(texts).encode(), np.uint8), **results)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,23 @@ WHISPER: dict[str, Any] = {
     "max_target_positions": 24, "suppress_tokens": None, "begin_suppress_tokens": None,
 }  # fmt: skip
 
+BERT: dict[str, Any] = {
+    "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 37,
+    "max_position_embeddings": 40, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2", "n_embd": 24, "n_layer": 1, "n_head": 2, "n_positions": 40, "vocab_size": 37,
+    "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+VIT: dict[str, Any] = {
+    "model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "image_size": 8,
+    "patch_size": 4,
+}  # fmt: skip
+TROCR: dict[str, Any] = {
+    "model_type": "trocr", "d_model": 24, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16, "vocab_size": 37,
+    "max_position_embeddings": 40, "cross_attention_hidden_size": 16,
+}  # fmt: skip
+GENERATES = {"is_decoder": True, "add_cross_attention": True}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5", T5),
     "t5_gated": ("T5", GATED),
@@ -65,8 +82,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "blenderbot_small": ("BlenderbotSmall", BART),
     "m2m_100": ("M2M100", BART),
     "whisper": ("Whisper", WHISPER),
+    "pair_bert": ("EncoderDecoder", {"encoder": BERT, "decoder": {**BERT, **GENERATES}}),
+    "pair_gpt2": ("EncoderDecoder", {"encoder": BERT, "decoder": {**GPT2, **GENERATES}}),
+    "pair_trocr": ("VisionEncoderDecoder", {"encoder": VIT, "decoder": {**TROCR, **GENERATES}}),
 }
-KINDS = {"Marian": "MarianMTModel"}
+KINDS = {
+    "Marian": "MarianMTModel", "EncoderDecoder": "EncoderDecoderModel", "VisionEncoderDecoder": "VisionEncoderDecoderModel",
+}  # fmt: skip
 
 
 def inputs(name: str, b: int, s: int, n: int) -> tuple[dict[str, np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
@@ -80,10 +102,12 @@ def inputs(name: str, b: int, s: int, n: int) -> tuple[dict[str, np.ndarray[Any,
     if name == "whisper":
         features = drawn.uniform(-1, 1, (b, WHISPER["num_mel_bins"], 2 * WHISPER["max_source_positions"]))
         return {"input_features": features.astype(np.float32)}, prompt
+    if name == "pair_trocr":
+        return {"pixel_values": drawn.uniform(-1, 1, (b, 3, 8, 8)).astype(np.float32)}, prompt
     return {"input_ids": np.where(mask == 1, ids, 1), "attention_mask": mask}, prompt
 
 
-def made(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+def computed(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
     """The description of one model, and its arrays."""
     import torch
     import transformers
@@ -93,7 +117,7 @@ def made(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
     family, options = MODELS[name]
     config = getattr(transformers, f"{family}Config")(**options)
     kind = getattr(transformers, KINDS.get(family, f"{family}ForConditionalGeneration"))
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    results: dict[str, np.ndarray[Any, Any]] = {}
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         kind(config).save_pretrained(folder)
         path = Path(folder, "model.safetensors")
@@ -102,8 +126,8 @@ def made(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
             {key: weight(name, key, tuple(shape)) for key, shape in shapes.items()}, path, metadata={"format": "pt"}
         )
         if name == "t5_gated":  # what folders of T5 1.1 say, and transformers no longer writes
-            said = json.loads(Path(folder, "config.json").read_text())
-            Path(folder, "config.json").write_text(json.dumps({**said, "tie_word_embeddings": False}))
+            fields = json.loads(Path(folder, "config.json").read_text())
+            Path(folder, "config.json").write_text(json.dumps({**fields, "tie_word_embeddings": False}))
         model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         config = json.loads(Path(folder, "config.json").read_text())
         model.generation_config = transformers.GenerationConfig(**START)
@@ -111,22 +135,22 @@ def made(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
             source, prompt = inputs(name, b, s, n)
             given = {key: torch.from_numpy(value) for key, value in source.items()}
             logits = model(**given, decoder_input_ids=torch.from_numpy(prompt), use_cache=False).logits
-            found[f"{name}/logits_{b}_{s}_{n}"] = logits.numpy()
+            results[f"{name}/logits_{b}_{s}_{n}"] = logits.numpy()
         source, prompt = inputs(name, *PROMPT)
         given = {key: torch.from_numpy(value) for key, value in source.items()}
         for what, settings in (("greedy", GREEDY), ("beams", BEAMS)):
             # Whisper's own generation is for audio of any length
-            found[f"{name}/{what}"] = GenerationMixin.generate(model, **given, do_sample=False, **settings).numpy()
-    return {"config": config, "shapes": shapes}, found
+            results[f"{name}/{what}"] = GenerationMixin.generate(model, **given, do_sample=False, **settings).numpy()
+    return {"config": config, "shapes": shapes}, results
 
 
 def main(out: Path) -> None:
     texts: dict[str, Any] = {}
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    results: dict[str, np.ndarray[Any, Any]] = {}
     for name in MODELS:
-        texts[name], arrays = made(name)
-        found |= arrays
-    np.savez_compressed(out, models=np.frombuffer(json.dumps(texts).encode(), np.uint8), **found)
+        texts[name], arrays = computed(name)
+        results |= arrays
+    np.savez_compressed(out, models=np.frombuffer(json.dumps(texts).encode(), np.uint8), **results)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def main(folder: Path, out: Path, attention: str) -> None:
             initializers.append(external(turned[0], turned[0]))
             transposes.append(helper.make_node("Transpose", [turned[0]], [t.name], f"transpose_{t.name}", perm=[1, 0]))
         else:
-            raise SystemExit(f"wanted {t.name} {array.shape} among the tensors of {WEIGHTS}, found none")
+            raise SystemExit(f"expected {t.name} {array.shape} among the tensors of {WEIGHTS}, got none")
     nodes = [*transposes, *model.graph.node]
     for field, values in (("initializer", initializers), ("node", nodes)):
         part = getattr(model.graph, field)

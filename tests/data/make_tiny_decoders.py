@@ -69,7 +69,7 @@ def main(out: Path) -> None:
     import transformers
 
     torch.manual_seed(0)
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    results: dict[str, np.ndarray[Any, Any]] = {}
     for name, (family, options) in {**MODELS, **MORE}.items():
         config = getattr(transformers, f"{family}Config")(**{**SIZES, **options})
         model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
@@ -80,23 +80,23 @@ def main(out: Path) -> None:
                 elif value.ndim == 1:
                     value.uniform_(0.5, 1.5)
                 value.copy_(value.half().float())
-                found[f"{name}/weights/{key}"] = value.half().numpy()
+                results[f"{name}/weights/{key}"] = value.half().numpy()
             for b, n in SHAPES:
                 logits = model(input_ids=torch.from_numpy(inputs(b, n)), use_cache=False).logits
-                found[f"{name}/logits_{b}_{n}"] = logits[:, -KEPT:].numpy()
+                results[f"{name}/logits_{b}_{n}"] = logits[:, -KEPT:].numpy()
             for b, n in PROMPTS:
-                given, past, made = torch.from_numpy(inputs(b, n)), None, []
+                given, past, tokens = torch.from_numpy(inputs(b, n)), None, []
                 for _ in range(ADDED):  # no token ends a text, and none is padding
                     step = model(input_ids=given, past_key_values=past, use_cache=True)
                     given, past = step.logits[:, -1].argmax(-1, keepdim=True), step.past_key_values
-                    made.append(given.numpy())
-                found[f"{name}/tokens_{b}_{n}"] = np.concatenate(made, axis=1)
+                    tokens.append(given.numpy())
+                results[f"{name}/tokens_{b}_{n}"] = np.concatenate(tokens, axis=1)
         with tempfile.TemporaryDirectory() as folder:
             config.architectures = [f"{family}ForCausalLM"]
             config.save_pretrained(folder)
             text = Path(folder, "config.json").read_bytes()
-        found[f"{name}/config"] = np.frombuffer(text, np.uint8)
-    np.savez_compressed(out, **found)
+        results[f"{name}/config"] = np.frombuffer(text, np.uint8)
+    np.savez_compressed(out, **results)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def main(out: Path) -> None:
     import transformers
 
     torch.manual_seed(0)
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    results: dict[str, np.ndarray[Any, Any]] = {}
     for name, (family, options) in MODELS.items():
         config = getattr(transformers, f"{family}Config")(**options)
         more = {} if name == "distilbert" else {"add_pooling_layer": False}
@@ -52,15 +52,15 @@ def main(out: Path) -> None:
         with torch.no_grad():
             for key, value in model.named_parameters():
                 value.copy_((torch.randn_like(value) * 0.3 + (1 if key.endswith("orm.weight") else 0)).half().float())
-                found[f"{name}/weights/{key}"] = value.half().numpy()
+                results[f"{name}/weights/{key}"] = value.half().numpy()
             for b, n in SHAPES:
                 ids, mask = map(torch.from_numpy, inputs(b, n))
-                found[f"{name}/hidden_{b}_{n}"] = model(input_ids=ids, attention_mask=mask).last_hidden_state.numpy()
+                results[f"{name}/hidden_{b}_{n}"] = model(input_ids=ids, attention_mask=mask).last_hidden_state.numpy()
         with tempfile.TemporaryDirectory() as folder:
             config.save_pretrained(folder)
             text = Path(folder, "config.json").read_bytes()
-        found[f"{name}/config"] = np.frombuffer(text, np.uint8)
-    np.savez_compressed(out, **found)
+        results[f"{name}/config"] = np.frombuffer(text, np.uint8)
+    np.savez_compressed(out, **results)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta-v2": ("DebertaV2ForQuestionAnswering", {**SIZES, **DEBERTA}),
     "mobilebert": ("MobileBertForMaskedLM", {**NARROW, **MOBILE}),
     "esm": ("EsmForMaskedLM", {**SIZES, **ESM}),
+    "dpr": ("DPRContextEncoder", {**SIZES, "projection_dim": 6}),
+    "bert-generation": ("BertGenerationEncoder", SIZES),
+    "layoutlm": ("LayoutLMForTokenClassification", {**SIZES, "max_2d_position_embeddings": 40}),
     "t5": ("T5EncoderModel", {**T5, "feed_forward_proj": "gated-gelu"}),
     "umt5": ("UMT5EncoderModel", T5),
     "vit": ("ViTModel", {**VIT, "image_size": [9, 14]}),
@@ -69,7 +72,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "siglip_vision": ("SiglipVisionModel", VIT),
     "siglip_text": ("SiglipTextModel", SIZES),
 }
-POOLED = ("vit", "clip_text", "siglip_vision", "siglip_text")
+POOLED = ("dpr", "vit", "clip_text", "siglip_vision", "siglip_text")
 RESULTS = ("logits", "start_logits", "end_logits", "last_hidden_state", "pooler_output")
 EMBEDS = ("image_embeds", "text_embeds")
 
@@ -91,7 +94,8 @@ def inputs(b: int, n: int, config: dict[str, Any]) -> dict[str, Array]:
     mask = (np.arange(n) < lengths[:, None]).astype(np.int64)
     ids = np.where(mask == 1, rng.integers(3, config.get("vocab_size", 23), (b, n), dtype=np.int64), 1)
     types = np.broadcast_to((np.arange(n) >= n // 2).astype(np.int64), (b, n)).copy()
-    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    boxes = np.sort(rng.integers(0, 40, (b, n, 2, 2)), axis=2).reshape(b, n, 4)
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types, "bbox": boxes}
 
 
 def main(out: Path) -> None:
@@ -99,7 +103,7 @@ def main(out: Path) -> None:
     import transformers
     from safetensors.numpy import load_file, save_file
 
-    found: dict[str, Array] = {}
+    results: dict[str, Array] = {}
     for name, (kind, options) in MODELS.items():
         cls = getattr(transformers, kind)
         model = cls(cls.config_class(**options))
@@ -112,20 +116,21 @@ def main(out: Path) -> None:
             model = cls.from_pretrained(folder, attn_implementation="eager").eval()
             text = Path(folder, "config.json").read_bytes()
         config = json.loads(text)
-        found[f"{name}/config"] = np.frombuffer(text, np.uint8)
-        found[f"{name}/tensors"] = np.frombuffer(json.dumps(shapes).encode(), np.uint8)
+        results[f"{name}/config"] = np.frombuffer(text, np.uint8)
+        results[f"{name}/tensors"] = np.frombuffer(json.dumps(shapes).encode(), np.uint8)
         # a bare model gets no token types from its folder
         typed = not kind.endswith("Model") and config.get("type_vocab_size", 0) > 1
         for b, n in SHAPES:
-            given = {k: torch.from_numpy(v) for k, v in inputs(b, n, config).items() if k != "token_type_ids" or typed}
+            used = {"token_type_ids": typed, "bbox": name == "layoutlm"}
+            given = {k: torch.from_numpy(v) for k, v in inputs(b, n, config).items() if used.get(k, True)}
             with torch.no_grad():
-                said = model(**given)
-            embeds = [key for key in EMBEDS if getattr(said, key, None) is not None]
-            # a folder of text alone gives no pooled vector beside its hidden state
+                output = model(**given)
+            embeds = [key for key in EMBEDS if getattr(output, key, None) is not None]
+            # a folder with only the text encoder gives no pooled vector
             known = RESULTS if name in POOLED else RESULTS[:-1]
-            keys = embeds or [key for key in known if getattr(said, key, None) is not None]
-            found |= {f"{name}/{key}_{b}_{n}": getattr(said, key).numpy() for key in keys}
-    np.savez_compressed(out, **found)
+            keys = embeds or [key for key in known if getattr(output, key, None) is not None]
+            results |= {f"{name}/{key}_{b}_{n}": getattr(output, key).numpy() for key in keys}
+    np.savez_compressed(out, **results)
 
 
 if __name__ == "__main__":

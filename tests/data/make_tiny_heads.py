@@ -38,7 +38,7 @@ def main(out: Path) -> None:
     import transformers
 
     torch.manual_seed(0)
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    results: dict[str, np.ndarray[Any, Any]] = {}
     for name in NAMES:
         family, head = name.split("-")
         prefix, options = ENCODERS["MODELS"][family]
@@ -54,15 +54,15 @@ def main(out: Path) -> None:
                 from safetensors.numpy import load_file
 
                 tensors = load_file(Path(folder, "model.safetensors"))
-                found |= {f"{name}/weights/{key}": value.astype(np.float16) for key, value in tensors.items()}
-                found[f"{name}/config"] = np.frombuffer(Path(folder, "config.json").read_bytes(), np.uint8)
+                results |= {f"{name}/weights/{key}": value.astype(np.float16) for key, value in tensors.items()}
+                results[f"{name}/config"] = np.frombuffer(Path(folder, "config.json").read_bytes(), np.uint8)
             for b, n in SHAPES:
                 ids, mask = map(torch.from_numpy, ENCODERS["inputs"](b, n))
                 more = {"token_type_ids": torch.from_numpy(types(b, n))} if family == "bert" else {}
-                said = model(input_ids=ids, attention_mask=mask, **more)
-                parts = [said.start_logits, said.end_logits] if head == "QuestionAnswering" else [said.logits]
-                found |= {f"{name}/logits_{b}_{n}_{k}": p.numpy() for k, p in enumerate(parts)}
-    np.savez_compressed(out, **found)
+                output = model(input_ids=ids, attention_mask=mask, **more)
+                parts = [output.start_logits, output.end_logits] if head == "QuestionAnswering" else [output.logits]
+                results |= {f"{name}/logits_{b}_{n}_{k}": p.numpy() for k, p in enumerate(parts)}
+    np.savez_compressed(out, **results)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Makes tiny_senses.npz: results of models of images, of speech, and of images beside text by the original framework.
+"""Makes tiny_senses.npz: results of models of images, of speech, and of images with text by the original framework.
 
 Needs torch and transformers:
 
@@ -6,7 +6,7 @@ Needs torch and transformers:
 
 Of each model of MODELS: `NAME/config` (config.json as bytes), `NAME/tensors` (the names and shapes of its weights as JSON; the weights
 are those of `weight`), and of case `K` its results `NAME/K/0`, `NAME/K/1` ..., by `inputs(case, config)`. Given
-names, the models of those alone are made anew.
+names, only these models are computed.
 """
 
 from __future__ import annotations
@@ -116,11 +116,11 @@ RESULTS = (
 
 def weight(name: str, shape: tuple[int, ...]) -> Array:
     """A weight of a model by its name: as in make_tiny_families, but means near 0 and small variances."""
-    found = np.asarray(FAMILIES["weight"](name, shape), np.float32)
+    drawn = np.asarray(FAMILIES["weight"](name, shape), np.float32)
     if name.endswith("running_var"):
         deep = any(part in name for part in ("1x1", "3x3", "first_conv"))  # MobileNet V2, which would amplify rounding
-        return found * np.float32(0.5 if deep else 0.2)
-    return found - np.float32(1) if name.endswith("running_mean") else found
+        return drawn * np.float32(0.5 if deep else 0.2)
+    return drawn - np.float32(1) if name.endswith("running_mean") else drawn
 
 
 def inputs(case: tuple[int, ...], config: dict[str, Any]) -> dict[str, Array]:
@@ -145,10 +145,10 @@ def inputs(case: tuple[int, ...], config: dict[str, Any]) -> dict[str, Array]:
     return {"input_values": np.where(known, sound, np.float32(0)), "attention_mask": known.astype(np.int64)}
 
 
-def results(said: Any) -> list[Any]:
+def results(output: Any) -> list[Any]:
     """Results of a model in the order of the importer."""
-    found = [getattr(said, name) for name in RESULTS if getattr(said, name, None) is not None]
-    return [part for each in found for part in (each if isinstance(each, tuple) else (each,))]
+    values = [getattr(output, name) for name in RESULTS if getattr(output, name, None) is not None]
+    return [part for each in values for part in (each if isinstance(each, tuple) else (each,))]
 
 
 def main(out: Path, names: list[str]) -> None:
@@ -156,8 +156,8 @@ def main(out: Path, names: list[str]) -> None:
     import transformers
     from safetensors.numpy import load_file, save_file
 
-    found: dict[str, Array] = dict(np.load(out)) if out.exists() else {}
-    found = {k: v for k, v in found.items() if k.partition("/")[0] in MODELS}
+    stored: dict[str, Array] = dict(np.load(out)) if out.exists() else {}
+    stored = {k: v for k, v in stored.items() if k.partition("/")[0] in MODELS}
     for name in names or MODELS:
         kind, options, cases = MODELS[name]
         cls = getattr(transformers, kind)
@@ -170,16 +170,16 @@ def main(out: Path, names: list[str]) -> None:
             save_file({**stored, **{k: weight(k, shape) for k, shape in shapes.items()}}, path, {"format": "pt"})
             model = cls.from_pretrained(folder, attn_implementation="eager").eval()
             text = Path(folder, "config.json").read_bytes()
-        found = {k: v for k, v in found.items() if k.partition("/")[0] != name}
-        found[f"{name}/config"] = np.frombuffer(text, np.uint8)
-        found[f"{name}/tensors"] = np.frombuffer(json.dumps(shapes).encode(), np.uint8)
+        stored = {k: v for k, v in stored.items() if k.partition("/")[0] != name}
+        stored[f"{name}/config"] = np.frombuffer(text, np.uint8)
+        stored[f"{name}/tensors"] = np.frombuffer(json.dumps(shapes).encode(), np.uint8)
         for number, case in enumerate(cases):
             given = inputs(case, json.loads(text))
             with torch.no_grad():
                 known = {k: torch.from_numpy(v) for k, v in given.items()}
-                said = model(known["pixel_values"]) if name in ("clip-classes", "siglip-classes") else model(**known)
-            found |= {f"{name}/{number}/{k}": part.numpy() for k, part in enumerate(results(said))}
-    np.savez_compressed(out, **found)
+                output = model(known["pixel_values"]) if name in ("clip-classes", "siglip-classes") else model(**known)
+            stored |= {f"{name}/{number}/{k}": part.numpy() for k, part in enumerate(results(output))}
+    np.savez_compressed(out, **stored)
 
 
 if __name__ == "__main__":

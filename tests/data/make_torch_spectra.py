@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python tests/data/make_torch_spectra.py tests/data       (torch)
 
-torch_spectra.json holds a list of [name, program], without weights: `weights` in tests/ir/frontend/torch/test_torch_spectra.py
+torch_spectra.json holds a list of [name, program], without weights: `weights` in tests/ir/frontend/torch/test_complex.py
 makes them, and the tests there compute what is wanted. Dims called n and m are dynamic.
 """
 

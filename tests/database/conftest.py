@@ -10,9 +10,6 @@ import pytest
 from sqlalchemy import create_engine, text
 from tests.support import postgres
 
-from relax_tune.database import schema
-from relax_tune.database.engine import make_engine, parse_url, sqlite_path, writer
-from relax_tune.database.sql import plain
 from relax_tune.database.store import MemoryStore, SqlStore, open_store
 
 _DATABASES = itertools.count()
@@ -53,44 +50,27 @@ def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'records.db'}"
 
 
-def make_before(url: str) -> str:
-    """Make an empty database of the schema before the newest one, which is served as it is."""
-    parsed = parse_url(url)
-    if (path := sqlite_path(parsed)) is not None:
-        path.touch()
-    engine = make_engine(parsed, read_only=False)
-    with writer(engine).begin() as connection:
-        schema.migrate(connection, url, plain.VERSION)
-    engine.dispose()
-    return url
-
-
-BEFORE = ["sqlite-before", pytest.param("postgres-before", marks=pytest.mark.postgres)]
-
-
-@pytest.fixture(params=["sqlite", "memory", POSTGRES, *BEFORE])
+@pytest.fixture(params=["sqlite", "memory", POSTGRES])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlStore | MemoryStore]:
     """An empty store of each kind."""
     url = "memory://"
-    if request.param.startswith("sqlite"):
+    if request.param == "sqlite":
         url = f"sqlite:///{tmp_path / 'records.db'}"
-    elif request.param.startswith("postgres"):
+    elif request.param == "postgres":
         url = str(request.getfixturevalue("postgres_url"))
-    if request.param.endswith("before"):
-        make_before(url)
     with open_store(url) as opened:
         yield opened
 
 
 @pytest.fixture
 def another(tmp_path: Path) -> Iterator[Callable[[], MemoryStore]]:
-    """Makes more empty stores."""
-    made: list[MemoryStore] = []
+    """Opens more empty stores."""
+    stores: list[MemoryStore] = []
 
-    def make() -> MemoryStore:
-        made.append(MemoryStore())
-        return made[-1]
+    def open_another() -> MemoryStore:
+        stores.append(MemoryStore())
+        return stores[-1]
 
-    yield make
-    for opened in made:
-        opened.close()
+    yield open_another
+    for store in stores:
+        store.close()

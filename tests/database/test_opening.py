@@ -9,9 +9,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.exc import IntegrityError
 from tests.database.records_made import MATMUL, ZEN, ZEN_OLD, failure, filled, timing
 
 from relax_tune.database.engine import parse_url, shown
@@ -85,7 +87,7 @@ def test_sqlite_is_opened_as_promised(tmp_path: Path) -> None:
 def test_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError) as error:
         open_store(f"sqlite:///{tmp_path}/no/records.db")
-    assert "make it first" in explained(error) and not (tmp_path / "no").exists()
+    assert "create it first" in explained(error) and not (tmp_path / "no").exists()
 
 
 def test_foreign_file_is_refused(tmp_path: Path) -> None:
@@ -96,7 +98,7 @@ def test_foreign_file_is_refused(tmp_path: Path) -> None:
     assert "not a database" in explained(error) and "another path" in str(error.value)
     with pytest.raises(DatabaseError) as error:
         open_store(f"sqlite:///{tmp_path}")
-    assert "found a folder" in explained(error)
+    assert "got a folder" in explained(error)
 
 
 def test_read_only_reads_and_refuses_to_write(sql_url: str) -> None:
@@ -276,10 +278,10 @@ def test_malformed_row_is_left_out_and_counted(tmp_path: Path, table: str, chang
             store.targets(), store.workloads(None), store.jobs(), store.plans(ZEN.key), store.query(ZEN.key),
             store.top(MATMUL.key, ZEN.key, timing("a", 1.0).symbols, 9),
         ]  # fmt: skip
-        assert store.check() and isinstance(store, SqlStore) and store.left_out[table] >= 1
+        assert store.check() and isinstance(store, SqlStore) and store.invalid_rows[table] >= 1
         left = {"targets": 0, "workloads": 1, "jobs": 2, "plans": 3, "measurements": 4, "variants": 4}[table]
         assert len(lists[left]) == 1 and all(lists)
-    assert sum("see `relax-tune db check`" in line for line in told) == len(store.left_out)
+    assert sum("see `relax-tune db check`" in line for line in told) == len(store.invalid_rows)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +297,7 @@ def test_malformed_id_is_left_out_of_a_limited_query(tmp_path: Path, change: str
     raw.close()
     with open_store(f"sqlite:///{path}", notice=lambda _: None) as store:
         assert [m.id for m in store.query(ZEN.key, limit=5)] == ["a"]
-        assert isinstance(store, SqlStore) and store.left_out["measurements"] == 1
+        assert isinstance(store, SqlStore) and store.invalid_rows["measurements"] == 1
 
 
 @pytest.mark.parametrize(
@@ -303,7 +305,7 @@ def test_malformed_id_is_left_out_of_a_limited_query(tmp_path: Path, change: str
     [
         (
             "UPDATE tallies SET place = 99 WHERE place = (SELECT min(place) FROM tallies)",
-            "wanted their place, found none of number 99",
+            "place 99, which does not exist",
         ),
         ("UPDATE tallies SET last = 'late'", "holds a value of another type"),
         ("UPDATE places SET worker = x'07' WHERE worker = ''", "holds a value of another type"),
@@ -347,16 +349,67 @@ def test_database_with_triggers_or_generated_columns_is_refused(tmp_path: Path, 
     with sqlite3.connect(path) as raw:
         raw.execute(statement)
     raw.close()
-    with pytest.raises(DatabaseError, match="wanted tables without triggers and generated columns"):
+    with pytest.raises(DatabaseError, match="expected tables without triggers and generated columns"):
         open_store(f"sqlite:///{path}")
 
 
 def test_records_have_limits_of_text_and_samples() -> None:
     long = "x" * 2**20
     assert Workload("w", long, 1).text == long
-    with pytest.raises(DatabaseError, match="workload text: wanted at most 1048576 characters"):
+    with pytest.raises(DatabaseError, match="workload text: expected at most 1048576 characters"):
         Workload("w", long + "x", 1)
     with pytest.raises(DatabaseError, match="variant trace"):
         VariantRecord("tuned", trace=f'["{long}"]')
-    with pytest.raises(DatabaseError, match="samples: wanted at most 100000, found 100001"):
+    with pytest.raises(DatabaseError, match="samples: expected at most 100000, got 100001"):
         replace(timing("a", 1.0), samples_secs=(1.0,) * 100_001)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"status": "failed"},
+        {"status": "failed", "stage": "compile"},
+        {"status": "failed", "stage": "slow", "message": "m"},
+        {"status": "failed", "stage": "compile", "message": "m", "samples_secs": (1e30,)},
+        {"status": "ok", "samples_secs": ()},
+        {"status": "ok", "stage": "compile", "samples_secs": (1.0,)},
+        {"status": "ok", "samples_secs": (float("inf"),)},
+        {"status": "ok", "samples_secs": (float("nan"),)},
+        {"status": "ok", "samples_secs": (-1.0,)},
+    ],
+)
+def test_inconsistent_results_cannot_be_constructed(wrong: dict[str, Any]) -> None:
+    with pytest.raises(DatabaseError):
+        Measurement("id", MATMUL.key, ZEN.key, timing("x", 1.0).variant, **wrong)
+
+
+def test_altered_results_are_refused_or_skipped(sql_url: str) -> None:
+    with open_store(sql_url) as store:
+        filled(store).add_measurements([timing("a", 1.0), failure("b", "compile")])
+    engine = create_engine(sql_url.replace("postgresql:", "postgresql+psycopg:"))
+    for change in (
+        "stage = 2 WHERE stage = 0",
+        "stage = 9 WHERE stage = 2",
+        "stage = 0 WHERE stage = 2",
+        "regime = 2",
+    ):
+        with pytest.raises(IntegrityError), engine.begin() as connection:
+            connection.execute(text(f"UPDATE measurements SET {change}"))
+    # alterations that the tables admit are named, counted and never used
+    left = {"a", "b"}
+    samples = "x'660000807f'" if sql_url.startswith("sqlite") else r"'\x660000807f'"  # infinity
+    for change, id in (("message = 99 WHERE stage = 2", "b"), (f"samples = {samples} WHERE stage = 0", "a")):
+        with engine.begin() as connection:
+            connection.execute(text(f"UPDATE measurements SET {change}"))
+        left.remove(id)
+        notices: list[str] = []
+        with open_store(sql_url, notice=notices.append) as store:
+            assert store.check()
+            assert {m.id for m in store.query(ZEN.key)} == left
+            assert (
+                isinstance(store, SqlStore)
+                and store.invalid_rows == {"measurements": 2 - len(left)}
+                and len(notices) == 1
+                and repr(id) in notices[0] + repr(store.check())
+            )
+    engine.dispose()

@@ -89,6 +89,7 @@ def test_statistics_read_tallies_and_no_measurements(sql_url: str) -> None:
         with statements(store) as asked:
             store.stats(ZEN.key)
             store.units(ZEN.key)
+            store.tasks(ZEN.key)
         assert asked and not any("measurements" in statement for statement, _ in asked)
         assert scans(store, asked) == []
 

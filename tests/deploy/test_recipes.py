@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url
 
 from relax_tune.tuner.cli.app import load_command
 from relax_tune.tuner.option import variable_of
@@ -30,8 +31,9 @@ def manifests() -> list[dict[str, Any]]:
 
 def containers() -> Iterator[dict[str, Any]]:
     for manifest in manifests():
-        if "template" in manifest["spec"]:
-            yield from manifest["spec"]["template"]["spec"]["containers"]
+        if "template" in manifest.get("spec", ()):
+            pod = manifest["spec"]["template"]["spec"]
+            yield from (*pod.get("initContainers", ()), *pod["containers"])
 
 
 def check_command(words: list[str]) -> None:
@@ -45,7 +47,7 @@ def check_command(words: list[str]) -> None:
 def test_manifests_fit_the_schema_of_kubernetes() -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed (extra dev)")
     found = manifests()
-    assert [m["kind"] for m in found].count("Deployment") == 3 and len(found) == 7
+    assert [m["kind"] for m in found].count("Deployment") == 3 and len(found) == 9
     for manifest in found:
         validate.validate(manifest, "1.29", strict=True)
     broken = manifests()[0]
@@ -58,11 +60,13 @@ def test_manifests_refer_to_each_other() -> None:
     found = manifests()
     names = {m["metadata"]["name"] for m in found if m["kind"] == "Service"}
     for manifest in found:
-        spec = manifest["spec"]
+        spec = manifest.get("spec", {})
         if manifest["kind"] == "Service":
-            chosen = [m for m in found if "template" in m["spec"] and spec["selector"].items() <= labels(m).items()]
+            chosen = [
+                m for m in found if "template" in m.get("spec", ()) and spec["selector"].items() <= labels(m).items()
+            ]
             assert len(chosen) == 1, manifest["metadata"]["name"]
-        elif "template" in spec:
+        elif "selector" in spec:
             assert spec["selector"]["matchLabels"].items() <= labels(manifest).items()
     text = "".join(f.read_text() for f in (DEPLOY / "kubernetes").glob("*.yaml"))
     assert set(re.findall(r"(?:tls|postgresql)://(?:\w+@)?([\w-]+)", text)) <= names
@@ -86,7 +90,26 @@ def test_commands_and_variables_of_manifests_exist() -> None:
             check_command(container["args"])
             commands += 1
             assert set(re.findall(r"\$\((\w+)\)", " ".join(container["args"]))) <= names
-    assert commands == 3
+    assert commands == 5
+
+
+def test_services_verify_database_without_owning_tables() -> None:
+    """The owner's password is known to the database and to the job that creates the tables."""
+    users: dict[str, set[str]] = {}
+    for container in containers():
+        known = users.setdefault(container["name"], set())
+        for entry in container["env"]:
+            if entry["name"] == "RELAX_TUNE_DB":
+                url = make_url(entry["value"])
+                assert url.query == {"sslrootcert": "/database-ca/ca.crt"}, "with it, the server is verified in full"
+                assert "/database-ca" in {m["mountPath"] for m in container["volumeMounts"]}
+                known.add(url.username)
+            secret = entry.get("valueFrom", {}).get("secretKeyRef", {})
+            known |= {secret["key"]} if secret.get("name") == "relax-tune-database" else set()
+    owner, both = {"owner"}, {"owner", "jobs"}
+    assert users == {
+        "postgres": both, "upgrade": owner, "roles": owner, "jobs": {"jobs"}, "scheduler": set(), "worker": set(),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ir.frontend.hf.test_hf_senses import write as write_senses
-from tests.ir.frontend.torch.test_torch import torch_python
+from tests.ir.frontend.hf.test_images_and_sound import write as write_senses
+from tests.ir.frontend.torch.test_importer import torch_python
 from tests.support import gguf_files, tiny_decoders
 from tests.support.encoder_decoders import write_encoder_decoder
 from tests.tuner.cli.cli_model import make_bert
@@ -177,4 +177,4 @@ def test_front_pages_stay_short() -> None:
 
 def test_api_page_has_every_public_name() -> None:
     listed = set(re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.M))
-    assert listed == {f"{module}.{name}" for module, name, _ in rt._PUBLIC.values()}
+    assert listed == {f"{module}.{name}" for module, name in rt._public().values()}

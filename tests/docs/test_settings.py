@@ -17,7 +17,7 @@ EXAMPLE = re.compile(r"^```toml\n(.*?)^```", re.M | re.S)
 
 def example() -> str:
     found = EXAMPLE.search(PAGE.read_text())
-    assert found, f"wanted an example of {FILE} in {PAGE.name}"
+    assert found, f"expected an example of {FILE} in {PAGE.name}"
     return found[1]
 
 

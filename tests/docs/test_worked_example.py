@@ -17,9 +17,9 @@ def test_worked_example_page_is_of_today(request: pytest.FixtureRequest) -> None
 
 
 def test_worked_example_plan_uses_records_of_today() -> None:
-    choices = worked_example.choices(worked_example.model())
+    task_variants = worked_example.task_variants(worked_example.model())
     _, measured = worked_example.records()
-    assert {r.workload for r in measured} == {choices.task.key}, (
+    assert {r.workload for r in measured} == {task_variants.task.key}, (
         "the layer's text changed: measure it again (--measure)"
     )
     assert {r.variant.kind for r in measured} == {"tuned", "library", "generic"}

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import ModuleType
-
 import numpy as np
 import pytest
-
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-
-
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    import e2e
-    import e2e_cases
-
-    return e2e_cases, e2e
+from experiments.end_to_end import e2e
+from experiments.harness import e2e_cases as cases
 
 
-def test_every_contender_gets_the_same_inputs(modules: tuple[ModuleType, ModuleType]) -> None:
-    cases, _ = modules
+def test_every_contender_gets_the_same_inputs() -> None:
     d = cases.SMALL
     for model in cases.MODELS:
         for size in (1, 7):
@@ -37,9 +24,7 @@ def test_every_contender_gets_the_same_inputs(modules: tuple[ModuleType, ModuleT
     assert cases.head([big, small]) == [float(x) for x in range(0, 960, 15)] + [1.0] * 6
 
 
-def test_the_table_compares_with_the_best_peer_alone(modules: tuple[ModuleType, ModuleType]) -> None:
-    cases, e2e = modules
-
+def test_the_table_compares_with_the_best_peer_alone() -> None:
     def times(**us: float) -> dict[str, dict[str, float]]:
         return {name.replace("_", "-"): {"median_us": t, "least_us": t, "samples": 1} for name, t in us.items()}
 

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+from experiments.end_to_end import opencl_drivers as experiment
 
 
-def test_the_page_names_the_best_driver_and_missing_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    import opencl_drivers as experiment
-
+def test_the_page_names_the_best_driver_and_missing_ones() -> None:
     def record(name: str, ours: float) -> dict[str, object]:
         row = {"onnxruntime": {"median_us": 2e3}, "openvino": {"median_us": 4e3}, "ours": {"median_us": ours}}
         tuning = {
@@ -32,15 +27,12 @@ def test_the_page_names_the_best_driver_and_missing_ones(monkeypatch: pytest.Mon
     assert (
         "| A | **best peer / ours** | 2.00 | 2.00 |" in lines and "| B | **best peer / ours** | 0.50 | 0.50 |" in lines
     )
-    assert "Best driver: A, 2.00 of the best peer (wanted 1.0)." in lines
+    assert "Best driver: A, 2.00 of the best peer (goal: 1.0)." in lines
     assert "A, openvino: failed, or gave other numbers than torch-eager, at 16" in lines
     assert "C is not installed: `get c`." in lines
 
 
-def test_driver_of_wheels_is_found_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    import opencl_drivers as experiment
-
+def test_driver_of_wheels_is_found_by_the_environment(tmp_path: Path) -> None:
     assert experiment.variables("intel", tmp_path / "w", str(tmp_path)) is None
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libintelocl.so").write_text("")

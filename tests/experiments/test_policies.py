@@ -13,12 +13,12 @@ import pytest
 
 pytestmark = pytest.mark.process
 
-SCRIPT = Path(__file__).parents[2] / "experiments" / "policies.py"
+ROOT = Path(__file__).parents[2]
 
 
 def run(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), "--folder", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "experiments.dynamic.policies", "--folder", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
 
 
 def test_policy_scores_use_unseen_samples(tmp_path: Path) -> None:
@@ -56,4 +56,4 @@ def test_policy_scores_use_unseen_samples(tmp_path: Path) -> None:
 
     matrix.write_bytes(b"no matrix")
     refused = run(tmp_path)
-    assert refused.returncode != 0 and "wanted a matrix of times" in refused.stderr
+    assert refused.returncode != 0 and "expected a matrix of times" in refused.stderr

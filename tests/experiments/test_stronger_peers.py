@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-
-
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType, ModuleType]:
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    import decoder_folder
-    import stronger_cases
-    import stronger_page
-
-    return stronger_cases, stronger_page, decoder_folder
+from experiments.harness import decoder_folder as decoder
+from experiments.stronger import cases, page
 
 
-def test_every_case_has_inputs_and_every_peer_a_class(modules: tuple[ModuleType, ModuleType, ModuleType]) -> None:
-    cases, _, _ = modules
+def test_every_case_has_inputs_and_every_peer_a_class() -> None:
     for case in cases.CASES["minilm"]:
         ids, mask = cases.given("minilm", case, Path())
         assert ids.shape == mask.shape == tuple(map(int, case.split("x"))) and mask.all()
@@ -35,10 +23,7 @@ def test_every_case_has_inputs_and_every_peer_a_class(modules: tuple[ModuleType,
     assert all(set(few) <= set(cases.CASES[model]) for model, few in cases.FEW.items())
 
 
-def test_an_error_is_relative_and_never_passes_other_shapes(
-    modules: tuple[ModuleType, ModuleType, ModuleType],
-) -> None:
-    cases, _, _ = modules
+def test_an_error_is_relative_and_never_passes_other_shapes() -> None:
     wanted = cases.numbers(np.arange(3000.0))
     assert len(wanted) == 1000 and wanted[:2] == [0.0, 3.0]
     assert cases.error(wanted, wanted) == 0
@@ -47,10 +32,9 @@ def test_an_error_is_relative_and_never_passes_other_shapes(
     assert cases.error([float("nan"), *wanted[1:]], wanted) == float("inf")
 
 
-def test_the_decoder_is_drawn_once(modules: tuple[ModuleType, ModuleType, ModuleType]) -> None:
+def test_the_decoder_is_drawn_once() -> None:
     from dataclasses import replace
 
-    cases, _, decoder = modules
     small = replace(cases.DECODER, layers=2, width=8, heads=4, groups=2, inner=12, vocabulary=5)
     one, two = decoder.decoder_weights(small), decoder.decoder_weights(small)
     assert list(one) == list(two) and all(np.array_equal(one[n], two[n]) for n in one)
@@ -72,10 +56,7 @@ def record() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_page_compares_within_a_class_and_names_absent_peers(
-    modules: tuple[ModuleType, ModuleType, ModuleType],
-) -> None:
-    _, page, _ = modules
+def test_the_page_compares_within_a_class_and_names_absent_peers() -> None:
     lines = page.page({"prefill": record()}, "flags\t\t: fpu avx2 fma f16c\n")
     assert "| f32 | ours.f32 | 1.00, least 0.50 at 64 |" in lines
     assert "| best peer / ours.f32 | 2.00 | 0.50 |" in lines

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.search import tuning_time
 
 from relax_tune.database.records import Measurement, VariantRecord
 from relax_tune.tuner.report.recorded import RecordedTask
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SMALL, LARGE = (("s0", 1),), (("s0", 8),)
-
-
-@pytest.fixture
-def tuning_time(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    return importlib.import_module("tuning_time")
 
 
 def _records(task: str, *found: tuple[str, float, float, float]) -> list[Measurement]:
@@ -36,7 +28,7 @@ def _records(task: str, *found: tuple[str, float, float, float]) -> list[Measure
     ]
 
 
-def test_curve_starts_from_untuned_kernels_and_sums_geometric_means(tuning_time: Any) -> None:
+def test_curve_starts_from_untuned_kernels_and_sums_geometric_means() -> None:
     weights = {SMALL: 0.5, LARGE: 0.5}
     first = RecordedTask(
         "a", "a", _records("a", ("x", 12, 9.0, 9.0), ("y", 14, 1.0, 9.0), ("z", 15, 9.0, 9.0)), weights=weights
@@ -50,12 +42,12 @@ def test_curve_starts_from_untuned_kernels_and_sums_geometric_means(tuning_time:
     assert steps[-1][1] == pytest.approx(math.sqrt(9) + 10 * 4)
 
 
-def test_reached_counts_from_the_last_step_below_a_part(tuning_time: Any) -> None:
+def test_reached_counts_from_the_last_step_below_a_part() -> None:
     assert tuning_time.reached([(0.0, 1.0), (2.0, 4.0), (5.0, 1.02), (9.0, 1.0)], 0.95) == 5.0
     assert tuning_time.reached([(0.0, 1.0), (3.0, 1.0)], 0.95) == 0.0
 
 
-def test_work_is_named_by_the_outermost_known_folder(tuning_time: Any) -> None:
+def test_work_is_named_by_the_outermost_known_folder() -> None:
     assert tuning_time.work_of(None) == tuning_time.OTHER
     assert tuning_time.work_of(sys._getframe()) == tuning_time.OTHER
     scope: dict[str, Any] = {"frame": sys._getframe, "work_of": tuning_time.work_of}
@@ -67,7 +59,7 @@ def test_work_is_named_by_the_outermost_known_folder(tuning_time: Any) -> None:
     assert scope["outer"](lambda: inner(here)) == "searching"
 
 
-def test_page_and_picture_show_every_run(tuning_time: Any) -> None:
+def test_page_and_picture_show_every_run() -> None:
     run = {
         **{"environment": {"cpu": "none"}, "settings": {"trials": 4, "caches": "warm"}, "tasks": 2, "trials": 8},
         **{"wall_secs": 16.0, "shares": {"compiling": 0.5, "searching": 0.25}, "start": 0.5},

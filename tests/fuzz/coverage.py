@@ -30,14 +30,14 @@ UNTRIED = ("ir/frontend", "runtime/generate.py", "runtime/generation", "tuner/cl
 def code_under_test() -> str:
     """The hash of the sources that the programs try.
 
-    Their judge is left out: mended, it accepts more than before, and what it found is tried again."""
-    found = hashlib.sha256()
+    Their judge is left out: once repaired it accepts more, and its findings are tried again."""
+    result = hashlib.sha256()
     folders = os.walk(PRODUCT, followlinks=True)
     for path in sorted(Path(folder, f) for folder, _, files in folders for f in files if f.endswith(".py")):
         name = path.relative_to(PRODUCT).as_posix()
         if not name.startswith(UNTRIED):
-            found.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
-    return found.hexdigest()
+            result.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+    return result.hexdigest()
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a campaign found something: its seed determines the program. call: number of the program's call."""
+    """Place of a finding in a campaign, whose seed determines the program. call: number of the program's call."""
 
     batch: int
     program: int
@@ -87,20 +87,20 @@ class Tally:
     def write(self, path: Path) -> None:
         """Write everything, with the hash of the code under test."""
         counters = {n: [[k, c] for k, c in v.items()] for n, v in vars(self).items() if isinstance(v, Counter)}
-        found = [astuple(f) for f in self.findings]
-        path.write_text(json.dumps({**counters, "next": self.next, "findings": found, "code": code_under_test()}))
+        result = [astuple(f) for f in self.findings]
+        path.write_text(json.dumps({**counters, "next": self.next, "findings": result, "code": code_under_test()}))
 
     @classmethod
     def read(cls, path: Path) -> Tally:
         """What an earlier run wrote; an empty one where there is no file. Raises UserError for totals of other code."""
-        told, found = json.loads(path.read_text()) if path.exists() else {}, cls()
-        if told and told.get("code") != code_under_test():
-            raise UserError(f"{path}: wanted totals of this code, found those of other code; give another file")
-        for name, value in vars(found).items():
+        stored, result = json.loads(path.read_text()) if path.exists() else {}, cls()
+        if stored and stored.get("code") != code_under_test():
+            raise UserError(f"{path}: expected totals of this code, got totals of other code; give another file")
+        for name, value in vars(result).items():
             if isinstance(value, Counter):
-                value.update({tuple(k) if isinstance(k, list) else k: c for k, c in told.get(name, [])})
-        found.next, found.findings = told.get("next", 0), [Place(*f) for f in told.get("findings", ())]
-        return found
+                value.update({tuple(k) if isinstance(k, list) else k: c for k, c in stored.get(name, [])})
+        result.next, result.findings = stored.get("next", 0), [Place(*f) for f in stored.get("findings", ())]
+        return result
 
     @property
     def total(self) -> int:
@@ -118,9 +118,9 @@ class Tally:
             op = b.value.op.name
             dtype = b.var.info.dtype if isinstance(b.var.info, TensorInfo) else None
             makers[b.var] = (op, str(dtype))
-            found = {(*makers[a], op, target) for a in b.value.args if a in makers}
-            self.pairs.update(found or [(op, str(dtype), "-", target)])
-            self.fused.update(p for p in found if any({p[0], op} <= names for names in together))
+            result = {(*makers[a], op, target) for a in b.value.args if a in makers}
+            self.pairs.update(result or [(op, str(dtype), "-", target)])
+            self.fused.update(p for p in result if any({p[0], op} <= names for names in together))
 
     def text(self, secs: float) -> str:
         """secs: of processor time."""
@@ -140,11 +140,11 @@ class Tally:
 
 def operators_in(name: str) -> set[str]:
     """The operators in the name of a tensor function, which joins theirs."""
-    parts, found = name.split("_"), set()
+    parts, result = name.split("_"), set()
     while parts:
         for size in range(min(3, len(parts)), 0, -1):
             if (word := "_".join(parts[:size])) in ENTRIES:
-                found.add(word)
+                result.add(word)
                 break
         parts = parts[size:]
-    return found
+    return result

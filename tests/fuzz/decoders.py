@@ -1,8 +1,8 @@
-"""Every decoder of what strangers write, under a fuzzer that follows coverage: `python -m tests.fuzz.decoders --secs 3600`.
+"""Every decoder of untrusted input, under a fuzzer that follows coverage: `python -m tests.fuzz.decoders --secs 3600`.
 
 A decoder reads bytes, or refuses them by an error of ours. Anything else is a finding: another exception, more than `SECONDS` for
 an input, more than `MEGABYTES` of memory. Inputs that lead to new places are written beside the findings. Some are kept below
-`CORPUS`, and a test reads these. The fuzzer is atheris (https://pypi.org/project/atheris/)."""
+`CORPUS`, and a test reads these. The fuzzer is atheris."""
 
 from __future__ import annotations
 
@@ -119,22 +119,22 @@ def decode(name: str, data: bytes) -> None:
         DECODERS[name](data)
 
 
-def fuzz(name: str, secs: int, found: Path) -> None:
+def fuzz(name: str, secs: int, result: Path) -> None:
     """Fuzz one decoder in this process, which ends with it."""
     import atheris
 
-    kept = CORPUS / name
-    kept.mkdir(parents=True, exist_ok=True)
+    corpus = CORPUS / name
+    corpus.mkdir(parents=True, exist_ok=True)
     options = [
         f"-max_total_time={secs}", f"-timeout={SECONDS}", f"-rss_limit_mb={MEGABYTES}", f"-max_len={LONGEST}", "-reduce_inputs=1",
-        f"-artifact_prefix={found}/{name}-", "-verbosity=0", "-print_final_stats=1",
+        f"-artifact_prefix={result}/{name}-", "-verbosity=0", "-print_final_stats=1",
     ]  # fmt: skip
     for function in [f for f in gc.get_objects() if isinstance(f, FunctionType)]:
         if (function.__module__ or "").removeprefix("relax_tune.").startswith(FOLLOWED[name]):
             atheris.instrument_func(function)
-    new = found / f"{name}.new"
+    new = result / f"{name}.new"
     new.mkdir(exist_ok=True)
-    atheris.Setup([sys.argv[0], *options, str(new), str(kept)], functools.partial(decode, name))
+    atheris.Setup([sys.argv[0], *options, str(new), str(corpus)], functools.partial(decode, name))
     atheris.Fuzz()
 
 
@@ -145,11 +145,11 @@ def repeats(name: str, path: Path) -> bool:
     return subprocess.run(["sh", "-c", f'{limits}; exec "$0" -c "$1"', sys.executable, code]).returncode != 0
 
 
-def fuzz_apart(name: str, secs: int, found: Path) -> tuple[int, float, list[Path]]:
-    """Fuzz a decoder in processes of its own for seconds of a processor. Returns inputs run, seconds, and inputs that are findings."""
+def fuzz_in_children(name: str, secs: int, result: Path) -> tuple[int, float, list[Path]]:
+    """Fuzz a decoder in child processes for seconds of a processor. Returns inputs run, seconds, and inputs that are findings."""
     runs, used, findings = 0, 0.0, []
     while secs - used >= 1:
-        command = [sys.executable, "-m", "tests.fuzz.decoders", "--here", "--only", name, "--found", str(found)]
+        command = [sys.executable, "-m", "tests.fuzz.decoders", "--here", "--only", name, "--found", str(result)]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
             [*command, "--secs", str(round(secs - used))], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -180,7 +180,7 @@ def main() -> None:
         fuzz(given.only[0], given.secs, given.found)
     bad = []
     for name in given.only:
-        runs, used, findings = fuzz_apart(name, max(given.secs // len(given.only), 1), given.found)
+        runs, used, findings = fuzz_in_children(name, max(given.secs // len(given.only), 1), given.found)
         bad += findings
         print(f"{name}: {runs} inputs in {used:.0f} s, {len(findings)} findings", flush=True)
     sys.exit(bool(bad))

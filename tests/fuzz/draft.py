@@ -70,8 +70,8 @@ class Draft:
         values: list[GVar] = [g.input(f"x{p}", i.dims, i.dtype) for p, i in enumerate(self.inputs)]
         for s in self.steps:
             values.append(emitted(g, s, values))
-        found = [values[o] for o in self.outputs]
-        return g.finish(found if len(found) > 1 else found[0]), values
+        result = [values[o] for o in self.outputs]
+        return g.finish(result if len(result) > 1 else result[0]), values
 
     def pruned(self) -> Draft:
         """Without the steps and inputs that no output needs."""
@@ -79,20 +79,22 @@ class Draft:
         for p in range(len(self.steps) - 1, -1, -1):
             if n + p in needed:
                 needed.update(self.steps[p].args)
-        wanted = free_vars(*(e for k in needed if k >= n for e in exprs_of(self.steps[k - n].op)))
-        wanted += free_vars(*(d for k in needed if k < n for d in self.inputs[k].dims))
-        for v in wanted:  # an input that binds the symbol stays
+        expected = free_vars(*(e for k in needed if k >= n for e in exprs_of(self.steps[k - n].op)))
+        expected += free_vars(*(d for k in needed if k < n for d in self.inputs[k].dims))
+        for v in expected:  # an input that binds the symbol stays
             if not any(k < n and v in self.inputs[k].dims for k in needed):
                 needed.update([k for k, i in enumerate(self.inputs) if v in i.dims][:1])
-        kept = sorted(needed)
-        number = {old: new for new, old in enumerate(kept)}
+        remaining = sorted(needed)
+        number = {old: new for new, old in enumerate(remaining)}
         steps = (
-            replace(self.steps[k - n], args=tuple(number[a] for a in self.steps[k - n].args)) for k in kept if k >= n
+            replace(self.steps[k - n], args=tuple(number[a] for a in self.steps[k - n].args))
+            for k in remaining
+            if k >= n
         )
-        inputs = tuple(self.inputs[k] for k in kept if k < n)
-        made = Draft(self.symbols, inputs, tuple(steps), tuple(number[o] for o in self.outputs))
+        inputs = tuple(self.inputs[k] for k in remaining if k < n)
+        pruned = Draft(self.symbols, inputs, tuple(steps), tuple(number[o] for o in self.outputs))
         used = set(free_vars(*(d for i in inputs for d in i.dims)))
-        return replace(made, symbols=tuple(b for b in self.symbols if b.var in used))
+        return replace(pruned, symbols=tuple(b for b in self.symbols if b.var in used))
 
     def shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
         known = {b.var: const(sizes[b.var.name]) for b in self.symbols}
@@ -101,16 +103,16 @@ class Draft:
 
 def exprs_of(op: OperatorSpec) -> list[Expr]:
     """The expressions among an operator's attributes."""
-    found: list[Expr] = []
+    result: list[Expr] = []
     for f in fields(op):
         value = getattr(op, f.name)
-        found += [e for e in (value if isinstance(value, tuple) else (value,)) if isinstance(e, Expr)]
-    return found
+        result += [e for e in (value if isinstance(value, tuple) else (value,)) if isinstance(e, Expr)]
+    return result
 
 
 def emitted(g: GraphBuilder, s: Step, values: Sequence[GVar]) -> GVar:
-    made = g.call(s.op, *(values[a] for a in s.args))
-    return made if s.item is None else g.item(made, s.item)
+    value = g.call(s.op, *(values[a] for a in s.args))
+    return value if s.item is None else g.item(value, s.item)
 
 
 @dataclass
@@ -155,16 +157,16 @@ class Grower:
         positive: bool = False,
         beyond: tuple[int, int] | None = None,
     ) -> int:
-        made = Input(tuple(map(expr, dims)), dtype, below, positive, beyond)
-        self.inputs.append(made)
-        self.values.append(self.g.input(f"x{len(self.inputs) - 1}", made.dims, dtype))
+        new = Input(tuple(map(expr, dims)), dtype, below, positive, beyond)
+        self.inputs.append(new)
+        self.values.append(self.g.input(f"x{len(self.inputs) - 1}", new.dims, dtype))
         self.order.append(("input", len(self.inputs) - 1))
         return len(self.values) - 1
 
     def info(self, at: int) -> TensorInfo:
-        found = self.values[at].info
-        assert isinstance(found, TensorInfo)
-        return found
+        result = self.values[at].info
+        assert isinstance(result, TensorInfo)
+        return result
 
     def shape(self, at: int) -> tuple[Expr, ...]:
         return self.info(at).shape or ()
@@ -173,18 +175,18 @@ class Grower:
         return self.info(at).dtype or f32
 
     def fitting(self, kinds: Sequence[DType], least: int = 0, most: int = 4) -> list[int]:
-        found = []
+        result = []
         for at, v in enumerate(self.values):
             i = v.info
             if isinstance(i, TensorInfo) and i.shape is not None and i.dtype in kinds and least <= len(i.shape) <= most:
-                found.append(at)
-        return found
+                result.append(at)
+        return result
 
     def pick(self, kinds: Sequence[DType], least: int = 0, most: int = 4) -> int:
         """A value of one of these types and ranks, the newest one most often, or a new input."""
-        found = self.fitting(kinds, least, most)
-        if found and self.rng.random() < 0.85:
-            return found[-1] if self.rng.random() < 0.65 else self.rng.choice(found)
+        result = self.fitting(kinds, least, most)
+        if result and self.rng.random() < 0.85:
+            return result[-1] if self.rng.random() < 0.65 else self.rng.choice(result)
         plain = [d for d in kinds if d is f32]
         dtype = f32 if plain and self.rng.random() < 0.4 else self.rng.choice(list(kinds))
         return self.fresh(self.dims(least, min(most, 3)), dtype)
@@ -192,9 +194,9 @@ class Grower:
     def like(self, at: int, dtype: DType | None = None) -> int:
         """A value that broadcasts with another, of its dtype or the given one."""
         dtype, dims = dtype or self.dtype(at), self.shape(at)
-        found = [p for p in self.fitting([dtype]) if self.shape(p) == dims]
-        if found and self.rng.random() < 0.5:
-            return self.rng.choice(found)
+        result = [p for p in self.fitting([dtype]) if self.shape(p) == dims]
+        if result and self.rng.random() < 0.5:
+            return self.rng.choice(result)
         drawn = [d if self.rng.random() < 0.75 else self.other(d) for d in dims]
         return self.fresh(drawn[self.rng.choice([0, 0, 0, 1, len(drawn)]) :], dtype)
 
@@ -205,12 +207,12 @@ class Grower:
     def step(self, s: Step) -> int:
         """Raises DeduceError for what does not fit."""
         if s.item is None:
-            made = self.g.call(s.op, *(self.values[a] for a in s.args))
-            if isinstance(made.info, TupleInfo):
-                s = replace(s, item=self.rng.randrange(len(made.info.fields)))
+            value = self.g.call(s.op, *(self.values[a] for a in s.args))
+            if isinstance(value.info, TupleInfo):
+                s = replace(s, item=self.rng.randrange(len(value.info.fields)))
         if s.item is not None:
-            made = emitted(self.g, s, self.values)
-        self.values.append(made)
+            value = emitted(self.g, s, self.values)
+        self.values.append(value)
         self.order.append(("step", s))
         return len(self.values) - 1
 
@@ -224,18 +226,18 @@ class Grower:
             else:
                 steps.append(replace(what, args=tuple(place[a] for a in what.args)))
                 place[at] = len(self.inputs) + len(steps) - 1
-        made = [at for at, (kind, _) in enumerate(self.order) if kind == "step"]
+        steps_at = [at for at, (kind, _) in enumerate(self.order) if kind == "step"]
         read = {a for kind, s in self.order if kind == "step" for a in s.args}
-        unread = [at for at in made if at not in read and at != made[-1]]
-        outputs = [made[-1], *(at for at in unread if self.rng.random() < 0.5)]
+        unread = [at for at in steps_at if at not in read and at != steps_at[-1]]
+        outputs = [steps_at[-1], *(at for at in unread if self.rng.random() < 0.5)]
         if self.rng.random() < 0.15:
-            outputs.append(self.rng.choice(made))
+            outputs.append(self.rng.choice(steps_at))
         chosen = tuple(dict.fromkeys(place[o] for o in outputs))
         return Draft(self.bounds, tuple(self.inputs), tuple(steps), chosen).pruned()
 
 
 def sizes_of(draft: Draft, rng: random.Random) -> dict[str, int]:
-    """Values of the symbols within their bounds: apart, or equal."""
+    """Values of the symbols within their bounds: distinct, or equal."""
     both = rng.choice(SIZES)
     equal = rng.random() < 0.3
     drawn = {b.var.name: both if equal else rng.choice(SIZES) for b in draft.symbols}
@@ -244,7 +246,7 @@ def sizes_of(draft: Draft, rng: random.Random) -> dict[str, int]:
 
 def arguments(draft: Draft, sizes: Mapping[str, int], rng: np.random.Generator, style: str) -> list[Array]:
     known = {b.var: const(sizes[b.var.name]) for b in draft.symbols}
-    found = []
+    result = []
     for i, shape in zip(draft.inputs, draft.shapes(sizes), strict=True):
         if i.below is not None:
             limit = max(1, as_int(substitute(i.below, known)) or 0)
@@ -254,10 +256,10 @@ def arguments(draft: Draft, sizes: Mapping[str, int], rng: np.random.Generator, 
                 drawn[(slice(None),) * axis + (slice(max(0, shape[axis] - count), None),)] = rng.choice(
                     [limit + 1000, -1000]
                 )
-            found.append(drawn.astype(i.dtype.numpy))
+            result.append(drawn.astype(i.dtype.numpy))
         else:
-            found.append(numbers(i.dtype, shape, rng, style, i.positive))
-    return found
+            result.append(numbers(i.dtype, shape, rng, style, i.positive))
+    return result
 
 
 def numbers(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator, style: str, positive: bool) -> Array:

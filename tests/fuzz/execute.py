@@ -31,7 +31,7 @@ from relax_tune.runtime.device import c as c_device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.runtime.program.program import KernelSource
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import DeviceJob, device_job
 from relax_tune.tuner.settings import Memory, Policy
 from relax_tune.tuner.task import alternatives
 from relax_tune.tuner.task.alternatives import all_alternatives
@@ -98,8 +98,8 @@ class Compiled:
 
     def prepare(self, kernels: Sequence[KernelSource]) -> None:
         named = {(k.name, k.flags): k for k in kernels}
-        found = self.device.compile(list(named.values()))
-        self.handles.update({key: found[k.name] for key, k in named.items()})
+        result = self.device.compile(list(named.values()))
+        self.handles.update({key: result[k.name] for key, k in named.items()})
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
         rest = [k for k in kernels if (k.name, k.flags) not in self.handles]
@@ -117,14 +117,14 @@ class Bench:
 
     def device(self, target: str) -> Any:
         if target not in self.devices:
-            made = emulated(self.folder) if target == "cuda" else open_device(target)
-            self.devices[target] = made, replace(made.info, libraries=library_facts(open_libraries()))
+            device = emulated(self.folder) if target == "cuda" else open_device(target)
+            self.devices[target] = device, replace(device.info, libraries=library_facts(open_libraries()))
         return self.devices[target]
 
     def run(
         self, way: Way, trials: Sequence[Trial], done_with: Callable[[str], None] = lambda _: None
     ) -> list[Outcome]:
-        """Build and run every trial in this process. done_with: is told what has been done so far."""
+        """Build and run every trial in this process. done_with: called with the results so far."""
         device, info = self.device(way.target)
         before = c_device.BASE_FLAGS, c_device.UNIT_KERNELS, alternatives.all_alternatives
         try:
@@ -150,10 +150,10 @@ def _all_alternatives() -> tuple[Any, ...]:
 
 
 def execute(way: Way, trials: Sequence[Trial]) -> list[Outcome]:
-    """Build and run every trial in a child; where the child dies, each in a child of its own."""
-    found = in_child(lambda bench: bench.run(way, trials))
-    if found is not None:
-        return found
+    """Build and run every trial in a child; if the child dies, each in a separate child."""
+    result = in_child(lambda bench: bench.run(way, trials))
+    if result is not None:
+        return result
     if len(trials) == 1:
         return [Outcome(crash="the process died")]
     return [execute(way, [t])[0] for t in trials]
@@ -217,14 +217,14 @@ def _inside(condition: Expr, func: PrimFunc) -> bool:
     return any(prove(c) is Proof.YES for c in (condition, *(or_(condition, b) for b in below)))
 
 
-def _job(way: Way, module: IRModule, info: Any) -> Job:
+def _job(way: Way, module: IRModule, info: Any) -> DeviceJob:
     if way.policy == "tuned":
         return job_dispatching(
             info, module, lambda own, number: [v for v in chosen(own, 2, way.seed + number) if has_code(own, v)]
         )
     if way.policy == "traces":
         return job_dispatching(info, module, lambda own, number: random_variants(own, 2, way.seed + number))
-    return Job(module, info, MemoryStore(), QUICK)
+    return device_job(module, info, MemoryStore(), QUICK)
 
 
 def _ran(artifact: Artifact, built: Outcome, trial: Trial, device: Any) -> Outcome:

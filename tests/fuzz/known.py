@@ -40,23 +40,23 @@ OTHERS = frozenset([
 ])  # fmt: skip
 
 
-def overflowing(op: OperatorSpec, args: Sequence[Any], found: Array, target: str) -> Any:
+def overflowing(op: OperatorSpec, args: Sequence[Any], result: Array, target: str) -> Any:
     """Sums that may overflow on the way: the order of the sum decides."""
     if op.name in LINEAR and _floats(args):
         wide = [np.nan_to_num(np.abs(_wide(a)), nan=0, posinf=0) if is_floating(a.dtype) else a for a in args]
-        total = op.evaluate(wide) * (args[0].size / max(1, found.size) if op.name == "mean" else 1)
+        total = op.evaluate(wide) * (args[0].size / max(1, result.size) if op.name == "mean" else 1)
         return total > min(_summed(a)[0] for a in _floats(args)) / 8
     if op.name in ROWS:
         odd, *others = (_odd(a, "norm" in op.name) for a in _floats(args))
         row = tuple(range(-getattr(op, "axes", 1), 0))
-        return np.broadcast_to(odd.any(row, keepdims=True) | any(o.any() for o in others), found.shape)
+        return np.broadcast_to(odd.any(row, keepdims=True) | any(o.any() for o in others), result.shape)
     if op.name in OTHERS:
         product = "prod" in op.name or getattr(op, "mode", "") == "mul"
         odd = [
             _odd(a, product or op.name == "mean_pool") if is_floating(a.dtype) else np.zeros(a.shape, bool)
             for a in args
         ]
-        mask = reached(op, args, odd) if any(o.any() for o in odd) else np.zeros(found.shape, bool)
+        mask = reached(op, args, odd) if any(o.any() for o in odd) else np.zeros(result.shape, bool)
         return mask | far(op, args) if product and _floats(args) else mask
     return None
 
@@ -85,7 +85,7 @@ def reached(op: OperatorSpec, args: Sequence[Any], marked: Sequence[Array]) -> A
     return np.logical_or.reduce([np.isnan(op.evaluate([marked_args[0], near[0] + k * near[1]])) for k in (-1, 0, 1)])
 
 
-def periodic(op: OperatorSpec, args: Sequence[Any], found: Array, target: str) -> Any:
+def periodic(op: OperatorSpec, args: Sequence[Any], result: Array, target: str) -> Any:
     """Trigonometric functions of numbers whose last place is a fair part of the period."""
     if op.name not in ("sin", "cos", "tan"):
         return None
@@ -93,13 +93,13 @@ def periodic(op: OperatorSpec, args: Sequence[Any], found: Array, target: str) -
     return np.abs(_wide(args[0])) * float(ml_dtypes.finfo(args[0].dtype).eps) > least
 
 
-def nearly_whole(op: OperatorSpec, args: Sequence[Any], found: Array, target: str) -> Any:
+def nearly_whole(op: OperatorSpec, args: Sequence[Any], result: Array, target: str) -> Any:
     """Powers of negative numbers whose exponent may be a whole number or not."""
     if op.name != "power":
         return None
     base, exponent = (_wide(a) for a in args)
-    beside = np.abs(exponent - np.rint(exponent)) / np.maximum(np.abs(exponent), 1)
-    return (base < 0) & (beside > 0) & (beside < 16 * float(ml_dtypes.finfo(args[1].dtype).eps))
+    distance = np.abs(exponent - np.rint(exponent)) / np.maximum(np.abs(exponent), 1)
+    return (base < 0) & (distance > 0) & (distance < 16 * float(ml_dtypes.finfo(args[1].dtype).eps))
 
 
 def _odd(a: Array, divided: bool) -> Array:
@@ -123,8 +123,8 @@ def _wide(a: Array) -> Array:
 KNOWN: tuple[Known, ...] = (
     Known("the order of a sum decides whether it overflows", overflowing, defect=False),
     Known("an exponent off by one has a value or none", nearly_whole, defect=False),
-    Known("an argument off by one is elsewhere in the period", periodic, defect=False),
+    Known("an argument off by one lies at another point of the period", periodic, defect=False),
 )
 
-SHAPES_ALONE = "shape_of"
-"""The operator that reads no elements. What it alone reads is not computed, nor are the checks on the way."""
+READS_NO_ELEMENTS = "shape_of"
+"""The operator that reads no elements. Values that only it reads are not computed, nor are their checks."""

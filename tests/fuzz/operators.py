@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from tests.fuzz.draft import Grower, Step
@@ -36,14 +36,16 @@ from relax_tune.ir.op.indexing import gather, movement, scatter
 from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.math import bits as bit_operators
 from relax_tune.ir.op.math import elementwise, logic, numeric, quantize, small_floats
+from relax_tune.ir.op.math.elementwise import DivScalar
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
 from relax_tune.ir.op.neural.fold import Fold
 from relax_tune.ir.op.neural.grid_sample import GridSample
 from relax_tune.ir.op.neural.resize import Resize
 from relax_tune.ir.op.neural.window import Conv, Pool, PoolPositions
-from relax_tune.ir.op.reduction import linalg, reduce, scan
+from relax_tune.ir.op.reduction import linalg, reduce, scan, trees
 from relax_tune.ir.op.reduction.einsum import Einsum
+from relax_tune.ir.op.registry import ELEMENTWISE
 
 FLOATS = (f16, bf16, f32, f64)
 INTS = INTEGERS
@@ -62,7 +64,7 @@ class Entry:
     make: Make
     rounding: Rounding = "exact"
     ulps: float = 0
-    beside: float = 0
+    argument_ulps: float = 0
 
 
 def unary(op: Callable[[Grower], OperatorSpec], kinds: Sequence[DType]) -> Make:
@@ -87,6 +89,10 @@ def scalar(op: Callable[[float], OperatorSpec]) -> Make:
         return Step(op(w.rng.choice(values)), (x,))
 
     return make
+
+
+def divided(w: Grower) -> Step:
+    return Step(DivScalar(w.rng.choice([1.0, -3.0, 41.0, 0.1, 1e-3, 0.0])), (w.pick(FLOATS),))
 
 
 def axes(w: Grower, x: int) -> tuple[int, ...]:
@@ -138,8 +144,8 @@ def matmul(w: Grower) -> Step:
     a = w.pick(NUMBERS, 2, 3)
     *lead, _, k = w.shape(a)
     turned, j = w.rng.random() < 0.4, w.dims(1, 1)[0]
-    kept = [w.other(d) if w.rng.random() < 0.3 else d for d in lead][w.rng.choice([0, 0, len(lead)]) :]
-    b = w.fresh([*kept, *((j, k) if turned else (k, j))], w.dtype(a))
+    lead_of_b = [w.other(d) if w.rng.random() < 0.3 else d for d in lead][w.rng.choice([0, 0, len(lead)]) :]
+    b = w.fresh([*lead_of_b, *((j, k) if turned else (k, j))], w.dtype(a))
     return Step(linalg.Matmul(turned), (a, b))
 
 
@@ -167,8 +173,8 @@ def indices(w: Grower, dims: Sequence[Expr], below: Expr) -> int:
         whole = w.fresh([*dims[:at], dims[at] + 2, *dims[at + 1 :]], dtype, below, beyond=(at, 2))
         return w.step(Step(movement.Slice(at, const(0), dims[at]), (whole,)))
     if kind == "computed" and dims:
-        found = w.fresh(dims, dtype, below, beyond=(w.rng.randrange(len(dims)), 1))
-        return w.step(Step(w.rng.choice([E.Relu(), E.MaximumScalar(1.0), N.Abs()]), (found,)))
+        result = w.fresh(dims, dtype, below, beyond=(w.rng.randrange(len(dims)), 1))
+        return w.step(Step(w.rng.choice([E.Relu(), E.MaximumScalar(1.0), N.Abs()]), (result,)))
     return w.fresh(dims, dtype, below)
 
 
@@ -188,24 +194,24 @@ def gather_elements(w: Grower) -> Step:
 def gather_nd(w: Grower) -> Step:
     x = w.pick(ALL, 1, 3)
     rows, sizes = w.dims(0, 1), w.shape(x)
-    found = indices(w, [*rows, const(1)], sizes[0])
-    if len(sizes) > 1 and w.rng.random() < 0.5 and w.dtype(found) is i64:  # a column for each of two dims
-        found = w.step(Step(movement.Concat(len(rows)), (found, w.fresh([*rows, const(1)], i64, sizes[1]))))
-    return Step(gather.GatherND(), (x, found))
+    result = indices(w, [*rows, const(1)], sizes[0])
+    if len(sizes) > 1 and w.rng.random() < 0.5 and w.dtype(result) is i64:  # a column for each of two dims
+        result = w.step(Step(movement.Concat(len(rows)), (result, w.fresh([*rows, const(1)], i64, sizes[1]))))
+    return Step(gather.GatherND(), (x, result))
 
 
 def scatter_nd(w: Grower) -> Step:
     x, count = w.pick(NUMBERS, 1, 3), w.dims(1, 1)[0]
-    found = indices(w, [count, const(1)], w.shape(x)[0])
-    return Step(scatter.ScatterND(mode(w)), (x, found, w.fresh([count, *w.shape(x)[1:]], w.dtype(x))))
+    result = indices(w, [count, const(1)], w.shape(x)[0])
+    return Step(scatter.ScatterND(mode(w)), (x, result, w.fresh([count, *w.shape(x)[1:]], w.dtype(x))))
 
 
 def scatter_elements(w: Grower) -> Step:
     x = w.pick(NUMBERS, 1, 3)
     at, dims = axis(w, x), list(w.shape(x))
     dims[at] = w.dims(1, 1)[0]
-    found = indices(w, dims, w.shape(x)[at])
-    return Step(scatter.ScatterElements(mode(w), at), (x, found, w.fresh(dims, w.dtype(x))))
+    result = indices(w, dims, w.shape(x)[at])
+    return Step(scatter.ScatterElements(mode(w), at), (x, result, w.fresh(dims, w.dtype(x))))
 
 
 def mode(w: Grower) -> scatter.Mode:
@@ -284,6 +290,17 @@ def where(w: Grower) -> Step:
 def top_k(w: Grower) -> Step:
     x = w.pick(NUMBERS, 1)
     return Step(scan.TopK(w.rng.choice([const(1), const(2), w.number()]), axis(w, x), w.rng.random() < 0.6), (x,))
+
+
+def tree_ensemble(w: Grower) -> Step:
+    """Two trees of at most 7 nodes in all, whose children may be anywhere."""
+    dtype = w.rng.choice([f32, f64])
+    tables = [
+        w.fresh((7,), i32, below=const(3)), w.fresh((7,), i32, below=const(6)), w.fresh((7,), dtype),
+        w.fresh((7,), i32, below=const(4)), w.fresh((4, 2), dtype),
+    ]  # fmt: skip
+    op = trees.TreeEnsemble(2, 3, w.rng.choice(trees.AGGREGATES), w.rng.random() < 0.5)
+    return Step(op, (w.fresh((w.symbols[0], 3), dtype), *tables))
 
 
 def arg_max(w: Grower) -> Step:
@@ -421,14 +438,14 @@ def unpack(w: Grower) -> Step:
 
 
 def reshape_to(w: Grower) -> Step:
-    found = [p for p, v in enumerate(w.values) if isinstance(v.info, ShapeInfo)]
-    if not found:
+    result = [p for p, v in enumerate(w.values) if isinstance(v.info, ShapeInfo)]
+    if not result:
         return Step(shapes.ShapeOf(), (w.pick(ALL),))
-    to = w.values[found[-1]].info
+    to = w.values[result[-1]].info
     x = w.pick(ALL)
     if isinstance(to, ShapeInfo) and to.values is not None:
         x = w.fresh(to.values, w.rng.choice([f32, i64]))
-    return Step(shapes.ReshapeTo(), (x, found[-1]))
+    return Step(shapes.ReshapeTo(), (x, result[-1]))
 
 
 def tensor_to_shape(w: Grower) -> Step:
@@ -436,7 +453,7 @@ def tensor_to_shape(w: Grower) -> Step:
 
 
 def bits(w: Grower) -> Step:
-    """Bits of integers: those of computed floats differ where their last places do."""
+    """Bits of integers: bits of computed floats differ in the last places."""
     x = w.pick(INTS)
     source = w.dtype(x)
     return Step(B.BitCast(w.rng.choice([d for d in NUMBERS if d.bytes == source.bytes]), source), (x,))
@@ -458,39 +475,35 @@ def _plain(kind: type[OperatorSpec], kinds: Sequence[DType]) -> Make:
 
 
 E, N, B = elementwise, numeric, bit_operators
-APPROXIMATE = [E.Exp, E.Erf, E.Tanh, E.Rsqrt, E.Sigmoid, N.Log, N.Sin, N.Cos, N.Tan, N.Asin, N.Acos, N.Atan]
-APPROXIMATE += [N.Log2, N.Log10, N.Sinh, N.Cosh, N.Asinh, N.Acosh, N.Atanh]
+KINDS: Mapping[E.Operands, Sequence[DType]] = {
+    "floats": FLOATS, "integers": INTS, "numbers": NUMBERS, "bools": [bool_], "any": COMPUTED,
+}  # fmt: skip
+ULPS = {"sqrt": 2, "div": 3, "power": 16, "floor": 0, "rint": 0, "fmod": 0}
+"""Units of the last place that elementwise functions of floats may be off by, unless 8."""
+
+
+def elementwise_entry(op: type[E.Elementwise]) -> Entry:
+    """Return the entry of an elementwise operator without attributes."""
+    kinds = NUMBERS if op is E.Relu else KINDS[op.operands]
+    make = _plain(op, kinds) if op.arity == 1 else binary(op, kinds)
+    ulps = ULPS.get(op.name, 8) if op.operands == "floats" else 0
+    return Entry(make, "approximate" if ulps else "rounded" if op in (E.Add, E.Sub, E.Mul) else "exact", ulps)
+
 
 ENTRIES: Mapping[str, Entry] = {
-    **{op.name: Entry(_plain(op, FLOATS), "approximate", 8) for op in APPROXIMATE},
+    **{name: elementwise_entry(op) for name, op in ELEMENTWISE.items() if not fields(op)},
     "gelu": Entry(_plain(E.Gelu, FLOATS), "approximate", 8, 2),
-    "sqrt": Entry(_plain(E.Sqrt, FLOATS), "approximate", 2),
-    **{op.name: Entry(_plain(op, FLOATS)) for op in (N.Floor, N.Rint)},
-    "abs": Entry(_plain(N.Abs, NUMBERS)),
-    "relu": Entry(_plain(E.Relu, NUMBERS)),
-    "logical_not": Entry(_plain(logic.LogicalNot, [bool_])),
+    "bitcast": Entry(bits),
     "cast": Entry(casts, "rounded"),
-    **{op.name: Entry(binary(op, NUMBERS), "rounded") for op in (E.Add, E.Sub, E.Mul)},
-    "div": Entry(binary(E.Div, FLOATS), "approximate", 3),
-    "power": Entry(binary(N.Power, FLOATS), "approximate", 16),
-    "fmod": Entry(binary(N.Fmod, FLOATS)),
-    **{op.name: Entry(binary(op, NUMBERS)) for op in (E.Maximum, E.Minimum)},
-    **{op.name: Entry(binary(op, INTS)) for op in (N.Quotient, N.Modulo)},
-    **{op.name: Entry(binary(op, INTS)) for op in (B.BitwiseAnd, B.BitwiseOr, B.BitwiseXor, B.IntegerPower)},
-    **{op.name: Entry(binary(op, INTS)) for op in (B.ShiftLeft, B.ShiftRight)},
-    "bitwise_not": Entry(_plain(B.BitwiseNot, INTS)), "bitcast": Entry(bits),
-    "atan2": Entry(binary(N.Atan2, FLOATS), "approximate", 8),
-    **{op.name: Entry(binary(op, COMPUTED)) for op in (logic.Equal, logic.NotEqual)},
-    **{op.name: Entry(binary(op, COMPUTED)) for op in (logic.Less, logic.LessEqual)},
-    **{op.name: Entry(binary(op, [bool_])) for op in (logic.LogicalAnd, logic.LogicalOr)},
     "add_scalar": Entry(scalar(E.AddScalar), "rounded"), "mul_scalar": Entry(scalar(E.MulScalar), "rounded"),
+    "div_scalar": Entry(divided, "approximate", 3),
     "maximum_scalar": Entry(scalar(E.MaximumScalar)), "where": Entry(where),
     "sum": Entry(reduction(reduce.Sum, NUMBERS), "summed"), "prod": Entry(reduction(scan.Prod, NUMBERS), "summed", 2),
     "mean": Entry(reduction(reduce.Mean, FLOATS), "summed"),
     "max": Entry(reduction(reduce.Max, NUMBERS)), "min": Entry(reduction(reduce.Min, NUMBERS)),
     **{op.name: Entry(reduction(op, NUMBERS)) for op in (reduce.MaxOrLowest, reduce.MinOrHighest)},
     "cum_sum": Entry(scans(scan.CumSum), "summed"), "cum_prod": Entry(scans(scan.CumProd), "summed", 2),
-    "arg_max": Entry(arg_max), "top_k": Entry(top_k),
+    "arg_max": Entry(arg_max), "top_k": Entry(top_k), "tree_ensemble": Entry(tree_ensemble),
     "matmul": Entry(matmul, "summed"), "einsum": Entry(einsum, "summed"), "conv": Entry(conv, "summed"),
     "pool": Entry(pool, "summed"), "mean_pool": Entry(mean_pool, "summed", 2),
     "softmax": Entry(rows(lambda w: reduce.Softmax()), "summed", 8),
@@ -518,7 +531,7 @@ ENTRIES: Mapping[str, Entry] = {
 
 
 def grow(w: Grower, count: int, weights: Callable[[str], float]) -> None:
-    """Add `count` operators. weights: how much each is wanted."""
+    """Add `count` operators. weights: relative frequency of each."""
     names = sorted(ENTRIES)
     for _ in range(count * 8):
         name = w.rng.choices(names, [weights(n) for n in names])[0]

@@ -1,4 +1,4 @@
-"""The judge of results: NumPy in float64, repeated with every rounding moved, so that each element has a tolerance of its own.
+"""The judge of results: NumPy in float64, repeated with every rounding moved, so that each element has its tolerance.
 
 A run evaluates each operator in float64 and rounds its result to its type. The nominal run moves nothing. In each of the others
 (`RUNS`) arguments of sums and results of inexact operators move by some units in the last place, as the operator's entry in
@@ -25,7 +25,7 @@ from relax_tune.errors import RelaxTuneError
 from relax_tune.ir.core.dtype import is_floating
 from relax_tune.ir.core.expr import Expr, Var, as_int, substitute
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import Call, Function, GVar, ShapeValue, TupleItem, TupleValue, Value
+from relax_tune.ir.core.graph import Call, Function, GVar, PrimValue, ShapeValue, TupleItem, TupleValue, Value
 from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.deduce.relations import solve
 from relax_tune.ir.interp.graph_values import actual_info
@@ -37,7 +37,7 @@ Array = np.ndarray[Any, Any]
 RUNS, MORE = 6, 96
 NOMINAL, UNROUNDED = 0, RUNS
 POISONS = (math.nan, 0.0, -math.inf, 2.0, math.inf)
-"""What stands for a value that nobody can ask for, run by run. Every function and comparison tells two of them apart."""
+"""What stands for a value that nobody can ask for, run by run. Functions and comparisons distinguish two of them."""
 SAMPLED = frozenset(["resize", "grid_sample"])
 EXTREMES = frozenset([
     "maximum", "minimum", "relu", "maximum_scalar", "max", "min", "max_or_lowest", "min_or_highest", "pool", "unique",
@@ -45,7 +45,7 @@ EXTREMES = frozenset([
 """Operators whose result may be either zero where an argument is -0; so may scatters of extremes."""
 
 ENDED = frozenset(["acos", "acosh", "asin"])
-"""Functions with an end at 1, where a result has one value and those beside it are far."""
+"""Functions with an end at 1, where neighbouring results are far."""
 PRODUCTS = frozenset(["mul", "mul_scalar"])
 """Operators whose result is not rounded where a sum follows (`fma`): what is infinite by itself need not be so there."""
 ADDED = {
@@ -86,8 +86,8 @@ class Expected:
 
     @cached_property
     def more(self) -> tuple[tuple[Any, ...] | None, ...]:
-        found = self.tried(range(RUNS + 1, RUNS + 1 + MORE))
-        return (*self.runs, *(r for r in found if r is not None))
+        result = self.tried(range(RUNS + 1, RUNS + 1 + MORE))
+        return (*self.runs, *(r for r in result if r is not None))
 
     def tried(self, numbers: Iterable[int]) -> Iterator[tuple[Any, ...] | None]:
         for number in numbers:
@@ -96,37 +96,37 @@ class Expected:
             except Exception:  # a poisoned or moved value can be an index or a size
                 yield None
 
-    def judge(self, found: Sequence[Any]) -> Judgement:
-        if len(found) != len(self.nominal):
-            return Judgement((f"wanted {len(self.nominal)} results, found {len(found)}",), 0, 0)
-        if all(_near(got, wanted) for got, wanted in zip(found, self.nominal)):
-            return Judgement((), sum(np.size(got) for got in found), 0)
-        first = self.compared(found, self.runs)
-        return self.compared(found, self.more) if first.problems else first
+    def judge(self, actual: Sequence[Any]) -> Judgement:
+        if len(actual) != len(self.nominal):
+            return Judgement((f"expected {len(self.nominal)} results, got {len(actual)}",), 0, 0)
+        if all(_near(got, expected) for got, expected in zip(actual, self.nominal)):
+            return Judgement((), sum(np.size(got) for got in actual), 0)
+        first = self.compared(actual, self.runs)
+        return self.compared(actual, self.more) if first.problems else first
 
-    def compared(self, found: Sequence[Any], runs: Sequence[tuple[Any, ...] | None]) -> Judgement:
+    def compared(self, result: Sequence[Any], runs: Sequence[tuple[Any, ...] | None]) -> Judgement:
         if any(r is None for r in runs):
             return Judgement((), 0, 1)
         problems, judged, skipped = [], 0, 0
-        for p, got in enumerate(found):
+        for p, got in enumerate(result):
             text, n, s = _compare(got, [r[p] for r in runs if r is not None])
             problems += [f"result {p}: {text}"] * bool(text)
             judged, skipped = judged + n, skipped + s
         return Judgement(tuple(problems), judged, skipped)
 
 
-def _near(got: Any, wanted: Any) -> bool:
+def _near(got: Any, expected: Any) -> bool:
     """Tell whether a result is as near to the nominal one as is enough whatever the other runs say."""
-    if not isinstance(wanted, np.ndarray):
-        return tuple(got) == tuple(wanted)
-    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+    if not isinstance(expected, np.ndarray):
+        return tuple(got) == tuple(expected)
+    if got.shape != expected.shape or got.dtype != expected.dtype:
         return False
-    if not is_floating(wanted.dtype):
-        return np.array_equal(got, wanted)
-    value = wanted.astype(np.float64)
+    if not is_floating(expected.dtype):
+        return np.array_equal(got, expected)
+    value = expected.astype(np.float64)
     with np.errstate(all="ignore"):
-        near = np.isfinite(value) & (np.abs(got.astype(np.float64) - value) <= _allowed(value, wanted.dtype))
-    return bool(np.all(near | (got == wanted) | (np.isnan(value) & np.isnan(got))))
+        near = np.isfinite(value) & (np.abs(got.astype(np.float64) - value) <= _allowed(value, expected.dtype))
+    return bool(np.all(near | (got == expected) | (np.isnan(value) & np.isnan(got))))
 
 
 def _allowed(value: Array, dtype: np.dtype[Any]) -> Any:
@@ -158,11 +158,11 @@ def _compare(got: Any, runs: Sequence[Any]) -> tuple[str, int, int]:
     """Return what is wrong with a result, and how many elements were judged and skipped."""
     nominal = runs[NOMINAL]
     if not isinstance(nominal, np.ndarray):
-        return ("" if tuple(got) == tuple(nominal) else f"wanted {nominal}, found {got}"), 1, 0
+        return ("" if tuple(got) == tuple(nominal) else f"expected {nominal}, got {got}"), 1, 0
     if any(r.shape != nominal.shape for r in runs):  # a size that depends on data
         return "", 0, 1
     if got.shape != nominal.shape or got.dtype != nominal.dtype:
-        return f"wanted {nominal.dtype}{nominal.shape}, found {got.dtype}{got.shape}", 0, 0
+        return f"expected {nominal.dtype}{nominal.shape}, got {got.dtype}{got.shape}", 0, 0
     if not nominal.size:
         return "", 0, 0
     if is_floating(nominal.dtype):
@@ -176,7 +176,7 @@ def _compare(got: Any, runs: Sequence[Any]) -> tuple[str, int, int]:
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
         count = int(np.count_nonzero(wrong))
-        text = f"{count} of {nominal.size} wrong, at {list(at)} wanted {nominal[at]!r}, found {got[at]!r}"
+        text = f"{count} of {nominal.size} wrong, at {list(at)} expected {nominal[at]!r}, got {got[at]!r}"
     judged = int(np.count_nonzero(sure))
     return text, judged, nominal.size - judged
 
@@ -184,11 +184,11 @@ def _compare(got: Any, runs: Sequence[Any]) -> tuple[str, int, int]:
 def _float_wrong(got: Array, runs: Sequence[Array]) -> tuple[Array, Array]:
     info = ml_dtypes.finfo(got.dtype)
     every = np.stack([r.astype(np.float64) for r in runs])
-    value, found = every[NOMINAL], got.astype(np.float64)
+    value, result = every[NOMINAL], got.astype(np.float64)
     classes = np.where(np.isnan(every), 3, np.where(np.isinf(every), np.sign(every), 0))
     sure = np.asarray((classes == classes[0]).all(0))
     finite = sure & (classes[0] == 0)
-    kind = np.where(np.isnan(found), 3, np.where(np.isinf(found), np.sign(found), 0))
+    kind = np.where(np.isnan(result), 3, np.where(np.isinf(result), np.sign(result), 0))
     calm = np.where(finite, every, 0.0)
     spread = calm.max(0) - calm.min(0)
     allowed = 3 * spread + _allowed(calm[0], got.dtype)
@@ -196,7 +196,7 @@ def _float_wrong(got: Array, runs: Sequence[Array]) -> tuple[Array, Array]:
     with np.errstate(over="ignore"):
         near = finite & (np.abs(calm[0]) + allowed > float(info.max))
     sure &= ~near
-    wrong = np.where(finite, (kind != 0) | (np.abs(np.where(kind == 0, found, 0) - np.where(finite, value, 0)) > allowed),
+    wrong = np.where(finite, (kind != 0) | (np.abs(np.where(kind == 0, result, 0) - np.where(finite, value, 0)) > allowed),
                      kind != classes[0])  # fmt: skip
     return np.asarray(sure & wrong), sure
 
@@ -217,13 +217,13 @@ class _Run:
 
     def outputs(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
         signature = CallableInfo(tuple(p.info for p in self.main.params), ObjectInfo())
-        found = solve(signature, [actual_info(a) for a in arrays])
-        self.symbols = {v: d for v, d in found.items() if d is not None}
+        result = solve(signature, [actual_info(a) for a in arrays])
+        self.symbols = {v: d for v, d in result.items() if d is not None}
         self.values.update(zip(self.main.params, arrays, strict=True))
         for b in self.main.bindings:
             self.values[b.var] = self.value(b.value, b.var.info)
-        found = self.value(self.main.ret, self.main.ret.info)
-        return found if isinstance(self.main.ret.info, TupleInfo) else (found,)
+        result = self.value(self.main.ret, self.main.ret.info)
+        return result if isinstance(self.main.ret.info, TupleInfo) else (result,)
 
     def value(self, v: Value, info: StructInfo) -> Any:
         match v:
@@ -235,13 +235,15 @@ class _Run:
                 return self.value(whole, whole.info)[index]
             case ShapeValue(dims):
                 return tuple(as_int(substitute(d, self.symbols)) for d in dims)
+            case PrimValue(scalar):
+                return substitute(scalar, self.symbols).value
             case Call(OperatorSpec() as op, args):
                 return self.operator(op, [self.value(a, a.info) for a in args], info)
         raise TypeError(f"no case for {type(v).__name__}")
 
     def operator(self, op: OperatorSpec, args: list[Any], info: StructInfo) -> Any:
         entry, op = ENTRIES[op.name], op.substituted(self.symbols)
-        op = op.beside(args[0].dtype) if isinstance(op, ScalarUnary) else op
+        op = op.for_dtype(args[0].dtype) if isinstance(op, ScalarUnary) else op
         moved = self.number not in (NOMINAL, UNROUNDED)
         by = {"summed": 2 + max((np.size(a) for a in args), default=0) ** 0.5, "approximate": 1}.get(entry.rounding, 0)
         plain = entry.rounding == "summed" and not entry.ulps
@@ -260,38 +262,42 @@ class _Run:
             kinds = info.fields if isinstance(info, TupleInfo) else ()
             return tuple(self.rounded(r, _dtype(k)) for r, k in zip(result, kinds)) if kinds else result
         target = _dtype(info)
-        found = self.rounded(result, target)
+        actual = self.rounded(result, target)
         if self.number == 5 and op.name in PRODUCTS and is_floating(target):
-            over = reduce(np.logical_and, (np.isfinite(_wide(a)) for a in args), np.isinf(found))
-            found = np.where(over, np.copysign(ml_dtypes.finfo(target).max, found).astype(target), found)
+            over = reduce(np.logical_and, (np.isfinite(_wide(a)) for a in args), np.isinf(actual))
+            actual = np.where(over, np.copysign(ml_dtypes.finfo(target).max, actual).astype(target), actual)
         if moved and is_floating(target):
-            found = self.inexact(found, result, entry.rounding, max(1.0, entry.ulps))
-            if entry.beside:
-                by = entry.beside * float(ml_dtypes.finfo(target).eps) * np.where(np.isfinite(wide[0]), wide[0], 0)
-                wide_found = _wide(found)
-                step = by * self.rng.choice([-1.0, 1.0], found.shape)
-                if self.number > RUNS:  # a remainder may have any value between those of both ends
-                    step = step * self.rng.random(found.shape)
+            actual = self.inexact(actual, result, entry.rounding, max(1.0, entry.ulps))
+            if entry.argument_ulps:
+                by = (
+                    entry.argument_ulps
+                    * float(ml_dtypes.finfo(target).eps)
+                    * np.where(np.isfinite(wide[0]), wide[0], 0)
+                )
+                wide_actual = _wide(actual)
+                step = by * self.rng.choice([-1.0, 1.0], actual.shape)
+                if self.number > RUNS:  # a remainder may have any value between the remainders at both ends
+                    step = step * self.rng.random(actual.shape)
                 if self.number == 4:  # what may be of either sign may be 0
-                    step = np.where(np.abs(wide_found) <= np.abs(by), -wide_found, step)
-                found = np.asarray(wide_found + step).astype(target)
+                    step = np.where(np.abs(wide_actual) <= np.abs(by), -wide_actual, step)
+                actual = np.asarray(wide_actual + step).astype(target)
             if op.name == "layer_norm":
-                found = self.off_mean(op, args, found)
+                actual = self.off_mean(op, args, actual)
             if op.name in LINEAR and target == np.float64:
-                found = found + self.lost(op, args, wide, found)
+                actual = actual + self.lost(op, args, wide, actual)
             elif op.name in LINEAR and target == np.float32 and self.number in (1, 2):
-                found = self.biased(op, args, found)
+                actual = self.biased(op, args, actual)
             if op.name in SAMPLED and getattr(op, "kernel", "") != "nearest":
-                found = self.weighed(op, args[0], found)
+                actual = self.weighed(op, args[0], actual)
             if self.number == 3:
-                found = self.cancelled(op, [_wide(a) for a in args], found)
+                actual = self.cancelled(op, [_wide(a) for a in args], actual)
             if op.name in EXTREMES:
-                found = self.signed(args, found)
+                actual = self.signed(args, actual)
             elif getattr(op, "mode", "") in ("max", "min"):
-                found = self.signed([np.concatenate([np.ravel(args[0]), np.ravel(args[2])])], found)
+                actual = self.signed([np.concatenate([np.ravel(args[0]), np.ravel(args[2])])], actual)
             if is_floating(target):
-                found = self.signless(op, args, found)
-        return self.poisoned(op, args, found) if moved else found
+                actual = self.signless(op, args, actual)
+        return self.poisoned(op, args, actual) if moved else actual
 
     def rounded(self, a: Array, dtype: np.dtype[Any]) -> Array:
         a = np.asarray(a)
@@ -319,68 +325,68 @@ class _Run:
             steps = steps + self.rng.uniform(-0.25, 0.25, a.shape)
         return a * (1 + by * steps)
 
-    def inexact(self, found: Array, result: Array, rounding: str, ulps: float) -> Array:
+    def inexact(self, actual: Array, result: Array, rounding: str, ulps: float) -> Array:
         """Move what was rounded."""
         if rounding == "exact":
-            return found
-        if rounding == "rounded" and found.dtype != np.float64:
-            hit = found.astype(np.float64) != result
+            return actual
+        if rounding == "rounded" and actual.dtype != np.float64:
+            hit = actual.astype(np.float64) != result
         elif rounding == "rounded":  # the run itself rounds as often: exact are multiples of 1/16 alone
-            hit = found * 16 != np.rint(found * 16)
+            hit = actual * 16 != np.rint(actual * 16)
         else:
-            wide = _wide(found)
-            hit = wide * 16 != np.rint(wide * 16) if rounding == "summed" and ulps <= 1 else np.ones(found.shape, bool)
-        eps = float(ml_dtypes.finfo(found.dtype).eps)
+            wide = _wide(actual)
+            hit = wide * 16 != np.rint(wide * 16) if rounding == "summed" and ulps <= 1 else np.ones(actual.shape, bool)
+        eps = float(ml_dtypes.finfo(actual.dtype).eps)
         way = {1: 0.5, 2: -0.5}.get(self.number) if rounding == "approximate" else None
-        wide = _wide(found)
+        wide = _wide(actual)
         # a run with all of them above and one with all below, so that no end of a range is missed
         other = self.jittered(wide, ulps * eps) if way is None else wide * (1 + way * ulps * eps)
-        below = np.abs(wide) < float(ml_dtypes.finfo(found.dtype).smallest_normal)
+        below = np.abs(wide) < float(ml_dtypes.finfo(actual.dtype).smallest_normal)
         if rounding != "rounded":  # below the normal numbers units are not relative, and results may be 0
-            unit = float(ml_dtypes.finfo(found.dtype).smallest_subnormal)
+            unit = float(ml_dtypes.finfo(actual.dtype).smallest_subnormal)
             steps = unit * self.rng.integers(-1, 2, wide.shape)
             other = np.where(below, 0 * wide if self.number == 3 else other + steps, other)
-        return np.asarray(np.where(hit, other.astype(found.dtype), found))
+        return np.asarray(np.where(hit, other.astype(actual.dtype), actual))
 
-    def lost(self, op: OperatorSpec, args: Sequence[Any], wide: Sequence[Any], found: Array) -> Array:
+    def lost(self, op: OperatorSpec, args: Sequence[Any], wide: Sequence[Any], result: Array) -> Array:
         """Draw what sums lose in the order of a loop, as the run itself does. wide: arguments as moved, or exact"""
         if all(a is w or np.array_equal(a, w, equal_nan=True) for a, w in zip(args, wide)):
-            return np.zeros(found.shape)
+            return np.zeros(result.shape)
         total = op.evaluate([np.abs(a) if is_floating(a.dtype) else a for a in wide])
-        terms = max(np.size(a) for a in args) / max(1, found.size)
+        terms = max(np.size(a) for a in args) / max(1, result.size)
         by = float(np.finfo(np.float64).eps) * terms**0.5 * np.where(np.isfinite(total), total, 0)
-        return np.asarray(by * self.rng.choice([-1.0, 1.0], found.shape))
+        return np.asarray(by * self.rng.choice([-1.0, 1.0], result.shape))
 
-    def biased(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
+    def biased(self, op: OperatorSpec, args: Sequence[Any], result: Array) -> Array:
         """Move sums by half of their bound (docs/design/meaning): of many equal terms all roundings have one sign."""
         if all(a is w or np.array_equal(a, w, equal_nan=True) for a, w in ((a, self.moved(a, 1, True)) for a in args)):
-            return found
+            return result
         total = op.evaluate([np.abs(_wide(a)) for a in args])
-        terms = max(np.size(a) for a in args) / max(1, found.size)
+        terms = max(np.size(a) for a in args) / max(1, result.size)
         by = terms * 2.0**-25 * np.where(np.isfinite(total), total, 0)
-        return np.asarray(_wide(found) + (by if self.number == 1 else -by)).astype(found.dtype)
+        return np.asarray(_wide(result) + (by if self.number == 1 else -by)).astype(result.dtype)
 
-    def weighed(self, op: OperatorSpec, x: Array, found: Array) -> Array:
+    def weighed(self, op: OperatorSpec, x: Array, result: Array) -> Array:
         """Move what was interpolated by what the weights of x lose, whose terms cancel near 0."""
         axes = getattr(op, "axes", None) or range(2, x.ndim)  # of grid_sample, whose result is (n, c, places...)
         most = np.where(np.isfinite(_wide(x)), np.abs(_wide(x)), 0).max(tuple(axes), initial=0, keepdims=True)
-        most = most if most.ndim == found.ndim else most.reshape(*x.shape[:2], *[1] * (found.ndim - 2))
-        by = 4 * float(ml_dtypes.finfo(found.dtype).eps) * most
-        return np.asarray(_wide(found) + by * self.rng.choice([-1.0, 1.0], found.shape)).astype(found.dtype)
+        most = most if most.ndim == result.ndim else most.reshape(*x.shape[:2], *[1] * (result.ndim - 2))
+        by = 4 * float(ml_dtypes.finfo(result.dtype).eps) * most
+        return np.asarray(_wide(result) + by * self.rng.choice([-1.0, 1.0], result.shape)).astype(result.dtype)
 
-    def cancelled(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
+    def cancelled(self, op: OperatorSpec, args: Sequence[Any], result: Array) -> Array:
         """Replace sums by 0 where their terms cancel but for rounding: another order of float32 may reach 0 exactly."""
         if op.name == "layer_norm":  # of which differences from the mean cancel, beside beta
             rows = tuple(range(-getattr(op, "axes", 1), 0))
-            apart = np.abs(args[0] - args[0].mean(rows, keepdims=True))
-            none = apart <= np.abs(args[0]).max(rows, initial=0, keepdims=True) * 2.0**-22
-            return np.where(none, np.broadcast_to(args[2], found.shape).astype(found.dtype), found)
+            deviations = np.abs(args[0] - args[0].mean(rows, keepdims=True))
+            none = deviations <= np.abs(args[0]).max(rows, initial=0, keepdims=True) * 2.0**-22
+            return np.where(none, np.broadcast_to(args[2], result.shape).astype(result.dtype), result)
         total = _magnitudes(op, args)
         if total is None:
-            return found
-        return np.where(np.abs(op.evaluate(args)) <= total * 2.0**-22, found * 0, found)
+            return result
+        return np.where(np.abs(op.evaluate(args)) <= total * 2.0**-22, result * 0, result)
 
-    def off_mean(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
+    def off_mean(self, op: OperatorSpec, args: Sequence[Any], result: Array) -> Array:
         """Move a layer_norm by what the rounding of its mean does: a row of two elements is blind to moved arguments."""
         rows = tuple(range(-getattr(op, "axes", 1), 0))
         x = _wide(args[0])
@@ -388,59 +394,59 @@ class _Run:
         spread = np.sqrt(np.square(x - mean).mean(rows, keepdims=True) + getattr(op, "eps", 0.0))
         eps = float(ml_dtypes.finfo(args[0].dtype if args[0].dtype.itemsize > 2 else np.float32).eps)
         by = self.rng.choice([-1.0, 1.0], mean.shape) * eps * np.abs(mean) / spread * _wide(args[1])
-        return np.asarray(_wide(found) + np.where(np.isfinite(by), by, 0.0)).astype(found.dtype)
+        return np.asarray(_wide(result) + np.where(np.isfinite(by), by, 0.0)).astype(result.dtype)
 
-    def signless(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
+    def signless(self, op: OperatorSpec, args: Sequence[Any], result: Array) -> Array:
         """Move sums whose terms are zeros, or so small that they become zeros: their sign, since a sum that begins at a term may be -0,
         and by a unit, since each term may be rounded by itself."""
-        total = _magnitudes(op, args) if np.any(found == 0) else None
+        total = _magnitudes(op, args) if np.any(result == 0) else None
         if total is None:
-            return found
-        info = ml_dtypes.finfo(found.dtype)
-        zero = (found == 0) & (total < float(info.smallest_normal))
-        signed = np.where(zero & (self.rng.random(found.shape) < 0.5), -found, found)
-        steps = float(info.smallest_subnormal) * self.rng.integers(-1, 2, found.shape)
-        return np.where(zero & (total > 0) & (steps != 0), steps.astype(found.dtype), signed)
+            return result
+        info = ml_dtypes.finfo(result.dtype)
+        zero = (result == 0) & (total < float(info.smallest_normal))
+        signed = np.where(zero & (self.rng.random(result.shape) < 0.5), -result, result)
+        steps = float(info.smallest_subnormal) * self.rng.integers(-1, 2, result.shape)
+        return np.where(zero & (total > 0) & (steps != 0), steps.astype(result.dtype), signed)
 
-    def signed(self, args: Sequence[Any], found: Array) -> Array:
+    def signed(self, args: Sequence[Any], result: Array) -> Array:
         """Move the sign of zeros that are the extreme of zeros, or of what a run moved below zero."""
         floats = [_wide(a) for a in args if isinstance(a, np.ndarray) and is_floating(a.dtype)]
-        least = float(ml_dtypes.finfo(found.dtype).smallest_normal)
+        least = float(ml_dtypes.finfo(result.dtype).smallest_normal)
         below = [(np.abs(a) < least) & np.signbit(a) for a in floats]
-        pointwise = np.broadcast_shapes(*(b.shape for b in below)) == found.shape
+        pointwise = np.broadcast_shapes(*(b.shape for b in below)) == result.shape
         either = reduce(np.logical_or, (b if pointwise else b.any() for b in below), np.False_)
-        return np.where(either & (found == 0) & (self.rng.random(found.shape) < 0.5), -found, found)
+        return np.where(either & (result == 0) & (self.rng.random(result.shape) < 0.5), -result, result)
 
-    def poisoned(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
+    def poisoned(self, op: OperatorSpec, args: Sequence[Any], result: Array) -> Array:
         """Give another value in each run to elements that nobody can ask for."""
         hidden: Any = False
         if isinstance(op, Compare) and self.number > RUNS:  # no value that is drawn need be equal to the other operand
             masks = (self.hidden[id(a)][1] for a in args if id(a) in self.hidden)
-            hidden = reduce(np.logical_or, masks, np.broadcast_to(_close(args), found.shape))
-            found = np.where(hidden, self.rng.random(found.shape) < 0.5, found)
+            hidden = reduce(np.logical_or, masks, np.broadcast_to(_close(args), result.shape))
+            result = np.where(hidden, self.rng.random(result.shape) < 0.5, result)
         for known in self.known:
-            mask = known.where(op, args, found, self.target)
-            if mask is not None and self.number == 4 and is_floating(found.dtype):
-                mask = mask & ~np.isnan(found)  # of a value that may be 0 in this run alone: a remainder by it is none
+            mask = known.where(op, args, result, self.target)
+            if mask is not None and self.number == 4 and is_floating(result.dtype):
+                mask = mask & ~np.isnan(result)  # of a value that may be 0 in this run alone: a remainder by it is none
             if mask is None or not np.any(mask):
                 continue
             # one value alike for all, then values drawn for each: equal ones are ties, which have an order
-            if is_floating(found.dtype):
+            if is_floating(result.dtype):
                 alike = self.number <= len(POISONS)
-                other = np.asarray(POISONS)[self.number - 1] if alike else self.rng.choice(POISONS, found.shape)
+                other = np.asarray(POISONS)[self.number - 1] if alike else self.rng.choice(POISONS, result.shape)
                 if self.number > RUNS:  # remainders, for one, make one value of nearly all of the five
-                    size = 2.0 ** self.rng.uniform(-16, 15, found.shape)
+                    size = 2.0 ** self.rng.uniform(-16, 15, result.shape)
                     other = np.where(
-                        self.rng.random(found.shape) < 0.5, other, size * self.rng.choice([-1, 1], found.shape)
+                        self.rng.random(result.shape) < 0.5, other, size * self.rng.choice([-1, 1], result.shape)
                     )
             else:
-                other = self.number % 2 if self.number <= 2 else self.rng.integers(0, 2, found.shape)
-            other = np.broadcast_to(np.asarray(other), found.shape).astype(found.dtype)
-            found = np.where(mask, other, found)
+                other = self.number % 2 if self.number <= 2 else self.rng.integers(0, 2, result.shape)
+            other = np.broadcast_to(np.asarray(other), result.shape).astype(result.dtype)
+            result = np.where(mask, other, result)
             hidden = hidden | mask
         if np.any(hidden):
-            self.hidden[id(found)] = found, np.broadcast_to(hidden, found.shape)
-        return found
+            self.hidden[id(result)] = result, np.broadcast_to(hidden, result.shape)
+        return result
 
 
 def _close(args: Sequence[Any]) -> Any:
@@ -458,9 +464,9 @@ class _Indices(_Run):
     inside = True
 
     def operator(self, op: OperatorSpec, args: list[Any], info: StructInfo) -> Any:
-        found = [actual_info(a) for a in args]
-        for used in op.substituted(self.symbols).indexed([i for i in found if isinstance(i, TensorInfo)]):
-            places, size = args[used.position].reshape(-1)[used.column :: used.every], as_int(used.size)
+        result = [actual_info(a) for a in args]
+        for used in op.substituted(self.symbols).indexed([i for i in result if isinstance(i, TensorInfo)]):
+            places, size = args[used.position].reshape(-1)[used.offset :: used.stride], as_int(used.size)
             self.inside &= bool(size is not None and ((places >= 0) & (places < size)).all())
         return super().operator(op, args, info)
 

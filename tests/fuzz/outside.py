@@ -19,6 +19,7 @@ from relax_tune.ir.core.dtype import is_floating
 from relax_tune.ir.core.expr import Var, const
 from relax_tune.ir.interp.graph_values import actual_info
 from relax_tune.ir.op.base import Deduction, OperatorSpec
+from relax_tune.ir.op.registry import ELEMENTWISE
 
 Array = np.ndarray[Any, Any]
 OPSET = 20
@@ -26,7 +27,7 @@ OPSET = 20
 
 @dataclass(frozen=True)
 class Node:
-    """An ONNX node. extra: inputs after those of the operator. result: the number of the output that is compared."""
+    """An ONNX node. extra: inputs after the inputs of the operator. result: the number of the output that is compared."""
 
     kind: str
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -79,17 +80,11 @@ def _has_nan(a: Array) -> bool:
 
 
 NODES: Mapping[str, Callable[[Any, Sequence[Array]], Node | None]] = {
-    "exp": _plain("Exp"), "erf": _plain("Erf"), "tanh": _plain("Tanh"), "sigmoid": _plain("Sigmoid"), "gelu": _plain("Gelu"),
-    "sqrt": _plain("Sqrt"), "log": _plain("Log"), "bitwise_and": _plain("BitwiseAnd"), "bitwise_or": _plain("BitwiseOr"),
-    "bitwise_xor": _plain("BitwiseXor"), "bitwise_not": _plain("BitwiseNot"),
-    "sin": _plain("Sin"), "cos": _plain("Cos"), "tan": _plain("Tan"),
-    "asin": _plain("Asin"), "acos": _plain("Acos"), "atan": _plain("Atan"), "sinh": _plain("Sinh"), "cosh": _plain("Cosh"),
-    "asinh": _plain("Asinh"), "acosh": _plain("Acosh"), "atanh": _plain("Atanh"), "floor": _plain("Floor"),
-    "rint": _plain("Round"), "abs": _plain("Abs"), "relu": _ordered("Relu"), "logical_not": _plain("Not"),
-    "add": _plain("Add"), "sub": _plain("Sub"), "mul": _plain("Mul"), "div": _plain("Div"), "maximum": _ordered("Max"),
-    "minimum": _ordered("Min"), "equal": _plain("Equal"), "less": _plain("Less"), "less_equal": _plain("LessOrEqual"),
-    "logical_and": _plain("And"), "logical_or": _plain("Or"), "power": _plain("Pow"), "fmod": _plain("Mod", fmod=1),
-    "modulo": _modulo, "where": _plain("Where"), "matmul": lambda op, args: None if op.transpose_b else Node("MatMul"),
+    **{name: _plain(op.onnx.name) for name, op in ELEMENTWISE.items() if op.onnx},
+    "gelu": _plain("Gelu"), "relu": _ordered("Relu"), "add": _plain("Add"), "sub": _plain("Sub"), "mul": _plain("Mul"),
+    "div": _plain("Div"), "maximum": _ordered("Max"), "minimum": _ordered("Min"), "logical_and": _plain("And"),
+    "power": _plain("Pow"), "fmod": _plain("Mod", fmod=1), "modulo": _modulo, "where": _plain("Where"),
+    "matmul": lambda op, args: None if op.transpose_b else Node("MatMul"),
     "softmax": lambda op, args: Node("Softmax", {"axis": -1}) if args[0].size else None,
     "sum": _reduction("ReduceSum"), "prod": _reduction("ReduceProd"), "mean": _where_not_empty("ReduceMean"),
     "max": _where_not_empty("ReduceMax"), "min": _where_not_empty("ReduceMin"), "arg_max": _arg_max, "cum_sum": _scan,
@@ -106,7 +101,7 @@ NODES: Mapping[str, Callable[[Any, Sequence[Array]], Node | None]] = {
 
 def differences(seed: int, count: int) -> tuple[int, list[str]]:
     """Compare random uses of operators; return how many were, and a sentence for each that differs."""
-    rng, compared, found, names = random.Random(seed), 0, list[str](), sorted(NODES)
+    rng, compared, result, names = random.Random(seed), 0, list[str](), sorted(NODES)
     while compared < count:
         name = rng.choice(names)
         w = Grower(rng)
@@ -119,8 +114,8 @@ def differences(seed: int, count: int) -> tuple[int, list[str]]:
         if text is None:
             continue
         compared += 1
-        found += [f"{name}: {text}"] * bool(text)
-    return compared, found
+        result += [f"{name}: {text}"] * bool(text)
+    return compared, result
 
 
 def difference(draft: Draft, rng: random.Random) -> str | None:
@@ -151,21 +146,21 @@ def _compared(op: OperatorSpec, node: Node, args: Sequence[Array]) -> str | None
             return None
     assert isinstance(ours, np.ndarray)
     if ours.shape != theirs.shape:
-        return f"wanted shape {theirs.shape}, found {ours.shape}"
-    wanted, got = theirs.astype(np.float64), ours.astype(np.float64)
+        return f"expected shape {theirs.shape}, got {ours.shape}"
+    expected, got = theirs.astype(np.float64), ours.astype(np.float64)
     with np.errstate(all="ignore"):
         # sums in another order
-        scale = np.max(np.abs(wanted), initial=0, where=np.isfinite(wanted))
+        scale = np.max(np.abs(expected), initial=0, where=np.isfinite(expected))
         grain = 1e-6 if op.name in ("erf", "gelu") else 1e-9  # the erf of the reference has single precision
-        close = np.isclose(got, wanted, rtol=1e-6, atol=grain * max(1.0, float(scale)), equal_nan=True)
+        close = np.isclose(got, expected, rtol=1e-6, atol=grain * max(1.0, float(scale)), equal_nan=True)
     unsure = np.zeros(close.shape, bool)
     if op.name in ("matmul", "sum", "prod", "mean", "cum_sum", "softmax", "scatter_nd", "scatter_elements"):
-        unsure = ~np.isfinite(wanted) | ~np.isfinite(got)  # the order decides what overflows
+        unsure = ~np.isfinite(expected) | ~np.isfinite(got)  # the order decides what overflows
     if np.all(close | unsure):
         return ""
     at = tuple(int(i) for i in np.argwhere(~(close | unsure))[0])
     where = [a[at] if a.shape == ours.shape else a.shape for a in args]
-    return f"{op!r} at {list(at)} of {where}: wanted {theirs[at]!r}, found {ours[at]!r}"
+    return f"{op!r} at {list(at)} of {where}: expected {theirs[at]!r}, got {ours[at]!r}"
 
 
 def evaluate(node: Node, args: Sequence[Array]) -> Array:
@@ -179,13 +174,13 @@ def evaluate(node: Node, args: Sequence[Array]) -> Array:
         for n, a in zip(names, every)
     ]
     results = ["y", "z"][: node.result + 1]
-    made = helper.make_node(node.kind, names[: len(args) + len(node.extra)], results, **node.attributes)
+    proto = helper.make_node(node.kind, names[: len(args) + len(node.extra)], results, **node.attributes)
     out = [helper.make_empty_tensor_value_info(r) for r in results]
     constants = [numpy_helper.from_array(a, n) for n, a in zip(names[len(args) :], node.extra)]
-    graph = helper.make_graph([made], "one", given[: len(args)], out, constants)
+    graph = helper.make_graph([proto], "one", given[: len(args)], out, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
-    found = _session(model).run(None, dict(zip(names, args)))
-    return np.asarray(found[node.result])
+    actual = _session(model).run(None, dict(zip(names, args)))
+    return np.asarray(actual[node.result])
 
 
 def _session(model: Any) -> Any:

@@ -24,7 +24,7 @@ import numpy as np
 from tests.fuzz.coverage import Finding, Place, Tally
 from tests.fuzz.draft import ELEMENTS, Draft, Grower, arguments, sizes_of
 from tests.fuzz.execute import SECONDS, Bench, Outcome, Trial, Way, execute, in_child
-from tests.fuzz.known import SHAPES_ALONE
+from tests.fuzz.known import READS_NO_ELEMENTS
 from tests.fuzz.operators import grow
 from tests.fuzz.oracle import Array, Expected, indices_inside
 from tests.fuzz.shrink import kind_of, shrink, store
@@ -38,15 +38,15 @@ CALLS = 2
 STYLES = ("plain", "small", "edges", "plain", "small", "edges", "zeros")
 STEPS = (1, 2, 2, 3, 3, 4, 6)
 WAYS = (
-    "c generic 0", "c generic 1", "c tuned 0", "c generic 0", "c traces 0", "c generic 0", "c library 0", "c generic 3",
-    "opencl generic 1", "c generic 0", "c traces 1", "c generic 1", "c tuned 1", "opencl tuned 1", "c generic 0", "cuda generic 1",
+    "c generic 0", "c generic 1", "c tuned 3", "c generic 0", "c traces 3", "c generic 0", "c library 0", "c generic 3",
+    "opencl generic 1", "c generic 0", "c traces 1", "c generic 1", "c tuned 3", "opencl tuned 1", "c generic 0", "cuda generic 1",
     "c library 1", "cuda tuned 1",
 )  # fmt: skip
-"""Target, policy and level of optimisation of batches, in turns."""
+"""Target, policy and level of optimisation of batches, one after the other."""
 BATCH = {"c": 48, "opencl": 12, "cuda": 8}
 """Programs of a batch by target; a quarter of them where tuned, which takes ten times as long."""
 SLICE = 300
-"""Seconds after which findings are shortened and totals kept."""
+"""Seconds after which findings are shortened and totals stored."""
 LIFE = 40
 """Batches of a worker: what it has compiled stays in its memory."""
 
@@ -55,32 +55,32 @@ def wrong(draft: Draft, module: Any, args: Sequence[Array], result: Any, target:
     """Return what is wrong with the outcome of a call, "" for nothing."""
     try:
         with np.errstate(all="ignore"):
-            said = run_function(module, "main", args)
+            interpreted = run_function(module, "main", args)
     except UserError as error:
         tally.counts["refused"] += 1
         if isinstance(result, str):
             wrongly = "indices" in str(error) and indices_inside(module, args)
             return f"refused, though every index is inside: {error}" if wrongly else ""
-        if any(s.op.name == SHAPES_ALONE for s in draft.steps):
+        if any(s.op.name == READS_NO_ELEMENTS for s in draft.steps):
             return ""
         return f"the interpreter refuses, the program does not: {error}"
     except Exception as error:
         return f"the interpreter crashes: {type(error).__name__}: {error}"
     if isinstance(result, str):
         return f"the program refuses, the interpreter does not: {result}"
-    wanted = Expected(module, args, target)
-    plain = wanted.judge(said if len(draft.outputs) > 1 else (said,))
+    expected = Expected(module, args, target)
+    plain = expected.judge(interpreted if len(draft.outputs) > 1 else (interpreted,))
     if plain.problems:
         return f"the interpreter: {plain.problems[0]}"
-    found = wanted.judge(result)
-    tally.counts["judged"] += found.judged
-    tally.counts["skipped"] += found.skipped
-    return found.problems[0] if found.problems else ""
+    actual = expected.judge(result)
+    tally.counts["judged"] += actual.judged
+    tally.counts["skipped"] += actual.skipped
+    return actual.problems[0] if actual.problems else ""
 
 
 def programs(rng: random.Random, count: int, tally: Tally) -> list[tuple[Draft, Trial]]:
-    made: list[tuple[Draft, Trial]] = []
-    while len(made) < count:
+    trials: list[tuple[Draft, Trial]] = []
+    while len(trials) < count:
         w = Grower(rng)
         grow(w, rng.choice(STEPS), lambda name: 1 / (3 + tally.uses[name]) ** 0.5)
         if not any(kind == "step" for kind, _ in w.order):
@@ -93,9 +93,9 @@ def programs(rng: random.Random, count: int, tally: Tally) -> list[tuple[Draft, 
             continue
         trial = Trial(module, tuple(calls(draft, rng)))
         if trial.calls:
-            made.append((draft, trial))
+            trials.append((draft, trial))
             tally.uses.update(s.op.name for s in draft.steps)
-    return made
+    return trials
 
 
 def calls(draft: Draft, rng: random.Random) -> Iterator[Sequence[Array]]:
@@ -132,7 +132,7 @@ def examine(way: Way, at: tuple[int, int], draft: Draft, trial: Trial, outcome: 
 
 
 def one_batch(bench: Bench | None, seed: int, number: int, ways: Sequence[str]) -> Tally:
-    """Try a batch: at a bench, or without one each program in a process of its own."""
+    """Try a batch: at a bench, or without one each program in a separate process."""
     tally, way = Tally(next=number + 1), way_of(seed, number, ways)
     clock = Clock(tally)
     batch = batch_of(seed, number, way, tally)
@@ -146,8 +146,8 @@ def one_batch(bench: Bench | None, seed: int, number: int, ways: Sequence[str]) 
     return tally
 
 
-def found_at(seed: int, place: Place, ways: Sequence[str]) -> Finding:
-    """The program of a finding. Workers send its place alone: types are compared by identity, which a copy would lose."""
+def finding_at(seed: int, place: Place, ways: Sequence[str]) -> Finding:
+    """The program of a finding. Workers send only its place: types are compared by identity, which a copy would lose."""
     way = way_of(seed, place.batch, ways)
     draft, trial = batch_of(seed, place.batch, way, Tally())[place.program]
     return Finding(way, draft, list(trial.calls[place.call]), place.why)
@@ -212,20 +212,20 @@ def campaign(
                 if w.pipe not in ready:
                     continue
                 try:
-                    found = w.pipe.recv()
+                    result = w.pipe.recv()
                 except EOFError:
                     tally.counts["deaths"] += 1
-                    found = one_batch(None, seed, w.next, ways)
+                    result = one_batch(None, seed, w.next, ways)
                     w.next += jobs
-                    tally.add(found)
-                    found = None
-                if found is None:
+                    tally.add(result)
+                    result = None
+                if result is None:
                     w.stop()
                     workers[k] = Worker.start(seed, w.next, jobs, ways)
                     continue
                 w.next += jobs
-                tally.add(found)
-                for f in found.findings:
+                tally.add(result)
+                for f in result.findings:
                     print(f"batch {f.batch}.{f.program} {way_of(seed, f.batch, ways)}: {f.why[-300:]}", flush=True)
     finally:
         for w in workers:
@@ -247,7 +247,7 @@ def reason(
 
 
 def _refused(module: Any, args: Sequence[Array]) -> bool:
-    """Return whether the interpreter refuses a call: shapes that can never fit may be found by the build already."""
+    """Return whether the interpreter refuses a call: the build may already refuse shapes that can never fit."""
     try:
         with np.errstate(all="ignore"):
             run_function(module, "main", args)
@@ -287,7 +287,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first batch")
     parser.add_argument("--most", type=int, help="number of programs")
-    parser.add_argument("--shrink", type=float, default=20, help="seconds for each finding; 0: as it was found")
+    parser.add_argument("--shrink", type=float, default=20, help="seconds to shorten each finding; 0: do not shorten")
     parser.add_argument("--store", help="the folder for findings")
     parser.add_argument("--tally", type=Path, help="a file of totals: go on where it ends, and add to it")
     parser.add_argument("--ways", default=",".join(WAYS))
@@ -295,7 +295,7 @@ def main() -> int:
     total = Tally.read(asked.tally) if asked.tally else Tally()
     total.findings, past = [], total.findings
     for place in past:
-        total.findings += [place] if still_found(asked.seed, place, asked.ways.split(",")) else []
+        total.findings += [place] if is_reproduced(asked.seed, place, asked.ways.split(",")) else []
     total.counts["accepted since"] += len(past) - len(total.findings)
     first, end = max(asked.first, total.next), time.monotonic() + asked.secs
     while (left := end - time.monotonic()) > 0 and (asked.most is None or total.total < asked.most):
@@ -305,13 +305,13 @@ def main() -> int:
         if asked.tally:
             total.write(asked.tally)
         for place in tally.findings:
-            report(found_at(asked.seed, place, asked.ways.split(",")), place.batch, asked.shrink, asked.store)
+            report(finding_at(asked.seed, place, asked.ways.split(",")), place.batch, asked.shrink, asked.store)
     print(total.text(sum(total.millis.values()) / 1000))
     return bool(total.findings)
 
 
-def still_found(seed: int, place: Place, ways: Sequence[str]) -> bool:
-    """Try the batch of an earlier finding again, and return whether its program is found again."""
+def is_reproduced(seed: int, place: Place, ways: Sequence[str]) -> bool:
+    """Try the batch of an earlier finding again, and return whether it fails again."""
     tally = in_child(lambda bench: one_batch(bench, seed, place.batch, ways))
     return tally is None or any(f.program == place.program for f in tally.findings)
 

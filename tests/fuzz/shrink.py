@@ -1,4 +1,4 @@
-"""Smaller programs that fail alike: fewer operators, smaller shapes, simpler values; kept as text with their arguments."""
+"""Smaller programs that fail alike: fewer operators, smaller shapes, simpler values; stored as text with their arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Why = Callable[[Draft, Any, Sequence[Array], Outcome], str]
 
 
 def shrink(case: Case, way: Way, why: Why, kind: str, secs: float) -> tuple[Case, str]:
-    """Return the smallest case found in some seconds whose failure is of the same kind, and its reason."""
+    """Return the smallest case, within some seconds, whose failure is of the same kind, and its reason."""
     end, reason = time.monotonic() + secs, kind
     while time.monotonic() < end:
         candidates = list(_distinct(_smaller(*case)))[:48]
@@ -38,14 +38,14 @@ def shrink(case: Case, way: Way, why: Why, kind: str, secs: float) -> tuple[Case
                 fitting.append((draft, args))
             except (RelaxTuneError, AssertionError, ValueError):
                 continue
-        found = [
+        result = [
             (c, text)
             for c, t, o in zip(fitting, trials, execute(way, trials), strict=True)
             if kind_of(text := why(c[0], t.module, c[1], o)) == kind
         ]
-        if not found:
+        if not result:
             break
-        case, reason = min(found, key=lambda f: _weight(*f[0]))
+        case, reason = min(result, key=lambda f: _weight(*f[0]))
     return case, reason
 
 
@@ -62,11 +62,11 @@ def _weight(draft: Draft, args: Sequence[Array]) -> tuple[int, ...]:
 
 
 def _distinct(cases: Iterator[Case]) -> Iterator[Case]:
-    seen = set()
+    visited = set()
     for draft, args in cases:
         key = (draft, tuple((a.shape, a.tobytes()) for a in args))
-        if key not in seen:
-            seen.add(key)
+        if key not in visited:
+            visited.add(key)
             yield draft, args
 
 
@@ -74,22 +74,22 @@ def _smaller(draft: Draft, args: list[Array]) -> Iterator[Case]:
     for make in (_outputs, _cuts, _bypasses, _sizes, _values):
         for d, a in make(draft, args):
             pruned = d.pruned()
-            kept = _kept(d, pruned, a)
-            if kept is not None and _weight(pruned, kept) < _weight(draft, args):
-                yield pruned, kept
+            remaining = _arguments_of(d, pruned, a)
+            if remaining is not None and _weight(pruned, remaining) < _weight(draft, args):
+                yield pruned, remaining
 
 
-def _kept(draft: Draft, pruned: Draft, args: Sequence[Array]) -> list[Array] | None:
+def _arguments_of(draft: Draft, pruned: Draft, args: Sequence[Array]) -> list[Array] | None:
     """The arguments of the inputs that pruning left, which keeps their order."""
-    found, at = [], 0
+    result, at = [], 0
     for i in pruned.inputs:
         while at < len(draft.inputs) and draft.inputs[at] is not i:
             at += 1
         if at == len(draft.inputs):
             return None
-        found.append(args[at])
+        result.append(args[at])
         at += 1
-    return found
+    return result
 
 
 def _outputs(draft: Draft, args: list[Array]) -> Iterator[Case]:
@@ -112,14 +112,14 @@ def _cuts(draft: Draft, args: list[Array]) -> Iterator[Case]:
     for p in range(len(draft.steps)):
         var = variables[n + p]
         if isinstance(var.info, TensorInfo) and var.info.shape is not None and var.info.dtype is not None:
-            made = Input(var.info.shape, var.info.dtype)
+            input_ = Input(var.info.shape, var.info.dtype)
             number = {**{k: k for k in range(n)}, n + p: n}
             number |= {n + q: n + 1 + q - (q > p) for q in range(len(draft.steps)) if q != p}
             steps = tuple(
                 replace(s, args=tuple(number[a] for a in s.args)) for q, s in enumerate(draft.steps) if q != p
             )
             yield (
-                Draft(draft.symbols, (*draft.inputs, made), steps, tuple(number[o] for o in draft.outputs)),
+                Draft(draft.symbols, (*draft.inputs, input_), steps, tuple(number[o] for o in draft.outputs)),
                 [*args, np.asarray(values[var]).astype(var.info.dtype.numpy)],
             )
 
@@ -155,12 +155,12 @@ def _sizes(draft: Draft, args: list[Array]) -> Iterator[Case]:
 
 def _cut(i: Input, a: Array, known: Mapping[Var, Any]) -> Array:
     shape = tuple(max(0, as_int(substitute(d, known)) or 0) for d in i.dims)
-    found = a[tuple(slice(0, s) for s in shape)]
-    if found.shape != shape:
-        found = np.resize(a, shape) if a.size else np.zeros(shape, a.dtype)
+    result = a[tuple(slice(0, s) for s in shape)]
+    if result.shape != shape:
+        result = np.resize(a, shape) if a.size else np.zeros(shape, a.dtype)
     if i.below is not None:
-        found = np.minimum(found, max(0, (as_int(substitute(i.below, known)) or 1) - 1))
-    return np.ascontiguousarray(found).astype(a.dtype)
+        result = np.minimum(result, max(0, (as_int(substitute(i.below, known)) or 1) - 1))
+    return np.ascontiguousarray(result).astype(a.dtype)
 
 
 def _values(draft: Draft, args: list[Array]) -> Iterator[Case]:
@@ -177,18 +177,18 @@ def _values(draft: Draft, args: list[Array]) -> Iterator[Case]:
 
 
 def store(case: Case, way: Way, why: str, folder: Path = REGRESSIONS) -> Path:
-    """Write a case as `.relax` and `.json`, under a name made of its operators."""
+    """Write a case as `.relax` and `.json`, under a name of its operators."""
     draft, args = case
     module = draft.module()
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.blake2b(repr((draft, way)).encode(), digest_size=3).hexdigest()
     path = folder / f"{'_'.join(s.op.name for s in draft.steps)[:60]}_{digest}.relax"
     save_text(module, path)
-    told = {
+    stored = {
         "target": way.target, "policy": way.policy, "level": way.level, "seed": way.seed, "found": why.splitlines()[0][:300],
         "arguments": [{"dtype": str(a.dtype), "shape": a.shape, "values": _plain(a)} for a in args],
     }  # fmt: skip
-    path.with_suffix(".json").write_text(json.dumps(told, indent=1) + "\n")
+    path.with_suffix(".json").write_text(json.dumps(stored, indent=1) + "\n")
     return path
 
 
@@ -197,8 +197,8 @@ def _plain(a: Array) -> list[Any]:
 
 
 def read(path: Path) -> tuple[Way, list[Array], Mapping[str, Any]]:
-    """The way and the arguments of a stored case, and all that is told of it."""
-    told = json.loads(path.with_suffix(".json").read_text())
-    way = Way(told["target"], told["policy"], told["level"], told["seed"])
-    args = [np.array(a["values"], dtype(a["dtype"]).numpy).reshape(a["shape"]) for a in told["arguments"]]
-    return way, args, told
+    """Return the configuration and the arguments of a stored case, and its metadata."""
+    stored = json.loads(path.with_suffix(".json").read_text())
+    way = Way(stored["target"], stored["policy"], stored["level"], stored["seed"])
+    args = [np.array(a["values"], dtype(a["dtype"]).numpy).reshape(a["shape"]) for a in stored["arguments"]]
+    return way, args, stored

@@ -1,4 +1,4 @@
-"""Decoders on the inputs that the fuzzer kept: each is read, or refused by an error of ours."""
+"""Decoders on the stored inputs of the fuzzer: each is read, or refused by an error of ours."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def test_every_decoder_has_a_corpus() -> None:
 
 
 @pytest.mark.parametrize("path", INPUTS)
-def test_decoder_on_kept_input_reads_or_refuses(path: str) -> None:
+def test_decoder_on_stored_input_reads_or_refuses(path: str) -> None:
     decode(path.partition("/")[0], (CORPUS / path).read_bytes())

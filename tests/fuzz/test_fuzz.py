@@ -1,4 +1,4 @@
-"""The fuzzer's own checks, the cases it has found, and a fixed run of it, in a process of their own.
+"""The fuzzer's checks, its stored findings, and a fixed run of it, in a separate process.
 
 Their children are forked, which is safe only where no thread pool of OpenMP or OpenCL runs yet; other tests start these.
 """

@@ -32,6 +32,9 @@ from relax_tune.runtime.program.scalars import Opcode, ScalarBuilder
 C_PRELUDE = """/*prelude*/
 #include <stdint.h>
 static inline float relu(float x) { return x > 0.0f ? x : 0.0f; }
+#if !defined(RT_PARALLEL_FOR)
+#define RT_PARALLEL_FOR(part, data, count, uneven, pays) part(data, 0, count)
+#endif
 /*end prelude*/
 """
 CL_PRELUDE = """/*prelude*/
@@ -43,10 +46,15 @@ C_KERNELS = {
   for (int i = 0; i < 3; ++i) p[i] = b[i] * 1.0f;
 }
 """,
-    "affine": """void affine(const float* restrict x, const float* restrict p, float* restrict y, int64_t n) {
-  #pragma omp parallel for
-  for (int64_t i = 0; i < n; ++i)
-    for (int j = 0; j < 3; ++j) y[i * 3 + j] = relu(2.0f * x[i * 3 + j]) + p[j];
+    "affine": """struct rt_data_0_affine { const float *x, *p; float *y; };
+static void rt_part_0_affine(const void *data, int64_t first, int64_t end) {
+  const struct rt_data_0_affine d = *(const struct rt_data_0_affine *)data;
+  for (int64_t i = first; i < end; ++i)
+    for (int j = 0; j < 3; ++j) d.y[i * 3 + j] = relu(2.0f * d.x[i * 3 + j]) + d.p[j];
+}
+void affine(const float* restrict x, const float* restrict p, float* restrict y, int64_t n) {
+  const struct rt_data_0_affine d = {x, p, y};
+  RT_PARALLEL_FOR(rt_part_0_affine, &d, n, 0, 1);
 }
 """,
     "affine_few": """void affine_few(const float* restrict x, const float* restrict p, float* restrict y, int64_t n) {
@@ -114,7 +122,7 @@ def small_program(kind: str, upper: int | None = 4096) -> Program:
     return Program(
         symbols=(Symbol("n", 0, upper),),
         scalars=b.code,
-        checks=(Check(not_13, "dim 0 of x: wanted anything but 13, found {0}", (n,)),),
+        checks=(Check(not_13, "dim 0 of x: expected anything but 13, got {0}", (n,)),),
         buffers=(
             BufferSpec("x", "float32", (n, three), "input"),
             BufferSpec("bias", "float32", (three,), "const"),

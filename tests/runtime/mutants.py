@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable
 
 Mutation = Callable[[str], str]
-_LOOP = re.compile(r"(#pragma omp parallel for[^\n]*\n *for \(i64 (\w+) = 0; \2 < )([^;]+)(; \2\+\+\) \{)")
+_CALL = re.compile(r"(RT_PARALLEL_FOR\(rt_part_\w+, &rt_data, )(.+?)(, [01], )")
+_LOOP = re.compile(r"for \((\w+) (\w+) = \(\1\)rt_from; \2 < \(\1\)rt_to; \2\+\+\) \{")
 
 
 def one_too_many(text: str) -> str:
     """The threads run one iteration more; in OpenCL, the groups start at 1."""
-    text = _LOOP.sub(r"\1\3 + 1\4", text)
+    text = _CALL.sub(r"\1(\2) + 1\3", text)
     return text.replace("get_group_id(0)", "(get_group_id(0) + 1)")
 
 
@@ -27,11 +28,7 @@ def no_initial_value(text: str) -> str:
 
 def two_threads_one_element(text: str) -> str:
     """Two neighbouring iterations (groups) do the same."""
-    text = re.sub(
-        r"(#pragma omp parallel for[^\n]*\n *for \(i64 )(\w+)( = 0; )\2 < ([^;]+); \2\+\+\) \{",
-        r"\1\2_2\3\2_2 < \4; \2_2++) { const i64 \2 = \2_2 / 2;",
-        text,
-    )
+    text = _LOOP.sub(r"for (\1 \2_2 = (\1)rt_from; \2_2 < (\1)rt_to; \2_2++) { const \1 \2 = \2_2 / 2;", text)
     return text.replace("get_group_id(0)", "(get_group_id(0) / 2)")
 
 

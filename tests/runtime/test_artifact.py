@@ -93,7 +93,7 @@ def test_model_opens_device_by_name(saved: Path, small: Any) -> None:
 def test_a_device_of_another_kind_is_refused(device: Device, small: Any, tmp_path: Path) -> None:
     other = "c" if device.info.kind == "opencl" else "opencl"
     path = save_artifact(tmp_path / "m.rta", small.program(other), small.constants)
-    with pytest.raises(ArtifactError, match=f"wanted a device of kind {other}, found {device.info.kind}"):
+    with pytest.raises(ArtifactError, match=f"expected a device of kind {other}, got {device.info.kind}"):
         load_artifact(path).open(device)
 
 
@@ -111,14 +111,14 @@ def test_artifact_opens_driver_named_by_fingerprint(part: str, small: Any, tmp_p
             assert dict(model.executor.device.info.fingerprint) == facts
     facts["platform"] = "a driver of another machine"
     path = save_artifact(tmp_path / "other.rta", small.program("opencl"), small.constants, {"fingerprint": facts})
-    with pytest.warns(UserWarning, match="tuned elsewhere"), load_artifact(path).open() as model:
+    with pytest.warns(UserWarning, match="tuned on another device"), load_artifact(path).open() as model:
         assert "PoCL" in dict(model.executor.device.info.fingerprint)["platform"]
 
 
 def test_another_fingerprint_warns(device: Device, small: Any, tmp_path: Path) -> None:
     facts = dict(device.info.fingerprint) | {"cpu": "something else"}
     path = save_artifact(tmp_path / "m.rta", small.program(device.info.kind), small.constants, {"fingerprint": facts})
-    with pytest.warns(UserWarning, match=r"tuned elsewhere \(cpu differ\)"):
+    with pytest.warns(UserWarning, match=r"tuned on another device \(cpu differ\)"):
         load_artifact(path).open(device).close()
 
 
@@ -182,21 +182,21 @@ def test_forged_parts_are_refused(saved: Path, small: Any) -> None:
     forged(saved, {})
     assert isinstance(load_artifact(saved), Artifact), "the forger of this test makes files that would be read"
     attempts: list[tuple[dict[str, bytes], tuple[str, ...] | None, str]] = [
-        ({"manifest.json": json.dumps(manifest | {"schema": 1}).encode()}, None, "wanted schema 2 .*found 1"),
-        ({"manifest.json": json.dumps(manifest | {"format": "x"}).encode()}, None, "wanted format"),
-        ({"manifest.json": json.dumps(manifest | {"members": {}}).encode()}, None, "wanted hashes"),
-        ({"manifest.json": json.dumps(manifest | {"extra": 3}).encode()}, None, "wanted hashes"),
+        ({"manifest.json": json.dumps(manifest | {"schema": 1}).encode()}, None, "expected schema 2 .*got 1"),
+        ({"manifest.json": json.dumps(manifest | {"format": "x"}).encode()}, None, "expected format"),
+        ({"manifest.json": json.dumps(manifest | {"members": {}}).encode()}, None, "expected hashes"),
+        ({"manifest.json": json.dumps(manifest | {"extra": 3}).encode()}, None, "expected hashes"),
         ({"manifest.json": json.dumps(manifest | {"device_kind": "opencl"}).encode()}, None, "its kernels c"),
-        ({"manifest.json": b"[" * 100_000}, None, "wanted JSON"),
+        ({"manifest.json": b"[" * 100_000}, None, "expected JSON"),
         ({"programs.json": b"\xff\xfe"}, None, "UTF-8"),
-        ({"programs.json": json.dumps([program | {"schema": SCHEMA + 1}]).encode()}, None, "wanted schema"),
+        ({"programs.json": json.dumps([program | {"schema": SCHEMA + 1}]).encode()}, None, "expected schema"),
         ({"programs.json": b"[]"}, None, "at least one program"),
         ({"programs.json": json.dumps([program, program]).encode()}, None, "distinct names"),
         ({"constants.safetensors": b"\0" * 16}, None, "safetensors"),
         ({"constants.safetensors": safetensors.numpy.save({"bias": np.zeros(4, np.float32)})}, None, "constant bias"),
         ({"constants.safetensors": safetensors.numpy.save({})}, None, r"missing \['bias'\]"),
-        ({"x.py": b"boom"}, None, "wanted the members"),
-        ({}, ("programs.json", "manifest.json", "constants.safetensors"), "wanted the members"),
+        ({"x.py": b"boom"}, None, "expected the members"),
+        ({}, ("programs.json", "manifest.json", "constants.safetensors"), "expected the members"),
     ]
     for change, order, says in attempts:
         saved.write_bytes(original)
@@ -209,7 +209,7 @@ def test_save_refuses_mismatched_parts(tmp_path: Path, small: Any) -> None:
     program = small.program("c")
     with pytest.raises(ArtifactError, match=r"missing \['bias'\]"):
         save_artifact(tmp_path / "m.rta", program, {})
-    with pytest.raises(ArtifactError, match="constant bias: wanted float32"):
+    with pytest.raises(ArtifactError, match="constant bias: expected float32"):
         save_artifact(tmp_path / "m.rta", program, {"bias": np.zeros(3)})
     with pytest.raises(ArtifactError, match="JSON values"):
         save_artifact(tmp_path / "m.rta", program, small.constants, {"x": object()})
@@ -218,7 +218,7 @@ def test_save_refuses_mismatched_parts(tmp_path: Path, small: Any) -> None:
     mixed = (*program.kernels, small.program("opencl").kernels[0])
     with pytest.raises(ArtifactError):
         save_artifact(tmp_path / "m.rta", replace(program, kernels=mixed), small.constants)
-    with pytest.raises(ArtifactError, match="one language, found c, opencl"):
+    with pytest.raises(ArtifactError, match="one language, got c, opencl"):
         device_kind([replace(program, kernels=mixed)])
     assert not list(tmp_path.iterdir())
 

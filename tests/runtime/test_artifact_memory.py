@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.runtime.device.watched import serial_loops
+from tests.runtime.device.watched import recorded_loops
 from tests.runtime.whole_models import MODELS
 from tests.support.effort import some, thinned
 from tests.support.tuner_models import minilm_folder
@@ -112,11 +112,8 @@ def test_wrong_opencl_kernels_are_caught(tmp_path: Path) -> None:
     child(simulator(tmp_path / "log"), "mutants-opencl", str(tmp_path / "log"))
 
 
-def test_serial_loops_with_shared_local_array_is_refused() -> None:
-    inside = "void k(float *y, i64 n) {\n#pragma omp parallel for schedule(static)\n  for (i64 i = 0; i < n; i++) {\n"
-    inside += "    float acc[4] __attribute__((aligned(64)));\n    acc[0] = 1.0f;\n    y[i] = acc[0];\n  }\n}\n"
-    assert serial_loops(inside).count("rec_step();") == 1
-    outside = inside.replace("    float acc[4] __attribute__((aligned(64)));\n", "")
-    outside = outside.replace("#pragma", "  float acc[4] __attribute__((aligned(64)));\n#pragma")
+def test_recorded_loops_with_shared_local_array_is_refused() -> None:
+    kernel = "void k(float *y, i64 n) {\n  float acc[4] __attribute__((aligned(64)));\n  const struct rt_data_0_k rt_data = {y%s};\n}\n"
+    assert recorded_loops(kernel % "").endswith(kernel % "")
     with pytest.raises(AssertionError, match="acc"):
-        serial_loops(outside)
+        recorded_loops(kernel % ", acc")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relax_tune.runtime.atomic_write import write_whole
+from relax_tune.runtime.atomic_write import name_new, write_whole
 
 
 @pytest.fixture(params=["without a name", "with a name"])
@@ -40,3 +40,24 @@ def test_write_whole_honours_umask_and_narrower_mode(tmp_path: Path, before: int
     write_whole(target, memoryview(b"weights"))
     assert (target.read_bytes(), mode(target)) == (b"weights", after)
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_name_new_replaces_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """With hard links and without, neither a file nor a link that leads nowhere loses its name."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    (tmp_path / "taken").write_text("taken")
+    (tmp_path / "dangling").symlink_to(tmp_path / "none")
+    whole = tmp_path / "whole"
+    whole.write_text("new")
+    for name in ("taken", "dangling"):
+        with pytest.raises(FileExistsError):
+            name_new(whole, tmp_path / name)
+    name_new(whole, tmp_path / "free")
+    assert (tmp_path / "free").read_text() == "new" and (tmp_path / "taken").read_text() == "taken"
+    assert (tmp_path / "dangling").is_symlink() and not (tmp_path / "none").exists()

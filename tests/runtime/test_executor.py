@@ -88,16 +88,16 @@ def test_memory_only_grows(executor: Executor) -> None:
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [
-        ([], "small: wanted 1 arguments (x), found 0, missing x"),
-        ({}, "small: wanted an array for parameter x, found arguments for none"),
-        ([np.zeros((2, 3), np.float32)] * 2, "small: wanted 1 arguments (x), found 2"),
-        ({"x": np.zeros((2, 3), np.float32), "w": 1}, "wanted the parameters x, found unknown w"),
-        ([np.zeros(3, np.float32)], "small: parameter x: wanted 2 dimensions (x: float32 (n, 3)), found 1 (3,)"),
-        ([np.zeros((2, 3))], "small: parameter x: wanted dtype float32, found float64"),
-        ([np.zeros((2, 4), np.float32)], "small: parameter x: wanted 3 in dim 1, found 4"),
-        ([[1.0]], "small: parameter x: wanted a NumPy array (x: float32 (n, 3)), found a list"),
-        ([np.zeros((4097, 3), np.float32)], "small: wanted n <= 4096, found 4097 (from dim 0 of parameter x)"),
-        ([np.zeros((13, 3), np.float32)], "small: dim 0 of x: wanted anything but 13, found 13"),
+        ([], "small: expected 1 arguments (x), got 0, missing x"),
+        ({}, "small: expected an array for parameter x, got arguments for none"),
+        ([np.zeros((2, 3), np.float32)] * 2, "small: expected 1 arguments (x), got 2"),
+        ({"x": np.zeros((2, 3), np.float32), "w": 1}, "expected the parameters x, got unknown w"),
+        ([np.zeros(3, np.float32)], "small: parameter x: expected 2 dimensions (x: float32 (n, 3)), got 1 (3,)"),
+        ([np.zeros((2, 3))], "small: parameter x: expected dtype float32, got float64"),
+        ([np.zeros((2, 4), np.float32)], "small: parameter x: expected 3 in dim 1, got 4"),
+        ([[1.0]], "small: parameter x: expected a NumPy array (x: float32 (n, 3)), got a list"),
+        ([np.zeros((4097, 3), np.float32)], "small: expected n <= 4096, got 4097 (from dim 0 of parameter x)"),
+        ([np.zeros((13, 3), np.float32)], "small: dim 0 of x: expected anything but 13, got 13"),
     ],
 )
 def test_wrong_arguments(executor: Executor, inputs: Any, says: str) -> None:
@@ -107,9 +107,9 @@ def test_wrong_arguments(executor: Executor, inputs: Any, says: str) -> None:
 
 def test_upper_bound_is_checked_when_memory_suffices(device: Device, small: Any) -> None:
     executor = Executor(small.program(device.info.kind, upper=4), device, small.constants)
-    with pytest.raises(UserError, match="wanted n <= 4, found 5"):
+    with pytest.raises(UserError, match="expected n <= 4, got 5"):
         executor.run([rows(5)])
-    with pytest.raises(UserError, match="wanted n <= 4, found 5"):
+    with pytest.raises(UserError, match="expected n <= 4, got 5"):
         executor.bind({"n": 5})
     with pytest.raises(UserError, match="symbols"):
         executor.bind({"m": 5})
@@ -124,7 +124,7 @@ def test_a_symbol_seen_twice_must_agree(device: Device, small: Any) -> None:
     executor = Executor(program, device, small.constants)
     x = rows(5)
     np.testing.assert_allclose(executor.run([x, np.zeros(5, np.int32)])[0], small.reference(x), rtol=1e-5, atol=1e-5)
-    with pytest.raises(UserError, match=r"parameter w: wanted 5 in dim 0, found 6 .*n = 5 from dim 0 of parameter x"):
+    with pytest.raises(UserError, match=r"parameter w: .*dim 0, got 6 .*n = 5 .*parameter x"):
         executor.run([x, np.zeros(6, np.int32)])
 
 
@@ -135,26 +135,26 @@ def test_unbound_symbol_is_taken_by_bind_and_refused_by_run(device: Device, smal
     executor = Executor(program, device, small.constants)
     executor.bind({"n": 3, "m": 7}).launch()
     for refused in (lambda: executor.run([rows(3)]), lambda: new_artifact(program, small.constants).open(device)):
-        with pytest.raises(ArtifactError, match=r"every symbol, found none for \['m'\]"):
+        with pytest.raises(ArtifactError, match=r"every symbol, got none for \['m'\]"):
             refused()
 
 
 def test_executor_refuses_foreign_program(device: Device, small: Any) -> None:
     program = small.program(device.info.kind)
-    with pytest.raises(ArtifactError, match="constant bias, found none"):
+    with pytest.raises(ArtifactError, match="constant bias, got none"):
         Executor(program, device, {})
-    with pytest.raises(ArtifactError, match=r"constant bias: wanted float32 \(3,\), found float64"):
+    with pytest.raises(ArtifactError, match=r"constant bias: expected float32 \(3,\), got float64"):
         Executor(program, device, {"bias": np.zeros(3)})
     symbolic = replace(program.buffers[2], shape=(program.buffers[0].shape[0],))
     broken = replace(program, buffers=(*program.buffers[:2], symbolic, *program.buffers[3:]))
-    with pytest.raises(ArtifactError, match="buffer packed: wanted sizes that depend on no symbol"):
+    with pytest.raises(ArtifactError, match=r"buffer packed: .*depend on no symbol"):
         Executor(broken, device, small.constants)
 
 
 def test_temp_larger_than_storage_is_refused(device: Device, small: Any) -> None:
     program = small.program(device.info.kind)
     executor = Executor(replace(program, storages=(program.buffers[0].shape[1],)), device, small.constants)
-    with pytest.raises(ArtifactError, match="buffer y: wanted 84 bytes, its storage has 3"):
+    with pytest.raises(ArtifactError, match=r"buffer y: expected 84 bytes, .*has 3"):
         executor.run([rows(7)])
 
 
@@ -167,7 +167,7 @@ def test_shared_buffers_are_used_in_place(device: Device, small: Any) -> None:
     executor.bind({"n": 9}).launch()
     z = device.download(out, np.dtype(np.float32), (9,))
     np.testing.assert_allclose(z, small.reference(x), rtol=1e-5, atol=1e-5)
-    with pytest.raises(UserError, match="shared buffer x: wanted 120 bytes, found 108"):
+    with pytest.raises(UserError, match="buffer x: expected 120 bytes, got 108"):
         executor.bind({"n": 10})
     executor.close()
     device.download(mine, np.dtype(np.float32), (9, 3))  # still the caller's

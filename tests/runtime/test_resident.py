@@ -21,8 +21,8 @@ from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.struct_info import ShapeInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.shared.algorithms.data_sizes import nonzero
-from relax_tune.ir.frontend.shared.control import LoopBody, Values, loop
+from relax_tune.ir.frontend.shared.handlers.control import LoopBody, Values, loop
+from relax_tune.ir.frontend.shared.handlers.sizes import nonzero
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.indexing.gather import GatherND
@@ -33,7 +33,7 @@ from relax_tune.ir.op.shapes import ReshapeTo, TensorToShape
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.memory.buffer_pool import BufferPool
 from relax_tune.runtime.model import Model
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import device_job
 
 Array = np.ndarray[Any, Any]
 DEVICES = [pytest.param("opencl", marks=pytest.mark.opencl), pytest.param("cuda", marks=pytest.mark.ccompiler)]
@@ -51,7 +51,7 @@ def device_of(kind: str, folder: Path) -> Iterator[Device]:
 
 
 def model_of(module: IRModule, device: Device) -> Model:
-    job = Job(module, device.info, MemoryStore(), QUICK)
+    job = device_job(module, device.info, MemoryStore(), QUICK)
     return job.artifact(job.build("generic")).open(device)
 
 

@@ -70,7 +70,7 @@ def test_stream_carries_the_error_of_a_call_after_earlier_results(model: Model) 
     found = model.stream(inputs, depth=2)
     for x in inputs[:4]:
         assert next(found)[0].tobytes() == model.run(x)[0].tobytes()
-    with pytest.raises(UserError, match="wanted"):
+    with pytest.raises(UserError, match="parameter x: expected 3"):
         next(found)
     assert list(found) == []
 
@@ -87,11 +87,11 @@ def test_stream_of_a_closed_model_is_refused(model: Model) -> None:
 
 def test_stream_refuses_wrong_arguments(model: Model) -> None:
     for depth in (0, -1, 1.5, True):
-        with pytest.raises(UserError, match="depth: wanted a whole number"):
+        with pytest.raises(UserError, match="depth: expected a whole number"):
             model.stream([], depth=depth)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="one of its functions"):
         model.stream([], function="nobody")
-    with pytest.raises(UserError, match="found a int"):
+    with pytest.raises(UserError, match="got a int"):
         next(model.stream(3))  # type: ignore[arg-type]
 
 

@@ -99,7 +99,7 @@ def test_closed_model_refuses_with_a_runtime_error(model: Model) -> None:
     model.close()
     model.close()
     for call in (lambda: model.run([rows(3, 0)]), lambda: asyncio.run(model.run_async([rows(3, 0)]))):
-        with pytest.raises(ModelStateError, match="wanted an open model, found one that was closed; open it again"):
+        with pytest.raises(ModelStateError, match=r"open model, .*closed; open it again"):
             call()
     assert issubclass(ModelStateError, RuntimeError) and issubclass(ModelStateError, UserError)
 
@@ -149,18 +149,18 @@ def test_signal_handler_calls_inside_a_call_are_refused(model: Model) -> None:
             except ModelStateError as error:
                 found.append(str(error))
 
-    before, bind = signal.signal(signal.SIGUSR1, handler), executor.open_binding
+    before, bind = signal.signal(signal.SIGUSR1, handler), executor.bind
 
     def interrupted(*given: Any) -> Any:
         signal.raise_signal(signal.SIGUSR1)
         return bind(*given)
 
-    executor.open_binding = interrupted  # type: ignore[method-assign]
+    executor.bind = interrupted  # type: ignore[method-assign]
     try:
         model.run([rows(3, 0)])
     finally:
         signal.signal(signal.SIGUSR1, before)
-        del executor.open_binding
+        del executor.bind
     assert len(found) == 2 and all("inside its own call" in text for text in found)
     model.run([rows(3, 0)])
 
@@ -178,8 +178,8 @@ def test_close_inside_a_call_of_one_function_closes_none(
             found.append(1)
             return bind(*given)
 
-        bind = second.open_binding
-        monkeypatch.setattr(second, "open_binding", closing)
+        bind = second.bind
+        monkeypatch.setattr(second, "bind", closing)
         for name in ("second", "first"):
             x = rows(20, 0)
             np.testing.assert_allclose(model.run([x], name)[0], small.reference(x), rtol=1e-5, atol=1e-5)
@@ -192,7 +192,7 @@ def test_failed_call_leaves_the_turn_to_others(model: Model, small: Any, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(model.executor.device, "upload", fails)
-        patch.setattr(model.executor, "_place", lambda *_: False)
+        patch.setattr(model.executor.memory, "_place", lambda *_: False)
         with pytest.raises(MeasureError, match="the device is lost"):
             model.run([rows(20, 0)])
     together(2, lambda thread: check(model, small, 20, thread))
@@ -219,9 +219,9 @@ def test_forked_model_refuses_calls(model: Model, small: Any) -> None:
         code = 1
         try:
             signal.alarm(60)
-            with pytest.raises(ModelStateError, match="of the process that forked this one"):
+            with pytest.raises(ModelStateError, match="opened before fork"):
                 model.run([rows(20, 0)])
-            with pytest.raises(ModelStateError, match="of the process that forked this one"):
+            with pytest.raises(ModelStateError, match="opened before fork"):
                 bound.run()
             model.close()
             code = 0
@@ -257,7 +257,7 @@ def test_run_async_several_at_once_are_right(model: Model, small: Any) -> None:
         ticking = asyncio.create_task(tick())
         for x, (z,) in zip(given, await asyncio.gather(*(model.run_async([x]) for x in given)), strict=True):
             np.testing.assert_allclose(z, small.reference(x), rtol=1e-5, atol=1e-5)
-        with pytest.raises(UserError, match="wanted n <= 4096"):
+        with pytest.raises(UserError, match="expected n <= 4096"):
             await model.run_async([rows(5000, 0)])
         ticking.cancel()
         assert ticks > 1  # the event loop went on
@@ -306,7 +306,7 @@ def test_run_async_waiting_when_the_model_closes_is_told(model: Model) -> None:
 def test_run_async_inside_run_async_is_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a host routine may do it: the one worker would wait for itself."""
     monkeypatch.setattr(model, "run", lambda *given: asyncio.run(model.run_async([rows(3, 0)])))
-    with pytest.raises(ModelStateError, match="no asynchronous call of a model inside another"):
+    with pytest.raises(ModelStateError, match=r"no asynchronous call .*inside another"):
         asyncio.run(model.run_async([rows(3, 0)]))
 
 

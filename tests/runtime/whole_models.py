@@ -32,7 +32,7 @@ from relax_tune.ir.op.reduction.reduce import Softmax, Sum
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.program.scalars import evaluate
-from relax_tune.tuner.task.task import Choices
+from relax_tune.tuner.task.variants import TaskVariants
 
 Array = NDArray[Any]
 Dims = Mapping[str, int]
@@ -135,17 +135,17 @@ MODELS: dict[str, Whole] = {
 }  # fmt: skip
 
 
-def chosen(choices: Choices, count: int, seed: int) -> list[VariantRecord]:
+def chosen(task_variants: TaskVariants, count: int, seed: int) -> list[VariantRecord]:
     """The generic variant, a library one, and `count` tuned ones of different sketches."""
-    found = [choices.generic(), *choices.of_libraries()[:1]]
-    rng = np.random.default_rng([seed, len(choices.sketches)])
-    candidates = choices.space.candidates(choices.space.sample(rng, 200))
+    found = [task_variants.sketch_set.generic(), *task_variants.calling_libraries()[:1]]
+    rng = np.random.default_rng([seed, len(task_variants.sketch_set.sketches)])
+    candidates = task_variants.sketch_set.space.candidates(task_variants.sketch_set.space.sample(rng, 200))
     first: dict[int, Any] = {}
     for c in candidates:
         first.setdefault(c.sketch, c)
     order = rng.permutation(sorted(first))
     picked = [first[int(k)] for k in order[:count]]
-    return found + [choices.tuned(c) for c in picked]
+    return found + [task_variants.sketch_set.record_of(c) for c in picked]
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,9 @@ class Built:
 def built(whole: Whole, device: DeviceInfo, seed: int = 0) -> Built:
     """Records that make every chosen variant the winner at some anchor, and what is built from them."""
     module = whole.make()
-    job = job_dispatching(device, module, lambda choices, number: chosen(choices, whole.tuned, seed + number))
+    job = job_dispatching(
+        device, module, lambda task_variants, number: chosen(task_variants, whole.tuned, seed + number)
+    )
     program = job.build().program
     names = {b.name for b in program.buffers if b.role == "const"}
     constants = {k: np.asarray(a, order="C") for k, a in job.lowered.module.constants.items() if k in names}

@@ -1,4 +1,4 @@
-"""Marks on loops that splits and fusions made: accepted where iterations write different elements, by enumeration, and refused else."""
+"""Marks on loops of splits and fusions: accepted where iterations write different elements, by enumeration, and refused else."""
 
 from __future__ import annotations
 

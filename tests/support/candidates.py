@@ -15,13 +15,13 @@ from tests.support import zoo
 from tests.support.effort import some
 from tests.support.meaning import make_inputs, size_of
 from tests.support.opencl_drivers import as_driven
+from tests.support.processors import PROCESSORS
 
 from relax_tune.ir.core.dtype import bf16, f16, f32, i8
 from relax_tune.ir.core.expr import Var, const
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.reduction.scan import ArgMax
-from relax_tune.runtime.device.host import vector_bits
 from relax_tune.schedules.schedule import Schedule, holds
 from relax_tune.schedules.sketch import (
     GPU_RULES,
@@ -39,8 +39,8 @@ Array = NDArray[Any]
 Dims = Mapping[str, int]
 
 MACHINES = {
-    # vectors of this processor: compilers take many times as long over wider ones
-    "c": HardwareInfo("c", 2, vector_bits() // 32, 32, 48 << 10, 1 << 20, 32 << 20),
+    # the same on every machine; compilers take many times as long over wider vectors than theirs
+    "c": PROCESSORS["avx2"].machine,
     "opencl": as_driven(HardwareInfo("opencl", 2, 8, 32, 48 << 10, 1 << 20, 32 << 20)),
     # a small GPU, whose groups a simulator runs in a moment
     "gpu": as_driven(
@@ -56,8 +56,7 @@ MACHINES = {
         )
     ),
 }
-# A processor of sixteen lanes, whatever this one has.
-WIDE = replace(MACHINES["c"], lanes=16, has_byte_dots=True, has_bf16_dots=True)
+WIDE = PROCESSORS["avx512-vnni-bf16"].machine
 # Functions that GPU sketches are tried on, one or two of each kind.
 GPU_CASES = (
     "matmul symbolic", "NT, 128 steps", "int4, many columns", "batched NT", "softmax with mask", "gather, add, norm", "turned, bf16",
@@ -184,6 +183,10 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
         lambda: make.pooled(("h", "w"), 3, 2, 1, True),
         ({"h": 5, "w": 41}, {"h": 1, "w": 1}, {"h": 2, "w": 2}, {"h": 3, "w": 64}, {"h": 6, "w": 3}),
     ),
+    "pool of one row": (lambda: make.pooled((3, "w"), 3, 1, 0, True), ({"w": 3}, {"w": 37})),
+    "pool of one row, padded": (lambda: make.pooled((1, "w"), 3, 2, 1, False), ({"w": 1}, {"w": 70})),
+    "pool of one column": (lambda: make.pooled(("h", 3), 3, 2, 0, True), ({"h": 3}, {"h": 20})),
+    "pool of one place": (lambda: make.pooled(("h", "w"), 1, 2, 0, True), ({"h": 1, "w": 1}, {"h": 5, "w": 37})),
     "pool 2x2": (lambda: make.pooled((6, 21), 2, 1, 1, False), ({},)),
     "pool 5, apart": (lambda: make.pooled(("w",), 5, 3, 4, True, 2), ({"w": 1}, {"w": 5}, {"w": 79})),
     "padding": (

@@ -1,4 +1,4 @@
-"""The decoders of tests/data/decoder_families.npz as Hugging Face folders, and what torch made of them."""
+"""The decoders of tests/data/decoder_families.npz as Hugging Face folders, and torch's results."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ inputs = MAKER["inputs"]
 
 def write_family(folder: Path, name: str, **changes: Any) -> tuple[Path, dict[str, NDArray[Any]]]:
     """A model's folder, its configuration changed (a change of `...` removes the field), and what torch gives."""
-    with np.load(DATA / "decoder_families.npz") as found:
-        model = json.loads(found["models"].tobytes())[name]
-        given = {k.removeprefix(f"{name}/"): found[k] for k in found.files if k.startswith((f"{name}/l", f"{name}/t"))}
-    kept = {k: v for k, v in {**model["config"], **changes}.items() if v is not ...}
-    (folder / "config.json").write_text(json.dumps(kept))
+    with np.load(DATA / "decoder_families.npz") as archive:
+        model = json.loads(archive["models"].tobytes())[name]
+        expected = {
+            k.removeprefix(f"{name}/"): archive[k] for k in archive.files if k.startswith((f"{name}/l", f"{name}/t"))
+        }
+    config = {k: v for k, v in {**model["config"], **changes}.items() if v is not ...}
+    (folder / "config.json").write_text(json.dumps(config))
     save_file(
         {k: MAKER["weight"](name, k, tuple(shape)) for k, shape in model["shapes"].items()},
         folder / "model.safetensors",
     )
-    return folder, given
+    return folder, expected

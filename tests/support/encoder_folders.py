@@ -1,4 +1,4 @@
-"""Encoders of tests/data as Hugging Face folders, at weights drawn by name, and what torch made of them."""
+"""Encoders of tests/data as Hugging Face folders, at weights drawn by name, and torch's results."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def write_encoder(
     """Write one model of an archive, its configuration changed, and return its results by torch.
 
     maker: names of the script that made the archive"""
-    with np.load(data) as found:
-        config = {**json.loads(found[f"{name}/config"].tobytes()), **changes}
-        shapes = json.loads(found[f"{name}/tensors"].tobytes())
-        results = {k.removeprefix(f"{name}/"): found[k] for k in found.files if k.startswith(f"{name}/")}
+    with np.load(data) as archive:
+        config = {**json.loads(archive[f"{name}/config"].tobytes()), **changes}
+        shapes = json.loads(archive[f"{name}/tensors"].tobytes())
+        results = {k.removeprefix(f"{name}/"): archive[k] for k in archive.files if k.startswith(f"{name}/")}
     save_file({k: maker["weight"](k, tuple(shape)) for k, shape in shapes.items()}, root / "model.safetensors")
     (root / "config.json").write_text(json.dumps(config))
     return results

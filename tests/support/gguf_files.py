@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from relax_tune.ir.frontend.gguf.architectures import PARTS
-from relax_tune.ir.frontend.hf.decoders.families import FAMILIES
-from relax_tune.ir.frontend.hf.decoders.parameters import fused_rows
-from relax_tune.ir.frontend.hf.decoders.rope import Linear, Llama3, LongRope, Yarn
-from relax_tune.ir.frontend.hf.decoders.spec import DecoderSpec
+from relax_tune.ir.frontend.hf.families.decoders import DECODERS
+from relax_tune.ir.frontend.hf.transformer.parameters import fused_rows
+from relax_tune.ir.frontend.hf.transformer.rope import Linear, Llama3, LongRope, Yarn
+from relax_tune.ir.frontend.hf.transformer.spec import Stack
 
 Array = NDArray[Any]
 # Architecture by model_type.
@@ -30,9 +30,9 @@ def neighbours(w: Array, heads: int) -> Array:
     return w.reshape(heads, 2, w.shape[0] // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
 
 
-def tensors(spec: DecoderSpec, weights: Mapping[str, Array], arch: str) -> dict[str, Array]:
+def tensors(spec: Stack, weights: Mapping[str, Array], arch: str) -> dict[str, Array]:
     """The tensors of a GGUF file, by name. weights: of the folder, with the full names"""
-    found: dict[str, Array] = {}
+    stored: dict[str, Array] = {}
     named = {getattr(spec.names, k): v for k, v in PARTS.items() if getattr(spec.names, k) is not None}
     if arch == "falcon" and "ln_attn" in named:
         named |= {"ln_attn": "attn_norm_2", "ln_mlp": "attn_norm"}
@@ -43,7 +43,7 @@ def tensors(spec: DecoderSpec, weights: Mapping[str, Array], arch: str) -> dict[
         number, _, part = inside.partition(".") if inside != stem else ("", "", stem)
         e = spec.layers[0].experts
         if e is not None and part == e.names.router:
-            found[f"blk.{number}.ffn_gate_inp.weight"] = w
+            stored[f"blk.{number}.ffn_gate_inp.weight"] = w
             continue
         if e is not None and "experts" in part:
             index = next(int(p) for p in part.split(".") if p.isdigit())
@@ -59,14 +59,14 @@ def tensors(spec: DecoderSpec, weights: Mapping[str, Array], arch: str) -> dict[
             w = w + np.float32(1)
         if to == "attn_qkv" and spec.fused == "groups":
             w = w[np.concatenate(fused_rows(spec))]
-        found[f"blk.{number}.{to}.{kind}" if number else f"{to}.{kind}"] = np.ascontiguousarray(w)
-    found |= {name: np.stack([each[i] for i in range(len(each))]) for name, each in experts.items()}
-    return found
+        stored[f"blk.{number}.{to}.{kind}" if number else f"{to}.{kind}"] = np.ascontiguousarray(w)
+    stored |= {name: np.stack([each[i] for i in range(len(each))]) for name, each in experts.items()}
+    return stored
 
 
 def convert(
     folder: Path,
-    spec: DecoderSpec,
+    spec: Stack,
     out: Path,
     kind: Callable[[str, Array], Any] | None = None,
     replaced: Mapping[str, Array] | None = None,
@@ -120,7 +120,7 @@ def convert(
     if arch == "gemma3":
         keys["attention.sliding_window_pattern"] = [x.window is not None for x in spec.layers]
     if spec.scores_cap:
-        keys |= {"attn_logit_softcapping": spec.scores_cap, "final_logit_softcapping": spec.logits_cap}
+        keys |= {"attn_logit_softcapping": spec.scores_cap, "final_logit_softcapping": spec.logits.cap}
     e = spec.layers[0].experts
     if e is not None:
         keys |= {"expert_count": e.count, "expert_used_count": e.chosen}
@@ -159,15 +159,15 @@ def convert(
     return decoded
 
 
-def write_decoded(folder: Path, spec: DecoderSpec, out: Path, decoded: Mapping[str, Array]) -> Path:
+def write_decoded(folder: Path, spec: Stack, out: Path, decoded: Mapping[str, Array]) -> Path:
     """Write float32 tensors as another GGUF file, with the metadata of the folder."""
     path = out / "decoded.gguf"
     convert(folder, spec, path, replaced=decoded)
     return path
 
 
-def spec_of(folder: Path) -> DecoderSpec:
-    from relax_tune.ir.frontend.hf.decoders.family import read_spec
+def spec_of(folder: Path) -> Stack:
+    from relax_tune.ir.frontend.hf.families.family import read_decoder
 
     config = json.loads((folder / "config.json").read_text())
-    return read_spec(FAMILIES[config["model_type"]], config, "config.json")
+    return read_decoder(DECODERS[config["model_type"]], config, "config.json")

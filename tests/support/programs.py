@@ -1,4 +1,4 @@
-"""Programs as text, run by the interpreter and by compiled C, for the acceptance cases."""
+"""Programs as text, run by the interpreter and by compiled C."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.text.parser import parse_module
 from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.device.base import Device
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import device_job
 
 CARET = re.compile(r"\n +\d+ \| .*\n +\| +\^+")
 
@@ -75,30 +75,30 @@ def run(module: IRModule, *args: Any, function: str = "main") -> Any:
 @contextmanager
 def compiled(module: IRModule, device: Device, hosts: Mapping[str, Any] | None = None) -> Iterator[Callable[..., Any]]:
     """The module as a program on a device, called with arrays; one result comes by itself."""
-    job = Job(module, device.info, MemoryStore(), QUICK)
+    job = device_job(module, device.info, MemoryStore(), QUICK)
     with job.artifact(job.build("generic")).open(device, host=hosts) as model:
 
         def call(*args: Any) -> Any:
-            found = model.run(list(args))
-            return found[0] if len(found) == 1 else tuple(found)
+            result = model.run(list(args))
+            return result[0] if len(result) == 1 else tuple(result)
 
         yield call
 
 
 def agree(module: IRModule, device: Device, *calls: Sequence[Any], hosts: Mapping[str, Any] | None = None) -> list[Any]:
     """What the interpreter gives for each call, which every stage of lowering and the compiled program give as well."""
-    found = [run_function(module, "main", args, hosts=hosts) for args in calls]
+    actual = [run_function(module, "main", args, hosts=hosts) for args in calls]
     for name, stage in lower(module).stages:
         verify(stage)
-        for args, wanted in zip(calls, found, strict=True):
-            same(run_function(stage, "main", args, hosts=hosts), wanted, name)
+        for args, expected in zip(calls, actual, strict=True):
+            same(run_function(stage, "main", args, hosts=hosts), expected, name)
     main = module.functions["main"]
     assert isinstance(main, Function)
     with compiled(module, device, hosts) as program:
-        for args, wanted in zip(calls, found, strict=True):
-            flat = tuple(fields(wanted, main.ret_info))
+        for args, expected in zip(calls, actual, strict=True):
+            flat = tuple(fields(expected, main.ret_info))
             same(program(*args), flat[0] if len(flat) == 1 else flat, "compiled")
-    return found
+    return actual
 
 
 def fields(value: Any, info: StructInfo) -> Iterator[Any]:
@@ -110,18 +110,18 @@ def fields(value: Any, info: StructInfo) -> Iterator[Any]:
         yield value
 
 
-def same(found: Any, wanted: Any, where: str, tolerance: float = 1e-5) -> None:
+def same(actual: Any, expected: Any, where: str, tolerance: float = 1e-5) -> None:
     """The same values, shapes and dtypes; functions by name."""
-    if isinstance(wanted, tuple):
-        assert isinstance(found, tuple) and len(found) == len(wanted), where
-        for a, b in zip(found, wanted, strict=True):
+    if isinstance(expected, tuple):
+        assert isinstance(actual, tuple) and len(actual) == len(expected), where
+        for a, b in zip(actual, expected, strict=True):
             same(a, b, where, tolerance)
         return
-    if not isinstance(wanted, np.ndarray):
-        assert getattr(found, "name", found) == getattr(wanted, "name", wanted), where
+    if not isinstance(expected, np.ndarray):
+        assert getattr(actual, "name", actual) == getattr(expected, "name", expected), where
         return
-    assert found.shape == wanted.shape and found.dtype == wanted.dtype, where
-    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance, err_msg=where)
+    assert actual.shape == expected.shape and actual.dtype == expected.dtype, where
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance, err_msg=where)
 
 
 def refuse(module: IRModule, device: Device, args: Sequence[Any], *words: str) -> None:
@@ -149,7 +149,7 @@ def never(make: Callable[[], object], *words: str) -> None:
     text = str(caught.value)
     for word in words:
         assert word in text, f"{word} in {text}"
-    assert CARET.search(text), f"wanted an excerpt with a caret: {text}"
+    assert CARET.search(text), f"expected an excerpt with a caret: {text}"
 
 
 def text_refused(text: str, *words: str) -> None:

@@ -1,4 +1,4 @@
-"""The decoders of tests/data/tiny_decoders.npz as Hugging Face folders, and what torch made of them."""
+"""The decoders of tests/data/tiny_decoders.npz as Hugging Face folders, and torch's results."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ Arrays = dict[str, NDArray[Any]]
 
 def parts(name: str) -> tuple[dict[str, Any], Arrays, Arrays]:
     """The configuration, weights, and what torch gives of one model: `logits_B_N`, `tokens_B_N`."""
-    with np.load(DATA / "tiny_decoders.npz") as found:
-        config = json.loads(found[f"{name}/config"].tobytes())
+    with np.load(DATA / "tiny_decoders.npz") as archive:
+        config = json.loads(archive[f"{name}/config"].tobytes())
         start = f"{name}/weights/"
-        weights = {k.removeprefix(start): found[k] for k in found.files if k.startswith(start)}
-        given = {k.removeprefix(f"{name}/"): found[k] for k in found.files if k.startswith((f"{name}/l", f"{name}/t"))}
-    return config, weights, given
+        weights = {k.removeprefix(start): archive[k] for k in archive.files if k.startswith(start)}
+        expected = {
+            k.removeprefix(f"{name}/"): archive[k] for k in archive.files if k.startswith((f"{name}/l", f"{name}/t"))
+        }
+    return config, weights, expected
 
 
 def write(folder: Path, name: str, **changes: Any) -> tuple[Path, Arrays]:
     """A model's folder, its configuration changed (a change of `...` removes the field), and what torch gives."""
-    config, weights, given = parts(name)
-    kept = {k: v for k, v in {**config, **changes}.items() if v is not ...}
-    (folder / "config.json").write_text(json.dumps(kept))
+    config, weights, expected = parts(name)
+    fields = {k: v for k, v in {**config, **changes}.items() if v is not ...}
+    (folder / "config.json").write_text(json.dumps(fields))
     save_file(weights, folder / "model.safetensors")
-    return folder, given
+    return folder, expected
 
 
 def generated(name: str) -> Arrays:
     """What transformers generates with one model: `search/CASE/tokens` and `scores`, `uneven/CASE`."""
-    with np.load(DATA / "generation.npz") as found:
-        return {k.removeprefix(f"{name}/"): found[k] for k in found.files if k.startswith(f"{name}/")}
+    with np.load(DATA / "generation.npz") as archive:
+        return {k.removeprefix(f"{name}/"): archive[k] for k in archive.files if k.startswith(f"{name}/")}

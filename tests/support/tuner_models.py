@@ -36,13 +36,15 @@ from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.program.program import Program, program_from_json
 from relax_tune.schedules.target import HardwareInfo
-from relax_tune.tuner.job.job import Job
-from relax_tune.tuner.job.loop import FORMAT_VERSION
+from relax_tune.tuner.job.device_job import DeviceJob, device_job
+from relax_tune.tuner.job.lowered_model import LoweredModel
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, ShapeTiming, distinct_requests, failed
 from relax_tune.tuner.settings import Settings
+from relax_tune.tuner.task.allowed_sizes import Range
 from relax_tune.tuner.task.alternatives import alternatives_here
 from relax_tune.tuner.task.domain import Domain
-from relax_tune.tuner.task.task import Choices, Task
+from relax_tune.tuner.task.task import FORMAT_VERSION, Task
+from relax_tune.tuner.task.variants import TaskVariants
 
 Array = NDArray[Any]
 
@@ -103,28 +105,34 @@ def row_scale() -> IRModule:
 
 
 @cache
-def _prepared(make: Callable[[], IRModule]) -> Job:
-    return Job(make(), PAPER_DEVICE, MemoryStore(), QUICK)
+def _prepared(make: Callable[[], IRModule]) -> DeviceJob:
+    return device_job(make(), PAPER_DEVICE, MemoryStore(), QUICK)
 
 
 def paper_job(
     make: Callable[[], IRModule], store: Store | None = None, settings: Settings = QUICK, fresh: bool = False
-) -> Job:
+) -> DeviceJob:
     """A job for a device that is only described. Lowering, sketches and generated programs are shared by all jobs of one
     model unless `fresh`: they are values, and making them is most of a test's time."""
-    module = make() if fresh else _prepared(make).module
-    job = Job(module, PAPER_DEVICE, store if store is not None else MemoryStore(), settings)
+    model = LoweredModel(make(), settings) if fresh else _prepared(make).model
+    job = DeviceJob(model, PAPER_DEVICE, store if store is not None else MemoryStore(), settings)
     if not fresh:
-        vars(job).update({name: getattr(_prepared(make), name) for name in ("lowered", "tasks", "choices")})
+        vars(job).update({name: getattr(_prepared(make), name) for name in ("tasks", "task_variants")})
     return job
 
 
-def choices_of(
+def narrowed(job: DeviceJob, ranges: Mapping[str, Range]) -> DeviceJob:
+    """The job, tuned over narrower ranges of some symbols than the model declares."""
+    vars(job)["tasks"] = job.extract(ranges)
+    return job
+
+
+def task_variants_of(
     func: PrimFunc, domain: Domain, machine: HardwareInfo = PAPER_MACHINE, libraries: Sequence[str] = ("openblas",)
-) -> Choices:
+) -> TaskVariants:
     task = Task(workload_key(func), print_text(func, normalise=True), func, ((),), domain)
     target = CodeTarget("opencl" if machine.has_grid else "c", machine.lanes)
-    return Choices(task, machine, target, alternatives_here(machine.language, libraries))
+    return TaskVariants(task, machine, target, alternatives_here(machine.language, libraries))
 
 
 def minilm_folder() -> Path:
@@ -233,22 +241,22 @@ def add_records(store: Store, task: Task, records: Sequence[Measurement]) -> Non
     store.add_measurements(records)
 
 
-def add_environment(job: Job, **libraries: str) -> str:
+def add_environment(job: DeviceJob, **libraries: str) -> str:
     """The environment of the job's libraries in its store, some of them in another state."""
     return job.store.add_environment(Environment(tuple({**job.libraries, **libraries}.items())))
 
 
 def job_dispatching(
-    device: DeviceInfo, module: IRModule, variants: Callable[[Choices, int], Sequence[VariantRecord]]
-) -> Job:
+    device: DeviceInfo, module: IRModule, variants: Callable[[TaskVariants, int], Sequence[VariantRecord]]
+) -> DeviceJob:
     """A job whose records make each of the variants of a task win at some anchors; no records of a task that is given none.
 
-    variants: of these choices, of the task with this number."""
-    job = Job(module, device, MemoryStore(), QUICK)
+    variants: of these task_variants, of the task with this number."""
+    job = device_job(module, device, MemoryStore(), QUICK)
     job.store.add_target(job.target)
     environment = add_environment(job)
     for number, task in enumerate(job.tasks):
-        found = variants(job.choices[task.name], number)
+        found = variants(job.task_variants[task.name], number)
         records = [
             ok_record(task, job.target.key, v, p, 1e-6 if at % len(found) == k else 1.0, environment=environment)
             for at, p in enumerate(task.domain.points)

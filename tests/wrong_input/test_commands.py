@@ -28,8 +28,8 @@ from relax_tune.runtime.artifact import save_artifact
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.tuner.array_files import read_arrays
 from relax_tune.tuner.cli.app import app
+from relax_tune.tuner.job.device_job import device_job
 from relax_tune.tuner.job.footprint import check_footprint, task_bytes
-from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.settings import Settings
 
 pytestmark = pytest.mark.ccompiler
@@ -118,14 +118,14 @@ def process(*arguments: str, **environment: str) -> str:
 
 PROCESSES = [
     (("tune", "nowhere", "--target", "c"), {}, "nowhere: no such file or folder"),
-    (("build", "strange", "--target", "c"), {}, "wanted a known model_type, found "),
-    (("tune", "cut", "--target", "c"), {}, "wanted a complete safetensors file"),
-    (("build", "bert", "--target", "c", "--bound", "n=1:99"), {}, "at most 32, the positions this model has"),
-    (("build", "bert", "--target", "metal"), {}, "found 'metal'; there are: c"),
-    (("build", "bert", "--target", "c"), {"CC": "false"}, "found exit code 1; set CC"),
-    (("run", "m.rta", "--inputs", "right.npz"), {"PATH": "/nonexistent"}, "found no gcc or cc on PATH; install it"),
-    (("run", "m.rta", "--inputs", "high.npz", "--out", "o.npz"), {}, "input_ids: wanted values from 0 to"),
-    (("bench", "m.rta", "--shape", "b=1,n=25"), {}, "wanted 1 <= n <= 24"),
+    (("build", "strange", "--target", "c"), {}, "expected a known model_type, got "),
+    (("tune", "cut", "--target", "c"), {}, "expected a complete safetensors file"),
+    (("build", "bert", "--target", "c", "--bound", "n=1:99"), {}, "at most 32 positions"),
+    (("build", "bert", "--target", "metal"), {}, "got 'metal'; there are: c"),
+    (("build", "bert", "--target", "c"), {"CC": "false"}, "got exit code 1; set CC"),
+    (("run", "m.rta", "--inputs", "right.npz"), {"PATH": "/nonexistent"}, "got no gcc or cc on PATH; install it"),
+    (("run", "m.rta", "--inputs", "high.npz", "--out", "o.npz"), {}, "input_ids: expected values from 0 to"),
+    (("bench", "m.rta", "--shape", "b=1,n=25"), {}, "expected 1 <= n <= 24"),
     (("run", "m.rta", "--inputs", "right.npz"), {"RELAX_TUNE_CACHE": "/proc/nothing"}, "point RELAX_TUNE_CACHE at"),
 ]  # fmt: skip
 
@@ -139,10 +139,10 @@ def test_processes(unchanged: Path, arguments: tuple[str, ...], environment: dic
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [
-        ("long", "wanted n <= 24, found 25"), ("int32", "wanted dtype int64, found int32"),
-        ("rank", "wanted 2 dimensions"), ("differ", "attention_mask: wanted 5 in dim 1, found 4"), ("missing", "parameter attention_mask"),
-        ("extra", "found unknown more"), ("pickled", "wanted an .npz file of plain arrays"), ("cut", "plain arrays, found: BadZipFile"),
-        ("text", "wanted an .npz file"), ("empty", "wanted an .npz file"), ("nowhere", "found no such file; make it with numpy.savez"),
+        ("long", "expected n <= 24, got 25"), ("int32", "expected dtype int64, got int32"),
+        ("rank", "expected 2 dimensions"), ("differ", "attention_mask: expected 5 in dim 1, got 4"), ("missing", "attention_mask"),
+        ("extra", "got unknown more"), ("pickled", "expected an .npz file of plain arrays"), ("cut", "plain arrays, got: BadZipFile"),
+        ("text", "expected an .npz file"), ("empty", "expected an .npz file"), ("nowhere", "does not exist; make it with numpy.savez"),
     ],
 )  # fmt: skip
 def test_inputs_of_run(unchanged: Path, inputs: str, says: str) -> None:
@@ -151,22 +151,22 @@ def test_inputs_of_run(unchanged: Path, inputs: str, says: str) -> None:
 
 
 def test_other_mistakes_of_run(unchanged: Path) -> None:
-    assert "found a single array" in refused("run", "m.rta", "--inputs", "single.npy")
-    assert "wanted an .npz file" in refused("run", "m.rta", "--inputs", ".")
-    assert "wanted an .npz file, found something else" in refused("run", "m.rta", "--inputs", "/dev/zero")
+    assert "got a single array" in refused("run", "m.rta", "--inputs", "single.npy")
+    assert "not a regular file" in refused("run", "m.rta", "--inputs", ".")
+    assert "not a regular file" in refused("run", "m.rta", "--inputs", "/dev/zero")
     assert "give one of the two" in refused("run", "m.rta")
     assert "give one of the two" in refused("run", "m.rta", "--inputs", "right.npz", "--text", "a cat")
     assert "PNG.rta" in refused("run", "PNG.rta", "--inputs", "right.npz")
     assert "m.rtb" in refused("run", "m.rtb", "--inputs", "right.npz")
     assert "--model FOLDER" in refused("run", "m.rta", "--text", "a cat")
     assert "tokenizer.json" in refused("run", "m.rta", "--text", "a cat", "--model", "nowhere")
-    assert "found 'metal'" in refused("run", "m.rta", "--inputs", "right.npz", "--device", "metal")
+    assert "got 'metal'" in refused("run", "m.rta", "--inputs", "right.npz", "--device", "metal")
 
 
 @pytest.mark.parametrize("more", [("--activations", "int8"), ("--precision", "f16")])
 def test_weights_of_16_bits_beside_other_types(unchanged: Path, more: tuple[str, str]) -> None:
     text = refused("build", "bert", "--target", "c", "--weights", "bf16", *more)
-    assert "wants --precision and --activations f32" in text and more[1] in text.split("found")[1]
+    assert "expects --precision and --activations f32" in text and more[1] in text.split("got")[1]
 
 
 LONG = "x" * 300
@@ -188,13 +188,13 @@ def test_commands_with_impossible_file_names_are_refused(unchanged: Path, argume
 @pytest.mark.opencl
 def test_an_artifact_for_another_device(unchanged: Path) -> None:
     text = refused("run", "m.rta", "--inputs", "right.npz", "--device", "opencl")
-    assert "wanted a device of kind c, found opencl" in text and "--target opencl" in text
+    assert "expected a device of kind c, got opencl" in text and "--target opencl" in text
 
 
 @pytest.mark.parametrize(
     ("shape", "says"),
-    [("b=1,n=0", "1 <= n <= 24"), ("b=1", "symbols"), ("b=1,n=2,q=3", "symbols"), ("b=1,n=x", "--shape wants"), ("", "--shape wants"),
-     ("b=1,n=\u00b2", "--shape wants"), ("b=1,b=2,n=1", "--shape wants"), ("b=1,n=" + "9" * 5000, "--shape wants")],
+    [("b=1,n=0", "1 <= n <= 24"), ("b=1", "symbols"), ("b=1,n=2,q=3", "symbols"), ("b=1,n=x", "--shape expects"), ("", "--shape expects"),
+     ("b=1,n=\u00b2", "--shape expects"), ("b=1,b=2,n=1", "--shape expects"), ("b=1,n=" + "9" * 5000, "--shape expects")],
 )  # fmt: skip
 def test_shapes_of_bench(unchanged: Path, shape: str, says: str) -> None:
     assert says in refused("bench", "m.rta", "--shape", shape)
@@ -203,12 +203,12 @@ def test_shapes_of_bench(unchanged: Path, shape: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--bound", "n=1:8", "--bound", "n=1:4"), "found n twice"),
-        (("--bound", "seq=1:8"), "symbols b (batch) and n (positions), found seq"),
+        (("--bound", "n=1:8", "--bound", "n=1:4"), "got n twice"),
+        (("--bound", "seq=1:8"), "symbols b (batch) and n (positions), got seq"),
         (("--bound", "b=1:99999999999"), "upper <= 2147483647"),
         (("--bound", "n=0:0"), "1 <= upper"),
-        (("--target", "opencl:NoSuch"), "wanted one device matching 'NoSuch'"),
-        (("--target", "opencll"), "found 'opencll'; there are: c"),
+        (("--target", "opencl:NoSuch"), "expected one device matching 'NoSuch'"),
+        (("--target", "opencll"), "got 'opencll'; there are: c"),
     ],
 )  # fmt: skip
 def test_mistakes_of_build(unchanged: Path, arguments: tuple[str, ...], says: str) -> None:
@@ -246,7 +246,7 @@ def test_damaged_npz_files(place: Path, tmp_path: Path, edits: list[tuple[float,
 
 
 def test_missing_device_makes_no_database(unchanged: Path) -> None:
-    assert "found 'metal'; there are: c" in refused("tune", "bert", "--target", "metal", "--db", "new.db")
+    assert "got 'metal'; there are: c" in refused("tune", "bert", "--target", "metal", "--db", "new.db")
     assert "there are: c" in refused("build", "bert", "--target", "opencll", "--db", "memory://")
 
 
@@ -254,14 +254,12 @@ def test_bounds_beyond_memory_are_not_measured(place: Path) -> None:
     """A kernel that dies for want of memory would be recorded as broken, for every later job."""
     store = MemoryStore()
     device = open_device("c")
-    job = Job(load_hf(place / "bert", bounds={"b": (1, 2**31 - 1)}), device.info, store, Settings(target="c"))
+    job = device_job(load_hf(place / "bert", bounds={"b": (1, 2**31 - 1)}), device.info, store, Settings(target="c"))
     device.close()
-    with pytest.raises(
-        UserError, match=r"at their upper ends \(b <= 2147483647, n <= 32\) takes [\d,.]+ GB; lower a bound"
-    ):
+    with pytest.raises(UserError, match=r"\(b <= 2147483647, n <= 32\) takes .* GB; lower"):
         job.tune(NoRunner())  # type: ignore[arg-type]
     assert not store.targets() and not store.jobs()
-    wide = Job(load_hf(place / "bert", bounds={"b": (1, 8)}), job.device, store, Settings(target="c"))
+    wide = device_job(load_hf(place / "bert", bounds={"b": (1, 8)}), job.device, store, Settings(target="c"))
     check_footprint(wide.tasks, wide.module.bounds, 2**30)
     (most,) = {task_bytes(t) for t in wide.tasks if t.name == "fused_cast_mean_pool"}
     assert most == 4 * (8 * 32 * HIDDEN + 8 * HIDDEN) + 8 * (8 * 32), "x and y in f32, the mask in i64"
@@ -294,4 +292,4 @@ class NoRunner:
 def test_wrong_arguments_from_python(unchanged: Path, call: Callable[[], object]) -> None:
     with pytest.raises(RelaxTuneError) as caught:
         call()
-    assert "\n" not in str(caught.value) and "found" in str(caught.value)
+    assert "\n" not in str(caught.value)

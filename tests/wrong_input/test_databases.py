@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import random
 import shutil
@@ -17,6 +18,7 @@ import pytest
 from tests.database.records_made import MATMUL, ZEN, timing
 from tests.tuner.cli.cli_model import make_bert
 from tests.wrong_input.storage_cases import commands, files, inside, made_database, paragraph_of, refused
+from tools.convert_database import main
 
 from relax_tune.database import engine
 from relax_tune.database.exchange.jsonl import export_lines
@@ -49,8 +51,8 @@ URLS = [
     ("sqlite:///a.db?cache=shared", "mode=ro"),
     ("sqlite:///a?.db", "mode=ro"),
     (f"sqlite:///{'a' * 300}.db", "File name too long"),
-    ("nowhere/a.db", "make it first"),
-    ("sqlite:////proc/a.db", "choose another place"),
+    ("nowhere/a.db", "create it first"),
+    ("sqlite:////proc/a.db", "choose another path"),
 ]
 
 
@@ -94,14 +96,14 @@ def _foreign(path: Path) -> None:
 
 
 NOT_OURS: list[tuple[str, Callable[[Path], object], str]] = [
-    ("folder", lambda path: path.mkdir(), "found a folder"),
-    ("pipe", lambda path: os.mkfifo(path), "found a device or pipe"),
+    ("folder", lambda path: path.mkdir(), "got a folder"),
+    ("pipe", lambda path: os.mkfifo(path), "got a device or pipe"),
     ("text", lambda path: path.write_text("not a database, only words\n" * 9), "another kind of file"),
     ("picture", lambda path: path.write_bytes(PNG), "a PNG image"),
     ("a zip", lambda path: path.write_bytes(b"PK\x03\x04" + bytes(99)), "an artifact?"),
     ("one byte", lambda path: path.write_bytes(b"S"), "another kind of file"),
     ("half a header", lambda path: path.write_bytes(b"SQLite format 3\0" + bytes(9)), "cut short"),
-    ("another program's", _foreign, "found the tables cats"),
+    ("another program's", _foreign, "got the tables cats"),
 ]
 
 
@@ -240,12 +242,12 @@ def _altered(path: Path, *statements: str) -> Path:
             "UPDATE alembic_version SET version_num = '9999'; UPDATE about SET value = '9999' WHERE name LIKE '%s_from'",
             "pip install --upgrade relax-tune",
         ),
-        ("DROP TABLE leases", "wanted the table leases"),
-        ("ALTER TABLE measurements DROP COLUMN build_secs", "wanted the columns build_secs of measurements"),
-        ("ALTER TABLE jobs RENAME COLUMN state TO status", "wanted the columns state of jobs"),
+        ("DROP TABLE leases", "the table leases is missing"),
+        ("ALTER TABLE measurements DROP COLUMN build_secs", "the columns build_secs of measurements are missing"),
+        ("ALTER TABLE jobs RENAME COLUMN state TO status", "the columns state of jobs are missing"),
         ("DROP TABLE measurements", "belongs to something else or was damaged"),
         ("DROP TABLE alembic_version", "of something else"),
-        ("INSERT INTO alembic_version VALUES ('0001')", "wanted one relax-tune schema version"),
+        ("INSERT INTO alembic_version VALUES ('0001')", "expected one relax-tune schema version"),
     ],
 )
 def test_store_with_unknown_schema_is_refused(tmp_path: Path, statement: str, says: str) -> None:
@@ -258,12 +260,15 @@ def test_store_with_unknown_schema_is_refused(tmp_path: Path, statement: str, sa
     assert files(tmp_path) == before
 
 
-def test_store_with_older_schema_names_working_upgrade(tmp_path: Path) -> None:
-    shutil.copy(Path(__file__).parents[1] / "database" / "frozen" / "schema_0001.db", tmp_path / "old.db")
-    said = refused(tmp_path, "db", "stats", "--db", "old.db")
-    assert "relax-tune db upgrade --db sqlite:///old.db" in said
-    assert inside(tmp_path, "db", "upgrade", "--db", "sqlite:///old.db").exit_code == 0
-    assert inside(tmp_path, "db", "stats", "--db", "old.db").exit_code == 0
+def test_store_of_unreleased_schema_names_the_converter(tmp_path: Path) -> None:
+    frozen = Path(__file__).parents[1] / "tools" / "frozen" / "schema_0001.db.xz"
+    (tmp_path / "old.db").write_bytes(lzma.decompress(frozen.read_bytes()))
+    for command in (("db", "stats"), ("db", "upgrade")):
+        assert "python -m tools.convert_database sqlite:///old.db NEW.db" in refused(
+            tmp_path, *command, "--db", "old.db"
+        )
+    assert main([str(tmp_path / "old.db"), str(tmp_path / "new.db")]) == 0
+    assert inside(tmp_path, "db", "stats", "--db", "new.db").exit_code == 0
 
 
 def test_more_tables_and_columns_than_ours_are_no_harm(tmp_path: Path) -> None:
@@ -378,7 +383,7 @@ def test_database_deleted_or_replaced_while_open_is_an_error(tmp_path: Path, rep
         if replaced:
             made_database(path, 4)
         for use in (store.targets, lambda: store.add_measurements([timing("after", 1.0)])):
-            with pytest.raises(DatabaseError, match="deleted or replaced meanwhile"):
+            with pytest.raises(DatabaseError, match=r"was (deleted|replaced) after it was opened"):
                 use()
     assert path.exists() == replaced
 

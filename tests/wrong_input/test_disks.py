@@ -214,7 +214,7 @@ def test_unwritable_folders_are_refused(tmp_path: Path) -> None:
         (("tune", bert, *model, "--db", "locked/r.db", "--out", "m.rta"), "read-only"),
         (("tune", bert, *model, "--db", "r.db", "--out", "locked/m.rta"), "locked cannot"),
         (("tune", bert, *model, "--db", "r.db", "--out", "locked/deep/m.rta"), "locked cannot"),
-        (("tune", bert, *model, "--db", "r.db", "--out", "out.rta"), "found a folder"),
+        (("tune", bert, *model, "--db", "r.db", "--out", "out.rta"), "got a folder"),
         (("tune", bert, *model, "--db", "r.db", "--out", source, "--target", "c"), "is no whole artifact"),
         (("build", bert, *model, "--db", source, "--out", "locked/m.rta"), "locked cannot"),
         (("build", bert, *model, "--db", "no/r.db"), "no file"),

@@ -13,7 +13,8 @@ from tests.wrong_input.tiny_model import paragraph
 
 from relax_tune.errors import BuildError, RelaxTuneError
 from relax_tune.runtime.device.c import CDevice
-from relax_tune.runtime.device.registry import DeviceFailure, list_devices, open_device
+from relax_tune.runtime.device.device_class import DeviceFailure
+from relax_tune.runtime.device.registry import list_devices, open_device
 from relax_tune.runtime.program.program import KernelSource
 
 needs_compiler = pytest.mark.ccompiler
@@ -64,7 +65,7 @@ def test_unknown_target_error_lists_known_targets(cache: Path, spec: str) -> Non
     text = refused(spec)
     assert (
         text.startswith(
-            "wanted a device c, c:PART, opencl, opencl:PART, cuda, cuda:NUMBER, webgpu or webgpu:PART, found "
+            "expected a device c, c:PART, c:wasm32-node, cuda, cuda:NUMBER, webgpu, webgpu:PART, opencl or opencl:PART, got "
         )
         and "; there are: c" in text
     )
@@ -72,13 +73,13 @@ def test_unknown_target_error_lists_known_targets(cache: Path, spec: str) -> Non
 
 def test_target_of_wrong_type_is_refused(cache: Path) -> None:
     for value in (None, 3, b"c", ["c"]):
-        assert "wanted the name of a device, found a" in refused(value)  # type: ignore[arg-type]
+        assert "expected the name of a device, got a" in refused(value)  # type: ignore[arg-type]
 
 
 @pytest.mark.opencl
 def test_unknown_opencl_device_error_lists_devices() -> None:
     text = refused("opencl:NoSuch")
-    assert "wanted one device matching 'NoSuch', found: " in text and "Portable Computing Language" in text
+    assert "expected one device matching 'NoSuch', got: " in text and "Portable Computing Language" in text
     assert "choose with opencl:PART" in text
     assert "Portable Computing Language" in refused("metal")
 
@@ -106,7 +107,7 @@ def test_unavailable_gpu_error_states_the_reason(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pycuda.driver", None)
     monkeypatch.setitem(sys.modules, "pycuda", None)
     for spec in ("cuda", "cuda:7"):
-        assert "wanted the package pycuda, found" in refused(spec) and "pip install 'relax-tune[cuda]'" in refused(spec)
+        assert "expected the package pycuda, got" in refused(spec) and "pip install 'relax-tune[cuda]'" in refused(spec)
     assert "cuda" in [e.spec for e in list_devices() if isinstance(e, DeviceFailure)]
 
 
@@ -143,14 +144,14 @@ GCC_LIKE = 'case "$*" in *help=target*) echo "  -march=x"; exit 0;; *--version*)
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("exit 1\n", "found exit code 1"),
+        ("exit 1\n", "got exit code 1"),
         ("exit 0\n", "does not answer like it"),
-        ("kill -9 $$\n", "found exit code -9"),
+        ("kill -9 $$\n", "got exit code -9"),
         ('printf "\\377\\376 hello\\n"\n', "does not answer like it"),
-        ('echo "clang version 17"\n', "found clang in CC="),
+        ('echo "clang version 17"\n', "got clang in CC="),
         (GCC_LIKE + "exit 0\n", "it wrote none and gave no error"),
         (GCC_LIKE + 'printf "\\377: no\\nmath.h: none\\n" >&2; exit 4\n', "exit code 4: \ufffd: no math.h: none; install what it misses"),
-        (GCC_LIKE + 'for a in "$@"; do case $a in *.so) echo junk > "$a";; esac; done\n', "wanted a library that can be loaded"),
+        (GCC_LIKE + 'for a in "$@"; do case $a in *.so) echo junk > "$a";; esac; done\n', "expected a library that can be loaded"),
     ],
 )  # fmt: skip
 def test_broken_compiler_error_names_compiler(
@@ -175,7 +176,7 @@ def test_missing_compiler_error_names_variable(cache: Path, monkeypatch: pytest.
 def test_no_compiler_on_the_path(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(cache.parent))
     text = refused("c")
-    assert "wanted gcc, found no gcc or cc on PATH; install it" in text and not cache.exists()
+    assert "expected gcc, got no gcc or cc on PATH; install it" in text and not cache.exists()
     failures = {f.spec: f.reason for f in list_devices() if isinstance(f, DeviceFailure)}
     assert "no gcc or cc on PATH" in failures["c"]
 
@@ -187,7 +188,7 @@ def test_unwritable_compiler_cache_error_names_the_variable(cache: Path, monkeyp
         monkeypatch.setenv("RELAX_TUNE_CACHE", str(folder))
         text = refused("c")
         assert (
-            f"wanted to write compiled kernels to {folder}" in text and "point RELAX_TUNE_CACHE at a writable" in text
+            f"expected to write compiled kernels to {folder}" in text and "point RELAX_TUNE_CACHE at a writable" in text
         )
     assert cache.read_text() == "a file where the folder should be"
 

@@ -166,9 +166,9 @@ def test_malformed_export_is_refused(tmp_path: Path) -> None:
         import_file(MemoryStore(), path)
     with pytest.raises(DatabaseError, match="check the path"):
         import_file(MemoryStore(), tmp_path / "nothing")
-    with pytest.raises(DatabaseError, match="another place"):
+    with pytest.raises(DatabaseError, match="another path"):
         export_file(MemoryStore(), tmp_path / "no" / "folder.jsonl")
-    with pytest.raises(DatabaseError, match="unknown key"):
+    with pytest.raises(DatabaseError, match="does not exist"):
         list(export_lines(MemoryStore(), ["nobody"]))
 
 

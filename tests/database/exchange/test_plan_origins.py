@@ -83,22 +83,15 @@ def test_plans_without_origin_switch_nothing(another: Callable[[], MemoryStore])
         lines.append(json.dumps(values))
     store = put(filled(another()), "a1")
     assert import_lines(store, lines).plans == 2 and current(store) == "a1"
-    empty = another()
-    assert import_lines(empty, lines).plans == 2 and current(empty) == "b2"
 
 
 def test_conflicts_are_named_and_the_first_stays(url: str, another: Callable[[], MemoryStore]) -> None:
     other = filled(another())
     other.add_measurements([timing("same", 1.0), timing("other", 2.0)])
-    other.add_target(replace(ZEN, reference=(("compute", 2.0),)))
     with open_store(url) as store:
         filled(store).add_measurements([timing("same", 1.0), timing("other", 1.0)])
-        store.add_target(replace(ZEN, reference=(("compute", 1.0),)))
         report = merge(other, store)
-        assert report.measurements == 0 and report.conflicting == len(report.conflicts) == 2
-        assert (
-            report.conflicts[0].startswith("reference times of target") and report.conflicts[1] == "measurement other"
-        )
+        assert report.measurements == 0 and report.conflicting == 1 and report.conflicts == ["measurement other"]
         assert [m.median_secs for m in store.measurements(["other"])] == [1.0]
     copied = filled(another())
     for name in ("x", "y"):
@@ -145,3 +138,20 @@ def test_workload_refused_by_the_judge_is_named(another: Callable[[], MemoryStor
     store = another()
     report = import_lines(store, export_lines(filled(another())), judge)
     assert [p.why for p in report.problems] == ["another text"] and store.workload(SOFTMAX.key) is None
+
+
+@pytest.mark.parametrize(("secs", "accepted"), [(1.2e-3, True), (1.3e-3, False), (0.7e-3, False), (1e-2, False)])
+def test_records_of_units_with_contradicting_reference_times_are_left_out(
+    url: str, another: Callable[[], MemoryStore], secs: float, accepted: bool
+) -> None:
+    source = put(filled(another()), "b1")
+    source.add_measurements([timing("theirs", 2.0)])
+    source.add_target(replace(ZEN, reference=(("compute", secs),)))
+    with open_store(url) as store:
+        filled(store).add_target(replace(ZEN, reference=(("compute", 1e-3),)))
+        report = merge(source, store)
+        known = store.target(ZEN.key)
+        assert known is not None and dict(known.reference) == {"compute": 1e-3}
+        assert (report.measurements, report.plans) == ((1, 1) if accepted else (0, 0))
+        assert report.left_out == (0 if accepted else 3), "the target, its measurement and its plan"
+        assert [ZEN.name in p.why and "compute" in p.why for p in report.problems] == ([] if accepted else [True])

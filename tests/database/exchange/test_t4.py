@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.database.exchange.t4_texts import t4_measurements, t4_text
 from tests.database.records_made import MATMUL, SOFTMAX, ZEN, ZEN_OLD, failure, filled, timing
 
+from relax_tune.database.exchange.t4_import import import_t4_file
 from relax_tune.database.records import STAGES
 from relax_tune.database.store import MemoryStore
 from relax_tune.errors import DatabaseError
@@ -56,6 +58,15 @@ def test_exported_t4_meets_schema() -> None:
     assert "compute_api" not in json.loads(t4_text(ZEN, []))["metadata"], "the schema has no word for C"
     with pytest.raises(DatabaseError, match="each target"):
         t4_text(ZEN_OLD, [timing("a", 1.0)])
+
+
+def test_t4_file_of_a_slower_unit_is_refused(tmp_path: Path) -> None:
+    path, store = tmp_path / "t4.json", filled(MemoryStore())
+    path.write_text(t4_text(replace(ZEN, reference=(("compute", 2e-3),)), [timing("a", 1.0)]))
+    store.add_target(replace(ZEN, reference=(("compute", 1e-3),)))
+    with pytest.raises(DatabaseError, match="compute"):
+        import_t4_file(store, path, None, None)
+    assert not store.count(ZEN.key)
 
 
 def test_import_t4_converts_units_and_leaves_results_unchecked() -> None:
@@ -119,5 +130,5 @@ def test_malformed_t4_is_refused(text: str) -> None:
 def test_results_keep_named_workloads() -> None:
     text = t4_text(ZEN, [timing("a", 1e-3), timing("b", 2e-3, workload=SOFTMAX)])
     assert [m.workload for m in t4_measurements(text, SOFTMAX.key, ZEN.key)] == [MATMUL.key, SOFTMAX.key]
-    with pytest.raises(DatabaseError, match="T4 result 0: wanted a workload, found none named"):
+    with pytest.raises(DatabaseError, match="names no workload"):
         t4_measurements(kernel_tuner(), None, ZEN.key)

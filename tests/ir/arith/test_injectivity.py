@@ -1,4 +1,4 @@
-"""Index maps that keep elements apart, by the proof and by enumeration."""
+"""Injective index maps, by proof and by enumeration."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ i, j, k = Var("i"), Var("j"), Var("k")
 T, U = Tunable("T", (1, 2, 3)), Tunable("U", (2, 4))
 
 
-def apart(indices: Sequence[Expr], ranges: Mapping[Var, ExprLike]) -> bool:
+def are_distinct(indices: Sequence[Expr], ranges: Mapping[Var, ExprLike]) -> bool:
     """By enumeration, at every small value of the symbols."""
     for sizes in product(range(5), range(4), T.domain, U.domain):
         known: dict[Var, Expr] = {v: const(x) for v, x in zip((n, m, T, U), sizes)}
         extents = [as_int(substitute(expr(e), known)) or 0 for e in ranges.values()]
-        seen: set[tuple[int | None, ...]] = set()
+        visited: set[tuple[int | None, ...]] = set()
         for point in product(*map(range, extents)):
             at = known | {v: const(x) for v, x in zip(ranges, point)}
             place = tuple(as_int(substitute(e, at)) for e in indices)
-            if place in seen:
+            if place in visited:
                 return False
-            seen.add(place)
+            visited.add(place)
     return True
 
 
@@ -70,7 +70,7 @@ BOX = {i: n, j: m, k: T}
     ids=repr,
 )
 def test_injective_known_layouts(indices: list[Expr], ranges: Mapping[Var, ExprLike]) -> None:
-    assert apart(indices, ranges) and injective(indices, ranges)
+    assert are_distinct(indices, ranges) and injective(indices, ranges)
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_injective_known_layouts(indices: list[Expr], ranges: Mapping[Var, ExprL
 )
 def test_injective_rejects_overlaps(indices: list[Expr]) -> None:
     ranges = {i: n, j: m}
-    assert not injective(indices, ranges) or apart(indices, ranges)
+    assert not injective(indices, ranges) or are_distinct(indices, ranges)
 
 
 @st.composite
 def maps(draw: st.DrawFn) -> tuple[list[Expr], Mapping[Var, ExprLike]]:
-    """Variables flattened in some order and taken apart into digits again, with a mistake at times."""
+    """Variables flattened in some order and split into digits again, sometimes with a mistake."""
     ranges: dict[Var, ExprLike] = {}
     for v in (i, j, k)[: draw(st.integers(1, 3))]:
         ranges[v] = draw(st.sampled_from([n, m, T, U, const(3), ceildiv(n, T)]))
@@ -117,11 +117,11 @@ def maps(draw: st.DrawFn) -> tuple[list[Expr], Mapping[Var, ExprLike]]:
 @given(maps())
 def test_injective_agrees_with_enumeration(case: tuple[list[Expr], Mapping[Var, ExprLike]]) -> None:
     indices, ranges = case
-    assert not injective(indices, ranges) or apart(indices, ranges)
+    assert not injective(indices, ranges) or are_distinct(indices, ranges)
 
 
 def test_injective_digit_modulo_multiples() -> None:
-    """Slots of a ring that the iterations of `k` fill one after the other, those of `i` and `j` together."""
+    """Slots of a ring that the iterations of `k` fill one after the other, and the iterations of `i` and `j` together."""
     flat, wide = (k * U + i) * T + j, T * 3
     slot, column = (n * (U * 8) + flat // wide) % (U * 8), flat % wide
     env, inner = Env().with_loop(i, U), {k: m, j: T}

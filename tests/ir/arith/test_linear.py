@@ -21,9 +21,9 @@ T, U = Tunable("T", (1, 2, 4)), Tunable("U", (2, 4))
 
 
 def test_linear_symbolic_coefficients() -> None:
-    found = linear((i * T + j) * U + h + n * 3, (i, j, h))
-    assert found is not None
-    coefficients, rest = found
+    result = linear((i * T + j) * U + h + n * 3, (i, j, h))
+    assert result is not None
+    coefficients, rest = result
     assert list(coefficients) == [i, j, h]
     assert prove_equal(coefficients[i], T * U) is Proof.YES
     assert coefficients[j] is U and coefficients[h] is const(1)

@@ -21,12 +21,12 @@ from relax_tune.ir.core.expr import Op, eq, le, postorder
 def test_simplify_keeps_value(data: st.DataObject) -> None:
     env, variables, points = data.draw(worlds())
     e = data.draw(st.one_of(ints(variables, 3), conditions(variables, 1)))
-    found = simplify(e, env)
-    assert found.dtype is e.dtype
+    actual = simplify(e, env)
+    assert actual.dtype is e.dtype
     for p in points:
-        wanted = evaluate(e, p)
-        if wanted is not None:
-            assert evaluate(found, p) == wanted, f"{e} -> {found} under {env} at {p}"
+        expected = evaluate(e, p)
+        if expected is not None:
+            assert evaluate(actual, p) == expected, f"{e} -> {actual} under {env} at {p}"
 
 
 @pytest.mark.slow

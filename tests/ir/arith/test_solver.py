@@ -26,9 +26,9 @@ BOTH = (Proof.YES, Proof.NO)
 @pytest.fixture(scope="module")
 def z3() -> Z3:
     pytest.importorskip("z3", reason="needs the package z3-solver (extra `solver`)")
-    found = installed_solver()
-    assert found is not None and found.name.startswith("z3-solver ")
-    return found
+    result = installed_solver()
+    assert result is not None and result.name.startswith("z3-solver ")
+    return result
 
 
 @pytest.mark.slow

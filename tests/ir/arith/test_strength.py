@@ -73,8 +73,8 @@ def some(rng: Random, depth: int) -> Expr:
 
 
 def corpus(seed: int, count: int, depth: int) -> list[tuple[Expr, bool]]:
-    rng, known, found = Random(seed), points(), list[tuple[Expr, bool]]()
-    while len(found) < count:
+    rng, known, result = Random(seed), points(), list[tuple[Expr, bool]]()
+    while len(result) < count:
         cond = rng.choice((le, le, le, lt, eq))(some(rng, depth), some(rng, depth))
         values: dict[Expr, np.ndarray] = dict(known)
         for node in postorder((cond,)):
@@ -85,8 +85,8 @@ def corpus(seed: int, count: int, depth: int) -> list[tuple[Expr, bool]]:
         # that two random sums differ everywhere is seldom of interest
         dull = isinstance(cond, Op) and cond.op == "eq" and rng.random() < 0.9
         if values[cond].all() or not (values[cond].any() or dull):
-            found.append((cond, bool(values[cond][0])))
-    return found
+            result.append((cond, bool(values[cond][0])))
+    return result
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Tensor functions that obey every rule and still go wrong are found by running them small."""
+"""Trial runs detect well-formed tensor functions that access memory illegally."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def calling(func: PrimFunc, rows: int | None = None, extra: int = 0) -> IRModule
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("y[vi] = x[vi + 1]", r"tried at n = 3: own: read of x\[3\] is out of bounds: wanted index 0 in 0\.\.2[\s\S]*\n +\| +\^"),
+        ("y[vi] = x[vi + 1]", r"n = 3: own: read of x\[3\] .*0\.\.2[\s\S]*\n +\| +\^"),
         ("y[vi + 70] = x[vi]", r"tried at n = 3: own: .*y.* out of bounds"),
         ("y[vi // 2] = x[vi]", r"tried at n = 3: own: output y\[2\] was never written"),
-        ("y[vi] = select(vi < 1, x[vi], x[vi] + y[max(vi - 1, 0)])", r"own: read of y\[0\], which nothing has written yet"),
-        ("y[vi] = x[select(n < 4, vi, vi + 1)]", r"tried at n = 4: own: read of x\[4\] is out of bounds"),
+        ("y[vi] = select(vi < 1, x[vi], x[vi] + y[max(vi - 1, 0)])", r"own: read of y\[0\], .*nothing has written"),
+        ("y[vi] = x[select(n < 4, vi, vi + 1)]", r"n = 4: own: read of x\[4\] is out"),
     ],
 )  # fmt: skip
 def test_examine_wrong_function_shows_failing_input(body: str, message: str) -> None:
@@ -80,3 +80,11 @@ def test_the_zoo_passes() -> None:
         args = [g.input(b.name, b.shape, b.dtype) for b in func.input_buffers]
         outs = [TensorInfo(b.shape, b.dtype) for b in func.output_buffers]
         examine(g.finish(g.call_tir(g.add(func), args, outs, func.scalar_params)))
+
+
+@pytest.mark.parametrize("extent", [1 << 31, 1 << 40, 1 << 62])
+@pytest.mark.parametrize("body", ["y[0] = x[0]", "y[j % n] = x[0]", "if j < n:\n            y[j] = x[j]"])
+def test_examine_loop_of_any_extent_ends(extent: int, body: str) -> None:
+    """Trial runs allocate no arrays of the loop's extent, and do not run all its iterations."""
+    text = f"@prim_func(outputs=1)\ndef f(x: Buffer((n,), f32), y: Buffer((n,), f32)):\n    for j in serial({extent}):\n        "
+    examine(calling(parse_prim_func(text + body)))

@@ -109,10 +109,10 @@ def test_every_change_is_seen_and_located(change: Callable[[PrimFunc], PrimFunc]
     f = add()
     g = change(f)
     assert not structural_equal(f, g) and not structural_equal(g, f)
-    found, back = first_difference(f, g), first_difference(g, f)
-    assert found is not None and back is not None
-    assert found.path == path == back.path
-    assert (found.left, found.right) == (back.right, back.left)
+    result, back = first_difference(f, g), first_difference(g, f)
+    assert result is not None and back is not None
+    assert result.path == path == back.path
+    assert (result.left, result.right) == (back.right, back.left)
     assert workload_key(f) != workload_key(g) and structural_hash(f) != structural_hash(g)
 
 

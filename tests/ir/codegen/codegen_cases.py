@@ -1,4 +1,4 @@
-"""Small scheduled functions for the tests of code generation, with every loop kind, tail and tile size as an argument."""
+"""Small scheduled functions for the tests of code generation. Loop kinds, tails and tile sizes are arguments."""
 
 from __future__ import annotations
 

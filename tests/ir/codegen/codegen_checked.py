@@ -1,6 +1,6 @@
-"""Run by test_codegen_memory.py in a child process: generated kernels where a stray access cannot go unnoticed.
+"""Run by test_codegen_memory.py in a child process: generated kernels, run where an access out of bounds is noticed.
 
-`pages`: C kernels on buffers that end, then begin, at a page nobody may touch (a stray access kills the process).
+`pages`: C kernels on buffers that end, then begin, at a protected page: an access beyond them kills the process.
 `oclgrind`: OpenCL kernels under the simulator, whose log the parent reads.
 """
 
@@ -63,7 +63,7 @@ def reference(func: PrimFunc, args: list[np.ndarray]) -> np.ndarray:
 
 
 class Fenced:
-    """An array that ends (or begins) where memory that may not be touched begins (or ends)."""
+    """An array that ends (or begins) at the border of a protected page."""
 
     def __init__(self, array: np.ndarray, at_end: bool) -> None:
         room = -(-max(array.nbytes, 1) // PAGE) * PAGE
@@ -87,7 +87,7 @@ def pages(folder: str, flags: list[str]) -> None:
         (kernel,) = kernels_of(func, "c")
         source, library = Path(folder) / f"k{i}.c", Path(folder) / f"k{i}.so"
         source.write_text(kernel.source)
-        base = ["-O2", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC"]
+        base = ["-O2", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
         subprocess.run(["gcc", *base, *flags, str(source), "-o", str(library), "-lm"], check=True)
         entry = getattr(ctypes.CDLL(str(library)), kernel.name)
         for n, m in sizes:
@@ -110,8 +110,8 @@ def oclgrind(names: list[str]) -> None:
         for n, m in sizes:
             args = arguments(func, n, m)
             run.guard = 0
-            (found,) = run(args)
-            np.testing.assert_allclose(found, reference(func, args), rtol=1e-5, atol=1e-5)
+            (actual,) = run(args)
+            np.testing.assert_allclose(actual, reference(func, args), rtol=1e-5, atol=1e-5)
     device.close()
     print("oclgrind done")
 

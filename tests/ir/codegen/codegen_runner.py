@@ -1,4 +1,4 @@
-"""Runs scheduled functions through code generation on a device, with canaries behind every buffer."""
+"""Runs the generated code of scheduled functions on a device, with guard bytes behind every buffer."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ class Compiled:
 
     @classmethod
     def together(cls, device: Device, language: str, funcs: Sequence[PrimFunc]) -> list[Compiled]:
-        """Several functions compiled at once, under names of their own."""
-        made = []
+        """Several functions compiled in one call, each under its own name."""
+        compiled = []
         for i, func in enumerate(funcs):
-            one = cls.__new__(cls)
-            one.device, one.func = device, replace(func, name=f"{func.name}_{i}")
-            one.kernels = kernels_of(one.func, language)
-            made.append(one)
-        handles = device.compile([s for one in made for s in one.sources(language)])
-        for one in made:
-            one.handles = handles
-        return made
+            kernel = cls.__new__(cls)
+            kernel.device, kernel.func = device, replace(func, name=f"{func.name}_{i}")
+            kernel.kernels = kernels_of(kernel.func, language)
+            compiled.append(kernel)
+        handles = device.compile([s for kernel in compiled for s in kernel.sources(language)])
+        for kernel in compiled:
+            kernel.handles = handles
+        return compiled
 
     def __call__(self, arguments: Sequence[Array], scalars: Sequence[int] = ()) -> list[Array]:
         """The outputs for these arguments (outputs included, only their shapes matter)."""
@@ -101,17 +101,17 @@ class Compiled:
             values = [number(s, env) for s in k.scalars]
             device.bind(self.handles[k.name], [buffers[b] for b in k.buffers], values, grid, k.local)()
         device.synchronize()
-        held: dict[Any, Array] = {}
+        memory_of: dict[Any, Array] = {}
         for b, memory in buffers.items():
             if not self.guard and b not in func.buffers:
-                device.free(memory)  # nobody wants scratch memory, which may have holes
+                device.free(memory)  # scratch memory is not compared; its elements may be uninitialised
                 continue
             data = device.download(memory, np.dtype(np.uint8), (sizes[b] + self.guard,))
             assert (data[sizes[b] :] == CANARY).all(), f"{func.name} wrote behind {b}"
-            held[b] = data[: sizes[b]]
+            memory_of[b] = data[: sizes[b]]
             device.free(memory)
         for b in func.input_buffers:
-            if b in held:
+            if b in memory_of:
                 same = np.ascontiguousarray(arrays[b]).reshape(-1).view(np.uint8)
-                assert (held[b] == same).all(), f"{func.name} changed its input {b}"
-        return [held[b].view(b.dtype.numpy).reshape(arrays[b].shape) for b in func.output_buffers]
+                assert (memory_of[b] == same).all(), f"{func.name} changed its input {b}"
+        return [memory_of[b].view(b.dtype.numpy).reshape(arrays[b].shape) for b in func.output_buffers]

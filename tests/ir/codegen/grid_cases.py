@@ -1,11 +1,11 @@
-"""Functions whose groups have several items, for the tests of grids: what items do together, and what needs a barrier."""
+"""Functions whose groups have several items, for the tests of grids: shared work and barriers."""
 
 from __future__ import annotations
 
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.text.parser import parse_prim_func
 
-# Row by row. How many barriers there have to be in the text, how many exchanges of registers in that of CUDA instead.
+# For each case: its text, the number of barriers in the generated text, and the number of warp shuffles in the CUDA text.
 TEXTS: dict[str, tuple[int, int, str]] = {
     "between statements that are not neighbours": (1, 0, """
 def f(x: Buffer((n, 16), f32), z: Buffer((n, 12), f32), y: Buffer((n, 16), f32)):

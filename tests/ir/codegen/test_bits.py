@@ -1,4 +1,4 @@
-"""Operations on the bits of integers, and bits read as another type: evaluators and kernels give what the page says."""
+"""Operations on bits of integers, and bits read as another type: evaluators and kernels follow the specification."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.ir.codegen.codegen_cases import outer_kind
 from tests.ir.codegen.codegen_runner import Compiled
-from tests.ir.codegen.test_integers import LANES, edges, held, least, place
+from tests.ir.codegen.test_integers import LANES, edges, least, place, wrapped_to
 
 from relax_tune.ir.check.structural import structural_equal
 from relax_tune.ir.core.buffer import Buffer
@@ -65,21 +65,21 @@ OPERATORS = [
 
 
 def pairs_of(dtype: DType) -> tuple[Array, Array]:
-    """Numbers at the ends of a type, with others at the ends, small counts, and counts beside the width."""
+    """Pairs of extreme values of a type with extreme values, with small counts, and with counts near its width."""
     width = 8 * dtype.bytes
-    counts = [*edges(dtype), 4, 5, width - 1, width % (dtype.limits[1] + 1), held(-3, dtype), 12]
-    found = [(x, y) for x in edges(dtype) for y in counts]
-    found = (found * 2)[:: max(len(found) * 2 // SIZE, 1)][:SIZE]
-    x, y = (np.resize(np.array([p[k] for p in found], dtype.numpy), SIZE) for k in (0, 1))
+    counts = [*edges(dtype), 4, 5, width - 1, width % (dtype.limits[1] + 1), wrapped_to(-3, dtype), 12]
+    pairs = [(x, y) for x in edges(dtype) for y in counts]
+    pairs = (pairs * 2)[:: max(len(pairs) * 2 // SIZE, 1)][:SIZE]
+    x, y = (np.resize(np.array([p[k] for p in pairs], dtype.numpy), SIZE) for k in (0, 1))
     return x, y
 
 
-def meant(dtype: DType, x: Array, y: Array) -> list[Array]:
-    found = []
+def specified_results(dtype: DType, x: Array, y: Array) -> list[Array]:
+    arrays = []
     for fn in OPERATIONS.values():
-        values = [held(fn(int(a), int(b), 8 * dtype.bytes), dtype) for a, b in zip(x, y, strict=True)]
-        found += [np.array(values, dtype.numpy), np.array([np.float32(v) for v in values])]
-    return found
+        values = [wrapped_to(fn(int(a), int(b), 8 * dtype.bytes), dtype) for a, b in zip(x, y, strict=True)]
+        arrays += [np.array(values, dtype.numpy), np.array([np.float32(v) for v in values])]
+    return arrays
 
 
 def nest(language: str, lanes: int, n: Expr, body: Callable[[Expr], list[BufferStore]]) -> For:
@@ -91,8 +91,8 @@ def nest(language: str, lanes: int, n: Expr, body: Callable[[Expr], list[BufferS
     return For(o, const(SIZE // lanes), inner, outer_kind(language))
 
 
-def of_pairs(language: str, dtype: DType, lanes: int) -> PrimFunc:
-    """Every operation on pairs, stored and as a float."""
+def pair_function(language: str, dtype: DType, lanes: int) -> PrimFunc:
+    """A function with every operation on pairs; each result is stored as it is and as a float."""
     n: Expr = Var("n") if lanes == 1 else const(SIZE)
     x, y = Buffer("x", (n,), dtype), Buffer("y", (n,), dtype)
     outputs = [Buffer(f"r{k}", (n,), dtype if k % 2 == 0 else f32) for k in range(2 * len(OPERATIONS))]
@@ -113,13 +113,13 @@ def of_pairs(language: str, dtype: DType, lanes: int) -> PrimFunc:
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_evaluators_bits_of_integers_match_whole_numbers(dtype: DType) -> None:
     x, y = pairs_of(dtype)
-    wanted = meant(dtype, x, y)
+    expected = specified_results(dtype, x, y)
     for vectorise in (True, False):
-        outputs = [np.empty_like(w) for w in wanted]
-        run_prim(of_pairs("c", dtype, 8), [x, y, *outputs], vectorise=vectorise)
-        for k, (a, w) in enumerate(zip(outputs, wanted, strict=True)):
+        outputs = [np.empty_like(w) for w in expected]
+        run_prim(pair_function("c", dtype, 8), [x, y, *outputs], vectorise=vectorise)
+        for k, (a, w) in enumerate(zip(outputs, expected, strict=True)):
             np.testing.assert_array_equal(a, w, f"{list(OPERATIONS)[k // 2]}, {vectorise=}")
-    for op, w in zip(OPERATORS, wanted[::2], strict=True):
+    for op, w in zip(OPERATORS, expected[::2], strict=True):
         np.testing.assert_array_equal(op.evaluate([x, y]), w, op.name)
     np.testing.assert_array_equal(bits.BitwiseNot().evaluate([x]), ~x)
 
@@ -128,12 +128,12 @@ def test_evaluators_bits_of_integers_match_whole_numbers(dtype: DType) -> None:
 def test_kernels_bits_of_integers_match_whole_numbers(place: tuple[str, Device]) -> None:
     language, device = place
     cases = [(t, 1) for t in INTEGERS] + [(t, LANES[language]) for t in (i32, u16)]
-    funcs = [of_pairs(language, *case) for case in cases]
+    funcs = [pair_function(language, *case) for case in cases]
     for case, run in zip(cases, Compiled.together(device, language, funcs), strict=True):
         x, y = pairs_of(case[0])
-        wanted = meant(case[0], x, y)
-        found = run([x, y, *(np.empty_like(w) for w in wanted)])
-        for k, (a, w) in enumerate(zip(found, wanted, strict=True)):
+        expected = specified_results(case[0], x, y)
+        actual = run([x, y, *(np.empty_like(w) for w in expected)])
+        for k, (a, w) in enumerate(zip(actual, expected, strict=True)):
             np.testing.assert_array_equal(a, w, f"{language}, {case}: {list(OPERATIONS)[k // 2]}")
 
 
@@ -164,17 +164,17 @@ def test_kernels_and_evaluators_bitcast_keeps_bits(place: tuple[str, Device]) ->
         )
         x[:3] = np.array([0, 1, least(source) if source.is_int else -0.0]).astype(source.numpy)
         inputs.append(x)
-    wanted = [x.view(t.numpy) for x, (_, t) in zip(inputs, CASTS, strict=True)]
-    found = [np.empty_like(w) for w in wanted]
-    run_prim(reading("c", 8), [*inputs, *found])
+    expected = [x.view(t.numpy) for x, (_, t) in zip(inputs, CASTS, strict=True)]
+    interpreted = [np.empty_like(w) for w in expected]
+    run_prim(reading("c", 8), [*inputs, *interpreted])
     funcs = [reading(language, lanes) for lanes in (1, LANES[language])]
     for results in (
-        found,
-        *(run([*inputs, *(np.empty_like(w) for w in wanted)]) for run in Compiled.together(device, language, funcs)),
+        interpreted,
+        *(run([*inputs, *(np.empty_like(w) for w in expected)]) for run in Compiled.together(device, language, funcs)),
     ):
-        for a, w, c in zip(results, wanted, CASTS, strict=True):
+        for a, w, c in zip(results, expected, CASTS, strict=True):
             np.testing.assert_array_equal(a.view(np.uint8), w.view(np.uint8), f"{language}: {c}")
-    for x, w, (s, t) in zip(inputs, wanted, CASTS, strict=True):
+    for x, w, (s, t) in zip(inputs, expected, CASTS, strict=True):
         np.testing.assert_array_equal(bits.BitCast(t, s).evaluate([x]), w)
 
 
@@ -193,11 +193,11 @@ def test_kernels_logarithms_and_atan2_match_numpy_at_ends(place: tuple[str, Devi
     a, b = (np.array(p, dtype.numpy).reshape(-1) for p in np.meshgrid(ENDS, ENDS))
     (run,) = Compiled.together(device, language, [func])
     with np.errstate(all="ignore"):
-        wanted = [np.log2(a), np.log10(a), np.arctan2(a, b)]
-    for found, w in zip(run([a, b, *(np.empty_like(a) for _ in range(3))]), wanted, strict=True):
-        np.testing.assert_allclose(found, w, rtol=4e-6 if dtype is f32 else 1e-14, atol=1e-44 if dtype is f32 else 0)
+        expected = [np.log2(a), np.log10(a), np.arctan2(a, b)]
+    for actual, w in zip(run([a, b, *(np.empty_like(a) for _ in range(3))]), expected, strict=True):
+        np.testing.assert_allclose(actual, w, rtol=4e-6 if dtype is f32 else 1e-14, atol=1e-44 if dtype is f32 else 0)
         near = np.abs(w) < 1e30
-        np.testing.assert_array_equal(np.signbit(found[near]), np.signbit(w[near]))
+        np.testing.assert_array_equal(np.signbit(actual[near]), np.signbit(w[near]))
 
 
 def test_parse_literal_of_uint64_beyond_int64() -> None:

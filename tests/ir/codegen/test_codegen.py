@@ -18,11 +18,11 @@ from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, seq
 LANGUAGES = ("c", "opencl")
 
 
-def agree(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
-    if wanted.dtype.kind == "f":
-        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5, err_msg=what)
+def agree(actual: np.ndarray, expected: np.ndarray, what: str) -> None:
+    if expected.dtype.kind == "f":
+        np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-5, err_msg=what)
     else:
-        np.testing.assert_array_equal(found, wanted, err_msg=what)
+        np.testing.assert_array_equal(actual, expected, err_msg=what)
 
 
 @pytest.mark.process
@@ -33,9 +33,9 @@ def test_zoo_as_written(language: str) -> None:
     for case in zoo.cases():
         run = Compiled(device, language, case.func)
         for dims in case.sizes:
-            arguments, expected = case.arguments(rng, dims)
-            for found, wanted in zip(run(arguments, case.scalar_arguments(dims)), expected, strict=True):
-                agree(found, wanted, f"{case.name} {dims}")
+            arguments, results = case.arguments(rng, dims)
+            for actual, expected in zip(run(arguments, case.scalar_arguments(dims)), results, strict=True):
+                agree(actual, expected, f"{case.name} {dims}")
     device.close()
 
 
@@ -61,7 +61,7 @@ def test_generate_too_much_shared_memory_is_refused() -> None:
     body = For(Var("g"), const(1), seq(For(i, const(64), fill), For(j, const(64), copy)), "group")
     func = PrimFunc("shares", (out,), 1, body, (tile,))
     generate(func, CodeTarget("opencl", 8, 256))
-    with pytest.raises(BuildError, match=r"wanted at most 255 bytes .* found 256 of tile"):
+    with pytest.raises(BuildError, match=r"at most 255 bytes .* got 256"):
         generate(func, CodeTarget("opencl", 8, 255))
 
 

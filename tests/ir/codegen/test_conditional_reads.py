@@ -1,4 +1,4 @@
-"""Reads behind a condition in C: compilers turn short loops of them into groups of masked vectors, and one got the masks wrong."""
+"""Conditional reads in C: compilers vectorise short loops of them with masks, and one compiler got the masks wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _one_of(c: Expr) -> Expr:
     return select(c, const(1.0), const(2.0))
 
 
-# What is stored for a condition and a read, as a statement and in NumPy.
+# What is stored, given a condition and a read: as a statement, and in NumPy.
 BODIES: dict[str, tuple[Body, Callable[[Array, Array], Array]]] = {
     "select": (_stored(lambda c, x: select(c, x, const(2.0))), lambda c, x: np.where(c, x, 2)),
     "other arm": (_stored(lambda c, x: select(c, const(2.0), x * 0.5)), lambda c, x: np.where(c, 2, x * 0.5)),
@@ -43,27 +43,27 @@ BODIES: dict[str, tuple[Body, Callable[[Array, Array], Array]]] = {
 }
 
 
-def _function(body: Body, trips: int, kind: LoopKind, held: DType) -> PrimFunc:
+def _function(body: Body, trips: int, kind: LoopKind, dtype: DType) -> PrimFunc:
     shape = (const(ROWS), const(trips))
-    chosen, x, y = Buffer("chosen", shape, held), Buffer("x", shape, f32), Buffer("y", shape, f32)
+    chosen, x, y = Buffer("chosen", shape, dtype), Buffer("x", shape, f32), Buffer("y", shape, f32)
     i, j = Var("i"), Var("j")
     c = load(chosen, (i, j))
-    stored = body(y, (i, j), c if held is bool_ else ne(c, 0), load(x, (i, j)))
+    stored = body(y, (i, j), c if dtype is bool_ else ne(c, 0), load(x, (i, j)))
     return PrimFunc("f", (chosen, x, y), 1, For(i, const(ROWS), For(j, const(trips), stored, kind), "parallel"))
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("held", [bool_, i32], ids=str)
-def test_conditional_reads_in_short_loops_are_exact(held: DType) -> None:
+@pytest.mark.parametrize("dtype", [bool_, i32], ids=str)
+def test_conditional_reads_in_short_loops_are_exact(dtype: DType) -> None:
     kinds: tuple[LoopKind, ...] = ("serial", "unrolled")
     cases = list(product(BODIES, TRIPS, kinds))
     rng = np.random.default_rng(0)
     device = opened("c")
-    made = Compiled.together(device, "c", [_function(BODIES[n][0], t, k, held) for n, t, k in cases])
-    for run, (name, trips, kind) in zip(made, cases, strict=True):
-        chosen = rng.integers(0, 2, (ROWS, trips)).astype(held.numpy)
+    kernels = Compiled.together(device, "c", [_function(BODIES[n][0], t, k, dtype) for n, t, k in cases])
+    for run, (name, trips, kind) in zip(kernels, cases, strict=True):
+        chosen = rng.integers(0, 2, (ROWS, trips)).astype(dtype.numpy)
         x = rng.standard_normal((ROWS, trips), np.float32)
-        (found,) = run([chosen, x, np.empty_like(x)])
-        wanted = BODIES[name][1](chosen != 0, x).astype(np.float32)
-        np.testing.assert_array_equal(found, wanted, f"{name}, {trips} of {kind}")
+        (actual,) = run([chosen, x, np.empty_like(x)])
+        expected = BODIES[name][1](chosen != 0, x).astype(np.float32)
+        np.testing.assert_array_equal(actual, expected, f"{name}, {trips} of {kind}")
     device.close()

@@ -1,4 +1,4 @@
-"""Loops that end where the data say that the rest is neutral: results to the bit, no term read behind the end."""
+"""Loops that end early as the data make the remaining terms neutral: equal bits, and no term is read behind the end."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def test_results_equal_the_whole_loop(
 ) -> None:
     rows = len(starts) - 1
     inputs = [np.int32(starts), np.arange(21, dtype=np.int32) % 4, np.float32(values), np.float32([1, -1, 0.5, 3])]
-    wanted = np.full(rows, 77, np.float32)
-    run_prim(make.csr_rows(most), [*inputs, wanted], [width])
+    expected = np.full(rows, 77, np.float32)
+    run_prim(make.csr_rows(most), [*inputs, expected], [width])
     for kernel in compiled[most]:
-        (found,) = kernel([*inputs, np.full(rows, 77, np.float32)], [width])[-1:]
-        assert np.array_equal(np.isnan(found), np.isnan(wanted))
-        sure = ~np.isnan(wanted)
-        assert (found[sure].view(np.int32) == wanted[sure].view(np.int32)).all(), (found, wanted)
+        (actual,) = kernel([*inputs, np.full(rows, 77, np.float32)], [width])[-1:]
+        assert np.array_equal(np.isnan(actual), np.isnan(expected))
+        sure = ~np.isnan(expected)
+        assert (actual[sure].view(np.int32) == expected[sure].view(np.int32)).all(), (actual, expected)
 
 
 def sums(condition: str) -> PrimFunc:
-    """B[i] the sum of A[j] where a condition on data holds."""
+    """B[i] is the sum of A[j] over the j for which a condition on data holds."""
     n, m = Var("n"), Var("m")
     b = TensorBuilder("sums")
     x, last, z = b.input("A", (m,)), b.input("last", (n,), i32), b.output("B", (n,))

@@ -13,12 +13,12 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.schedules.sketch import instantiate
 
 
-def made(case: str, rule: str, sketch: str, **values: int) -> PrimFunc:
-    (found,) = [s for s in by_rule(case, "c", rule) if s.name == sketch]
-    return instantiate(found, {t.name: values.get(t.name, t.domain[0]) for t in found.tunables})
+def instance(case: str, rule: str, sketch: str, **values: int) -> PrimFunc:
+    (selected,) = [s for s in by_rule(case, "c", rule) if s.name == sketch]
+    return instantiate(selected, {t.name: values.get(t.name, t.domain[0]) for t in selected.tunables})
 
 
-def kept(func: PrimFunc) -> list[str]:
+def masked_selects(func: PrimFunc) -> list[str]:
     """Return the lines that keep the lanes of a register beyond a bound."""
     source = generate(func, CodeTarget("c", MACHINES["c"].lanes)).source
     lines = [line.strip() for line in source.split("/*end prelude*/")[-1].splitlines()]
@@ -26,25 +26,25 @@ def kept(func: PrimFunc) -> list[str]:
 
 
 def test_tile_of_masked_columns_is_stored_whole() -> None:
-    func = made("convolution by channel", "convolution", "convolution.lines.panels", MR=3)
-    assert not kept(func)
+    func = instance("convolution by channel", "convolution", "convolution.lines.panels", MR=3)
+    assert not masked_selects(func)
     for dims in CASES["convolution by channel"][1]:
         assert_same_meaning(CASES["convolution by channel"][0](), func, dims)
 
 
 def test_sum_over_lanes_keeps_lanes_beyond_the_bound() -> None:
-    assert kept(made("row sum", "rowwise", "rowwise.parallel.keep_expensive"))
+    assert masked_selects(instance("row sum", "rowwise", "rowwise.parallel.keep_expensive"))
 
 
 @pytest.mark.process
 def test_tile_of_masked_columns_gives_the_results_of_numpy() -> None:
     case = "convolution by channel"
-    func = made(case, "convolution", "convolution.lines.panels", MR=3)
+    func = instance(case, "convolution", "convolution.lines.panels", MR=3)
     device = opened("c")
     run = Compiled(device, "c", func)
     for width in (1, 7, 15, 16, 17, 31, 37):
         dims = {"n": 1, "h": 5, "w": width}
         arrays, scalars = arguments(func, dims, width)
-        arrays[0][..., -1] = np.inf  # what is behind a row enters no other column
+        arrays[0][..., -1] = np.inf  # values behind the end of a row enter no other column
         assert not problems(CASES[case][0](), arrays, run(arrays, scalars), dims)
     device.close()

@@ -1,4 +1,4 @@
-"""Chains of maxima and minima, of which NaN is looked for once: every place of a NaN, beside infinities and zeros."""
+"""Chains of maxima and minima, which test for NaN once: a NaN at every position, among infinities and zeros."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEAR = 5
 
 
 def near(values: str) -> PrimFunc:
-    """Each element from the five at and behind it in a longer array: their range, or the largest and 0.5 and so on."""
+    """Each result is computed from five neighbours: their range, their maximum, or their minimum and 0.5."""
     n = Var("n")
     b = TensorBuilder("near")
     x, y = b.input("x", (add(n, NEAR - 1),)), b.output("y", (n,))
@@ -28,7 +28,7 @@ def near(values: str) -> PrimFunc:
             return reduce(maximum, terms) - reduce(minimum, terms)
         if values == "balanced":
             return maximum(maximum(terms[0], terms[1]), maximum(terms[2], maximum(terms[3], terms[4])))
-        if values == "twice":  # a part of one chain is a value of its own
+        if values == "twice":  # a part of the chain is also a separate value
             inner = reduce(maximum, terms[:3])
             return add(maximum(maximum(inner, terms[3]), terms[4]), mul(inner, const(2.0)))
         return reduce(minimum, [*terms, const(0.5)])
@@ -37,7 +37,7 @@ def near(values: str) -> PrimFunc:
     return b.finish()
 
 
-def wanted(values: str, x: np.ndarray) -> np.ndarray:
+def expected(values: str, x: np.ndarray) -> np.ndarray:
     terms = np.stack([x[k : len(x) - NEAR + 1 + k] for k in range(NEAR)])
     with np.errstate(invalid="ignore"):
         if values == "range":
@@ -53,20 +53,20 @@ def wanted(values: str, x: np.ndarray) -> np.ndarray:
 @pytest.mark.process
 @pytest.mark.parametrize("width", [4, 8])
 def test_nan_of_any_place_is_the_result(width: int) -> None:
-    device, made = opened("c"), []
+    device, cases = opened("c"), []
     for values in ("range", "balanced", "twice", "limited"):
         s = Schedule(near(values))
         _, lanes = s.split("near_i", [None, width])
         s.vectorize(lanes)
-        made.append((values, s.func))
+        cases.append((values, s.func))
     rng = np.random.default_rng(0)
     special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, 3.0], np.float32)
-    for (values, _), run in zip(made, Compiled.together(device, "c", [f for _, f in made]), strict=True):
+    for (values, _), run in zip(cases, Compiled.together(device, "c", [f for _, f in cases]), strict=True):
         assert any("rt_unordered_f32" in k.source.split("/*end prelude*/")[1] for k in run.kernels)
         for n in (1, 7, 8, 40):
             for share in (0.0, 0.2, 0.7):
                 x = rng.standard_normal(n + NEAR - 1, np.float32)
                 x = np.where(rng.random(x.shape) < share, rng.choice(special, x.shape), x).astype(np.float32)
-                (found,) = run([x, np.empty(n, np.float32)])
-                np.testing.assert_array_equal(found, wanted(values, x))
+                (actual,) = run([x, np.empty(n, np.float32)])
+                np.testing.assert_array_equal(actual, expected(values, x))
     device.close()

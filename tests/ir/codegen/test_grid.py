@@ -1,4 +1,4 @@
-"""Kernels of a grid: barriers where items depend on each other and where all of them come by, and what CUDA's text promises."""
+"""Kernels of a grid: barriers where items depend on each other and all items pass; annotations of CUDA text."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from relax_tune.ir.text.parser import parse_prim_func
 CUDA = TARGETS["cuda"]
 
 
-def paused(text: str) -> Iterator[list[str]]:
-    """For every barrier or exchange of a kernel the lines that open the braces around it."""
+def enclosing_lines(text: str) -> Iterator[list[str]]:
+    """For every barrier or warp exchange of a kernel, the lines that open the blocks around it."""
     around: list[str] = []
     for line in text.split("/*end prelude*/")[1].splitlines():
         if re.search(r"barrier\(|__syncthreads|rt_across", line):
@@ -38,9 +38,9 @@ def paused(text: str) -> Iterator[list[str]]:
 def test_barriers_are_reached_by_every_work_item(name: str, language: str) -> None:
     source = generate(function(name), TARGETS[language]).source
     items = re.findall(r"const \w+ (\w+) = (?:get_local_id|threadIdx)", source)
-    barriers = list(paused(source))
+    barriers = list(enclosing_lines(source))
     exchanges = TEXTS[name][1] if language == "cuda" else 0
-    # an exchange takes the place of a barrier
+    # a warp exchange replaces a barrier
     assert items and len(barriers) == TEXTS[name][0] and source.count("= rt_across") == exchanges
     for lines in barriers:
         assert not [x for x in lines if "if (" in x and set(re.findall(r"\w+", x)) & set(items)], lines
@@ -57,10 +57,10 @@ def test_work_items_compute_the_same_as_loops(name: str) -> None:
         dims = {"n": n, "m": 3}
         shapes = [[dims.get(str(d), d) for d in b.shape] for b in func.buffers]
         arrays = [rng.standard_normal([int(str(d)) for d in s]).astype(np.float32) for s in shapes]
-        wanted = [a.copy() for a in arrays]
-        run_prim(func, wanted)
-        for found, w in zip(run(arrays), wanted[1:], strict=True):
-            np.testing.assert_allclose(found, w, rtol=1e-6)
+        expected = [a.copy() for a in arrays]
+        run_prim(func, expected)
+        for actual, e in zip(run(arrays), expected[1:], strict=True):
+            np.testing.assert_allclose(actual, e, rtol=1e-6)
     device.close()
 
 
@@ -76,12 +76,10 @@ def f(x: Buffer((n, 16), f32), y: Buffer((n, 16), f32)):
             y[g, a] = tile[a]
 """
     for language in ("opencl", "cuda"):
-        with pytest.raises(
-            BuildError, match=r"every work-item of a group comes by, found one in the loop over k, which has a iter"
-        ):
+        with pytest.raises(BuildError, match=r"barrier is in the loop over k"):
             generate(parse_prim_func(text.strip() + "\n"), TARGETS[language])
     reading = text.replace("for k in serial(a):", "if x[g, a] < 0.0:\n              for k in serial(16):")
-    with pytest.raises(BuildError, match="compute what reads memory before the condition"):
+    with pytest.raises(BuildError, match="compute it before the condition"):
         generate(parse_prim_func(reading.strip() + "\n"), CUDA)
 
 
@@ -104,7 +102,7 @@ def f(x: Buffer((n,), f32), y: Buffer((n,), f32)):
 """
     func = parse_prim_func((text + indent(body, " " * 8)).strip() + "\n")
     for language in ("opencl", "cuda"):
-        with pytest.raises(BuildError, match=r"groups that do not depend on each other, found [ty] written"):
+        with pytest.raises(BuildError, match=r"groups .*[ty] is written"):
             generate(func, TARGETS[language])
 
 
@@ -149,8 +147,8 @@ def f(x: Buffer((n, {second}, 7), f32), y: Buffer((n, {second}, 7), f32)):
             for k in group(7, axis=2):
                 y[i, j, k] = x[i, j, k]
 """
-        made = generate(parse_prim_func(text.strip() + "\n"), CUDA)
-        return made.source, [str(e) for e in made.grid]
+        kernel = generate(parse_prim_func(text.strip() + "\n"), CUDA)
+        return kernel.source, [str(e) for e in kernel.grid]
 
     source, grid = kernel("65535")
     assert grid == ["n", "65535", "7"] and "blockIdx.y" in source and "i64 n" not in source
@@ -178,7 +176,7 @@ def f(x: Buffer((n, {rows}, 16), f32), y: Buffer((n, {rows}, 16), f32)):
 
     assert "__shared__ __align__(16) float tile_[12288];" in source(768) and "/*shared" not in source(768)
     assert "/*shared 65536*/" in source(1024) and "float *const tile_ = (float *)(rt_shared + 0);" in source(1024)
-    with pytest.raises(BuildError, match=r"wanted at most 3 bytes .* found 4 of top"):
+    with pytest.raises(BuildError, match=r"at most 3 bytes .* got 4"):
         generate(function("by one item, for all"), CodeTarget("cuda", 4, 3))
 
 

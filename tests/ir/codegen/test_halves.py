@@ -1,4 +1,4 @@
-"""16-bit floats between memory and f32: every pattern, and every kind of rounding, as NumPy and ml_dtypes have them."""
+"""16-bit floats from and to f32: every bit pattern and every kind of rounding, compared with NumPy and ml_dtypes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def around_every_pattern(half: DType) -> NDArray[np.float32]:
     return np.concatenate([*near, small, small | np.uint32(1 << 31)]).view(np.float32)
 
 
-def same_bits(found: NDArray[Any], wanted: NDArray[Any]) -> None:
-    """Bit for bit, where any NaN is as good as another."""
-    nan = np.isnan(wanted)
-    np.testing.assert_array_equal(np.isnan(found), nan)
-    view = np.uint16 if wanted.itemsize == 2 else np.uint32
-    np.testing.assert_array_equal(found[~nan].view(view), wanted[~nan].view(view))
+def same_bits(actual: NDArray[Any], expected: NDArray[Any]) -> None:
+    """Whether arrays are equal bit for bit; all NaNs count as equal."""
+    nan = np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(actual), nan)
+    view = np.uint16 if expected.itemsize == 2 else np.uint32
+    np.testing.assert_array_equal(actual[~nan].view(view), expected[~nan].view(view))
 
 
 @pytest.mark.process
@@ -51,9 +51,9 @@ def test_half_conversions_match_numpy_bitwise(language: str) -> None:
     for (_kind, half, up), run in zip(cases, Compiled.together(device, language, funcs), strict=True):
         with np.errstate(all="ignore"):
             x = np.arange(1 << 16, dtype=np.uint16).view(half.numpy) if up else around_every_pattern(half)
-            wanted = x.astype(np.float32 if up else half.numpy)
-        (found,) = run([x, np.empty_like(wanted)])
-        same_bits(found, wanted)
+            expected = x.astype(np.float32 if up else half.numpy)
+        (actual,) = run([x, np.empty_like(expected)])
+        same_bits(actual, expected)
     device.close()
 
 
@@ -61,12 +61,12 @@ def test_half_conversions_match_numpy_bitwise(language: str) -> None:
 @pytest.mark.parametrize("language", ["c", "opencl"])
 def test_f64_is_rounded_to_f16_once(language: str) -> None:
     device = opened(language)
-    tie = 1 + 2.0**-11  # between two halves
+    tie = 1 + 2.0**-11  # between two 16-bit floats
     x = np.array(
         [tie, np.nextafter(tie, 2), np.nextafter(tie, 0), -np.nextafter(tie, 2), 65519.999999, 65520, 1e300, -1e-300, 0]
     )
     with np.errstate(all="ignore"):
-        wanted = x.astype(np.float16)
-    (found,) = Compiled(device, language, casts(language, "serial", f64, f16))([x, np.empty_like(wanted)])
-    same_bits(found, wanted)
+        expected = x.astype(np.float16)
+    (actual,) = Compiled(device, language, casts(language, "serial", f64, f16))([x, np.empty_like(expected)])
+    same_bits(actual, expected)
     device.close()

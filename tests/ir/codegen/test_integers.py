@@ -1,8 +1,9 @@
-"""Integers at the ends of their types, and casts of every kind of float: interpreter, reference and kernels give what the page says."""
+"""Integers at the ends of their types and casts of floats: interpreter, reference and kernels as specified."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import product
@@ -77,16 +78,16 @@ def least(dtype: DType) -> int:
     return int(np.iinfo(dtype.numpy).min)
 
 
-def held(value: int, dtype: DType) -> int:
-    """The number that so many bits hold, by the definition of two's complement."""
+def wrapped_to(value: int, dtype: DType) -> int:
+    """Return a number reduced to the bits of a type, by the definition of two's complement."""
     low = least(dtype)
     return (value - low) % (1 << 8 * dtype.bytes) + low
 
 
 def edges(dtype: DType) -> list[int]:
     low, high = least(dtype), int(np.iinfo(dtype.numpy).max)
-    found = {low, low + 1, -1, 0, 1, 2, 3, 7, high // 3, high // 2 + 1, high - 1, high}
-    return sorted({held(x, dtype) for x in found})
+    numbers = {low, low + 1, -1, 0, 1, 2, 3, 7, high // 3, high // 2 + 1, high - 1, high}
+    return sorted({wrapped_to(x, dtype) for x in numbers})
 
 
 def nonzero(y: Expr) -> Expr:
@@ -113,7 +114,7 @@ OPERATIONS: dict[str, tuple[Callable[[Expr, Expr], Expr], Callable[[int, int], i
 
 def result(name: str, x: int, y: int, dtype: DType) -> int:
     whole = OPERATIONS[name][1]
-    return held(x + least(dtype) if whole is None else whole(x, y), dtype)
+    return wrapped_to(x + least(dtype) if whole is None else whole(x, y), dtype)
 
 
 def index(v: Expr) -> Expr:
@@ -121,20 +122,20 @@ def index(v: Expr) -> Expr:
     return maximum(minimum(cast(v, i64), const(15)), const(0))
 
 
-# What a value goes into: the type of its result, as an expression of the value, of an operand and of a table; and of numbers.
+# Consumers of a value: type of the result; expression of the value, an operand and a table; the same on integers.
 Consumer = tuple[DType | None, Callable[[Expr, Expr, Buffer], Expr], Callable[[int, int, DType], float]]
 CONSUMERS: dict[str, Consumer] = {
     "to float": (f32, lambda v, _x, _t: cast(v, f32), lambda v, _x, _d: float(np.float32(v))),
-    "widened": (i64, lambda v, _x, _t: cast(v, i64), lambda v, _x, _d: held(v, i64)),
-    "unsigned": (u64, lambda v, _x, _t: cast(v, u64), lambda v, _x, _d: held(v, u64)),
-    "narrowed": (i8, lambda v, _x, _t: cast(v, i8), lambda v, _x, _d: held(v, i8)),
+    "widened": (i64, lambda v, _x, _t: cast(v, i64), lambda v, _x, _d: wrapped_to(v, i64)),
+    "unsigned": (u64, lambda v, _x, _t: cast(v, u64), lambda v, _x, _d: wrapped_to(v, u64)),
+    "narrowed": (i8, lambda v, _x, _t: cast(v, i8), lambda v, _x, _d: wrapped_to(v, i8)),
     "compared": (i32, lambda v, x, _t: cast(lt(v, x), i32), lambda v, x, _d: v < x),
     "next": (
         None,
         lambda v, x, _t: floordiv(add(v, x), const(2, v.dtype)),
-        lambda v, x, d: held(v + x, d) // 2,
+        lambda v, x, d: wrapped_to(v + x, d) // 2,
     ),
-    "index": (f32, lambda v, _x, t: read(t, (index(v),)), lambda v, _x, _d: max(min(held(v, i64), 15), 0) * 3.0),
+    "index": (f32, lambda v, _x, t: read(t, (index(v),)), lambda v, _x, _d: max(min(wrapped_to(v, i64), 15), 0) * 3.0),
 }
 
 
@@ -153,15 +154,15 @@ def arithmetic(language: str, dtype: DType, lanes: int, through_memory: bool) ->
     pairs = len(edges(dtype)) ** 2 // 4 * 4 if lanes == 1 else PAIRS
     n = Var("n") if lanes == 1 else const(pairs)
     x, y, table = Buffer("x", (n,), dtype), Buffer("y", (n,), dtype), Buffer("table", (const(16),), f32)
-    kept = [Buffer(f"k{i}", (n,), dtype) for i in range(len(OPERATIONS))]
+    copies = [Buffer(f"k{i}", (n,), dtype) for i in range(len(OPERATIONS))]
     outputs = [
-        Buffer(f"r{i}", (n,), wanted or dtype)
-        for i, (_, (wanted, _, _)) in enumerate(product(OPERATIONS, CONSUMERS.values()))
+        Buffer(f"r{i}", (n,), target or dtype)
+        for i, (_, (target, _, _)) in enumerate(product(OPERATIONS, CONSUMERS.values()))
     ]
 
     def body(at: Expr) -> list[BufferStore]:
         stores, places = [], iter(outputs)
-        for (operation, _), keep in zip(OPERATIONS.values(), kept, strict=True):
+        for (operation, _), keep in zip(OPERATIONS.values(), copies, strict=True):
             value = operation(read(x, (at,)), read(y, (at,)))
             stores.append(BufferStore(keep, (at,), value))
             for _, consumer, _ in CONSUMERS.values():
@@ -173,37 +174,37 @@ def arithmetic(language: str, dtype: DType, lanes: int, through_memory: bool) ->
     if lanes == 1:
         (symbol,) = (n,)
         nest = For(nest.var, symbol, nest.body, nest.kind)
-    return PrimFunc(f"ends_{dtype}", (x, y, table, *kept, *outputs), len(kept) + len(outputs), nest)
+    return PrimFunc(f"ends_{dtype}", (x, y, table, *copies, *outputs), len(copies) + len(outputs), nest)
 
 
 PAIRS = 144
 
 
 def pairs_of(dtype: DType) -> tuple[Array, Array]:
-    """All pairs of numbers at the ends, as many as vectors divide."""
-    found = (list(product(edges(dtype), repeat=2)) * 3)[:PAIRS]
-    x, y = (np.array([p[k] for p in found], dtype.numpy) for k in (0, 1))
+    """All pairs of extreme values, padded to a multiple of the vector width."""
+    pairs = (list(product(edges(dtype), repeat=2)) * 3)[:PAIRS]
+    x, y = (np.array([p[k] for p in pairs], dtype.numpy) for k in (0, 1))
     return x, y
 
 
-def meant(dtype: DType, x: Array, y: Array) -> list[Array]:
-    """What the page says, in whole numbers of any size."""
-    found, consumed = [], []
+def specified_results(dtype: DType, x: Array, y: Array) -> list[Array]:
+    """The specified result, computed with integers of any size."""
+    results, consumed = [], []
     for name in OPERATIONS:
         values = [result(name, int(a), int(b), dtype) for a, b in zip(x, y, strict=True)]
-        found.append(np.array(values, dtype.numpy))
-        for wanted, _, of_number in CONSUMERS.values():
+        results.append(np.array(values, dtype.numpy))
+        for target, _, of_number in CONSUMERS.values():
             numbers = [of_number(v, int(a), dtype) for v, a in zip(values, x, strict=True)]
-            consumed.append(np.array(numbers, (wanted or dtype).numpy))
-    return found + consumed
+            consumed.append(np.array(numbers, (target or dtype).numpy))
+    return results + consumed
 
 
 TABLE = np.arange(16, dtype=np.float32) * 3
 NAMES = [*OPERATIONS, *(f"{o}, {c}" for o, c in product(OPERATIONS, CONSUMERS))]
 
 
-def agree(found: list[Array], wanted: list[Array], where: str) -> None:
-    for name, a, b in zip(NAMES, found, wanted, strict=True):
+def agree(actual: list[Array], expected: list[Array], where: str) -> None:
+    for name, a, b in zip(NAMES, actual, expected, strict=True):
         np.testing.assert_array_equal(a, b, f"{where}: {name}")
 
 
@@ -211,12 +212,12 @@ def agree(found: list[Array], wanted: list[Array], where: str) -> None:
 @pytest.mark.parametrize("vectorise", [True, False])
 def test_interpreter_integer_overflow_wraps(dtype: DType, vectorise: bool) -> None:
     x, y = pairs_of(dtype)
-    wanted = meant(dtype, x, y)
+    expected = specified_results(dtype, x, y)
     for through_memory in (False, True):
         func = arithmetic("c", dtype, 8, through_memory)
-        outputs = [np.empty_like(w) for w in wanted]
+        outputs = [np.empty_like(w) for w in expected]
         run_prim(func, [x, y, TABLE, *outputs], vectorise=vectorise)
-        agree(outputs, wanted, f"interpreter, {through_memory=}")
+        agree(outputs, expected, f"interpreter, {through_memory=}")
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
@@ -224,19 +225,19 @@ def test_reference_integer_overflow_wraps(dtype: DType) -> None:
     x, y = pairs_of(dtype)
     b = TensorBuilder("ends")
     a, c, table = b.input("x", (PAIRS,), dtype), b.input("y", (PAIRS,), dtype), b.input("table", (16,))
-    wanted = meant(dtype, x, y)
+    expected = specified_results(dtype, x, y)
     values = [lambda i, f=f: f(a[i], c[i]) for f, _ in OPERATIONS.values()]
     values += [
         lambda i, f=f, g=g: g(f(a[i], c[i]), a[i], table.buffer)
         for (f, _), (_, g, _) in product(OPERATIONS.values(), CONSUMERS.values())
     ]
-    for k, (value, w) in enumerate(zip(values, wanted, strict=True)):
+    for k, (value, w) in enumerate(zip(values, expected, strict=True)):
         out = b.output(f"r{k}", (PAIRS,), next(d for d in (*INTEGERS, f32) if d.numpy == w.dtype))
         b.compute(out, value, f"c{k}")
-    found = evaluate_prim(b.finish(), [x, y, TABLE])  # floats as float64
+    actual = evaluate_prim(b.finish(), [x, y, TABLE])  # floats as float64
     agree(
-        [f.astype(w.dtype) if w.dtype == np.float32 else f for f, w in zip(found, wanted, strict=True)],
-        wanted,
+        [f.astype(w.dtype) if w.dtype == np.float32 else f for f, w in zip(actual, expected, strict=True)],
+        expected,
         "reference",
     )
 
@@ -246,15 +247,15 @@ def test_kernels_integer_overflow_wraps(place: tuple[str, Device]) -> None:
     language, device = place
     lanes = LANES[language]
     cases = [(t, 1, t in (i8, i64, u16)) for t in INTEGERS]
-    # others are printed lane by lane
+    # other operations are printed lane by lane
     vectors = {"cuda": (i32,), "opencl": (u8, i32, u32, i64), "c": (i8, u16, i32, u64)}
     cases += [(t, lanes, t is i32) for t in vectors[language]]
     funcs = [arithmetic(language, *case) for case in cases]
     for case, run in zip(cases, Compiled.together(device, language, funcs), strict=True):
         x, y = pairs_of(case[0])
-        wanted = meant(case[0], x, y)
-        found = run([x, y, TABLE, *(np.empty_like(w) for w in wanted)])
-        agree(found, wanted, f"{language}, {case}")
+        expected = specified_results(case[0], x, y)
+        actual = run([x, y, TABLE, *(np.empty_like(w) for w in expected)])
+        agree(actual, expected, f"{language}, {case}")
 
 
 FLOATS = (f16, bf16, f32, f64)
@@ -262,19 +263,37 @@ TARGETS = (bool_, *INTEGERS)
 
 
 def whole(x: float, dtype: DType) -> int:
-    """The cast of a float, by the words of the page."""
+    """The cast of a float to an integer, as the specification defines it."""
     wide = i64 if dtype in (i64, u32, u64) else i32
     if dtype is u64 and x >= 2.0**63:
         return int(x) if x < 2.0**64 else 0
     number = least(wide) if math.isnan(x) or math.isinf(x) else math.trunc(Fraction(x))
-    return held(number if held(number, wide) == number else least(wide), dtype)
+    return wrapped_to(number if wrapped_to(number, wide) == number else least(wide), dtype)
 
 
-def floats(dtype: DType) -> Array:
-    """Numbers at the ends of integers, between integers, and none at all."""
+def special_floats(dtype: DType) -> Array:
+    """Floats at the ends of integer types, between integers, infinities and NaN."""
     around = [float(1 << k) for k in (7, 8, 15, 16, 31, 32, 62, 63, 64)]
-    found = [0.0, 0.25, 0.5, 0.99, 1.0, 1.5, 2.5, 44.9, 127.5, 300.7, 1e9, 3e9, 1e19, 1e30, math.inf, math.nan, *around]
-    x = np.array([*found, *(-f for f in found)], np.float64)
+    numbers = [
+        0.0,
+        0.25,
+        0.5,
+        0.99,
+        1.0,
+        1.5,
+        2.5,
+        44.9,
+        127.5,
+        300.7,
+        1e9,
+        3e9,
+        1e19,
+        1e30,
+        math.inf,
+        math.nan,
+        *around,
+    ]
+    x = np.array([*numbers, *(-f for f in numbers)], np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         x = x.astype(dtype.numpy)
     if dtype in (f32, f64):
@@ -282,7 +301,7 @@ def floats(dtype: DType) -> Array:
     return np.resize(x, 192)
 
 
-def casting(language: str, source: DType, lanes: int) -> PrimFunc:
+def cast_function(language: str, source: DType, lanes: int) -> PrimFunc:
     """Casts to every type; each stored, back as a float, divided by, and compared."""
     n = Var("n") if lanes == 1 else const(192)
     x = Buffer("x", (n,), source)
@@ -307,29 +326,29 @@ def casting(language: str, source: DType, lanes: int) -> PrimFunc:
     return PrimFunc(f"casts_{source}", (x, *outputs), len(outputs), nest)
 
 
-def cast_meant(x: Array) -> list[Array]:
-    found = []
+def specified_casts(x: Array) -> list[Array]:
+    arrays = []
     for t in TARGETS:
         values = [float(v) != 0 if t is bool_ else whole(float(v), t) for v in x]
         back = np.array(values, t.numpy).astype(np.float32)
         with np.errstate(divide="ignore"):
-            found += [np.array(values, t.numpy), back, np.float32(1) / back, (back > 3).astype(np.int32)]
-    return found
+            arrays += [np.array(values, t.numpy), back, np.float32(1) / back, (back > 3).astype(np.int32)]
+    return arrays
 
 
 @pytest.mark.parametrize("source", FLOATS, ids=str)
 def test_interpreter_cast_of_float_truncates(source: DType) -> None:
-    x = floats(source)
-    wanted = cast_meant(x)
+    x = special_floats(source)
+    expected = specified_casts(x)
     for vectorise in (True, False):
-        outputs = [np.empty_like(w) for w in wanted]
-        run_prim(casting("c", source, 8), [x, *outputs], vectorise=vectorise)
-        for t, (a, w) in enumerate(zip(outputs, wanted, strict=True)):
+        outputs = [np.empty_like(w) for w in expected]
+        run_prim(cast_function("c", source, 8), [x, *outputs], vectorise=vectorise)
+        for t, (a, w) in enumerate(zip(outputs, expected, strict=True)):
             np.testing.assert_array_equal(a, w, f"{source} to {TARGETS[t // 4]}, {t % 4}")
     for t in TARGETS:
         with np.errstate(all="raise"):
-            np.testing.assert_array_equal(converted(x, t), wanted[TARGETS.index(t) * 4])
-        for v, w in zip(x, wanted[TARGETS.index(t) * 4], strict=True):  # literals are folded in the type they have
+            np.testing.assert_array_equal(converted(x, t), expected[TARGETS.index(t) * 4])
+        for v, w in zip(x, expected[TARGETS.index(t) * 4], strict=True):  # literals are folded in the type they have
             assert cast(const(float(v), source), t).value == w
 
 
@@ -337,12 +356,12 @@ def test_interpreter_cast_of_float_truncates(source: DType) -> None:
 def test_kernels_cast_of_float_truncates(place: tuple[str, Device]) -> None:
     language, device = place
     cases = list(product(FLOATS, (1, LANES[language])))
-    funcs = [casting(language, *case) for case in cases]
+    funcs = [cast_function(language, *case) for case in cases]
     for case, run in zip(cases, Compiled.together(device, language, funcs), strict=True):
-        x = floats(case[0])
-        wanted = cast_meant(x)
-        found = run([x, *(np.empty_like(w) for w in wanted)])
-        for t, (a, w) in enumerate(zip(found, wanted, strict=True)):
+        x = special_floats(case[0])
+        expected = specified_casts(x)
+        actual = run([x, *(np.empty_like(w) for w in expected)])
+        for t, (a, w) in enumerate(zip(actual, expected, strict=True)):
             np.testing.assert_array_equal(a, w, f"{language}, {case} to {TARGETS[t // 4]}, {t % 4}")
 
 
@@ -366,7 +385,7 @@ def test_prove_sum_of_elements_takes_wrapping_into_account() -> None:
         assert negative is Proof.UNKNOWN or dtype.is_unsigned
         low, _ = interval(add(v, one), Env())
         assert low is None or low <= least(dtype) or (dtype.is_unsigned and low <= 0)
-    # sizes and loop variables never do, nor elements once they are bounded
+    # sizes and loop variables never overflow, nor do elements once they are bounded
     element = read(Buffer("x", (n,), i64), (const(0),))
     row = maximum(minimum(element, n - 1), const(0))
     assert prove(lt(n, n + 1), Env()) is Proof.YES
@@ -380,17 +399,18 @@ def test_generate_product_within_int32_stays_plain() -> None:
     products = mul(cast(read(x, (o,)), i32), cast(read(w, (o,)), i32))
     func = PrimFunc("products", (x, w, y), 1, For(o, n, BufferStore(y, (o,), products), "parallel"))
     (kernel,) = kernels_of(func, "c")
-    assert "rt_" not in kernel.source.split("/*end prelude*/")[1]
+    body = kernel.source.split("/*end prelude*/")[1]
+    assert not re.search(r"\brt_(?!part|data|shared|from|to\b)", body)  # no helper computes the product
 
 
 @pytest.mark.nvrtc
 def test_generate_integers_compile_for_cuda() -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
-    funcs = [arithmetic("cuda", i32, 4, False), casting("cuda", f32, 4)]
-    found = CUDACompiler("sm_80").compile(
+    funcs = [arithmetic("cuda", i32, 4, False), cast_function("cuda", f32, 4)]
+    compiled = CUDACompiler("sm_80").compile(
         [KernelSource(k.name, "cuda", k.source) for f in funcs for k in kernels_of(f, "cuda")]
     )
-    assert len(found.kernels) == 2
+    assert len(compiled.kernels) == 2
 
 
 @pytest.mark.parametrize("place", [p for p in PLACES if p.values[0] != "cuda"], indirect=True)
@@ -411,9 +431,9 @@ def test_graph_fused_integers_wrap_and_truncate(place: tuple[str, Device]) -> No
         np.uint8([200, 255, 3]), np.uint8([100, 1, 4]), np.int32([2**31 - 1, -(2**31), 5]), np.float32([300.7, np.nan, -0.5]),
         np.arange(512, dtype=np.float32).reshape(256, 2),
     ]  # fmt: skip
-    (found,) = agree_levels(g.finish(outputs), place[1], args)
-    np.testing.assert_array_equal(found[0], [44, 0, 7])
-    np.testing.assert_array_equal(found[1], [True, False, False])
-    np.testing.assert_array_equal(found[2], [44, 0, 0])
-    np.testing.assert_array_equal(found[3], [300, -(2.0**31), 0])
-    np.testing.assert_array_equal(found[4][:, 0], [88, 0, 14])
+    (actual,) = agree_levels(g.finish(outputs), place[1], args)
+    np.testing.assert_array_equal(actual[0], [44, 0, 7])
+    np.testing.assert_array_equal(actual[1], [True, False, False])
+    np.testing.assert_array_equal(actual[2], [44, 0, 0])
+    np.testing.assert_array_equal(actual[3], [300, -(2.0**31), 0])
+    np.testing.assert_array_equal(actual[4][:, 0], [88, 0, 14])

@@ -1,4 +1,4 @@
-"""Bounds of the loop passes of a work-item, against what kernels with counters make."""
+"""The bounds of loop passes per work-item, compared with counters in the kernels."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def opencl() -> Iterator[Device]:
 
 
 def counted(device: Device, func: PrimFunc, arrays: Sequence[np.ndarray], scalars: Sequence[int]) -> int:
-    """Run a function whose loops count their passes; return the most of one work-item in one kernel."""
+    """Run a function whose loops count their passes; return the largest count of one work-item in one kernel."""
     env, most = bind_symbols(func, arrays, scalars), 0
     buffers = {}
     for kernel in kernels_of(func, "opencl"):
@@ -72,8 +72,8 @@ def counted(device: Device, func: PrimFunc, arrays: Sequence[np.ndarray], scalar
         device.synchronize()
         most = max(most, int(device.download(passes, np.dtype(np.int32), (ITEMS,)).max()))
         device.free(passes)
-    for held in buffers.values():
-        device.free(held)
+    for buffer in buffers.values():
+        device.free(buffer)
     return most
 
 
@@ -82,12 +82,12 @@ def counted(device: Device, func: PrimFunc, arrays: Sequence[np.ndarray], scalar
 def test_no_work_item_makes_more_passes_than_the_bound(name: str, opencl: Device) -> None:
     rng, func = random.Random(name), function(name)
     for sketch in (sketches_of(name, "opencl")[1][-1], rng.choice(sketches_of(name, "opencl")[1])):
-        made = instantiate(sketch, drawn(sketch, rng))
+        instance = instantiate(sketch, drawn(sketch, rng))
         for seed, dims in enumerate(CASES[name][1][:2]):
             arrays, scalars = arguments(func, dims, seed)
             exact = Env({v: (0, x) for v, x in bind_symbols(func, arrays, scalars).items()})
-            bound, found = most_passes(made, TARGETS["opencl"], exact), counted(opencl, made, arrays, scalars)
-            assert bound is not None and found <= bound, (sketch.name, dims, found, bound)
+            bound, passes = most_passes(instance, TARGETS["opencl"], exact), counted(opencl, instance, arrays, scalars)
+            assert bound is not None and passes <= bound, (sketch.name, dims, passes, bound)
 
 
 @pytest.mark.opencl
@@ -125,5 +125,5 @@ def test_loops_inside_functions_count(language: Language, index: str, each: int)
     text = SUM.replace("x: Buffer((n, k), f32)", "x: Buffer((n, k), f32), ids: Buffer((k,), i64)")
     func = parse_prim_func(text.replace("x[vi, vj]", f"x[vi, {index}]").lstrip())
     n, k = func.symbols
-    found = most_passes(func, CodeTarget(language, 1), Env({n: (0, 5), k: (0, 1000)}))
-    assert found is not None and 1000 * each <= found <= 1000 * each + 10
+    passes = most_passes(func, CodeTarget(language, 1), Env({n: (0, 5), k: (0, 1000)}))
+    assert passes is not None and 1000 * each <= passes <= 1000 * each + 10

@@ -22,7 +22,7 @@ SPECIALS = np.array(
 )  # fmt: skip
 # largest error in units in the last place, as documented in ir/codegen/print/math.py
 LIMITS = {"exp": 2, "log": 2, "erf": 6, "tanh": 6}
-# from where on a function is 1 in single precision
+# the argument from which a function is 1 in single precision
 ENDS = {"erf": 4.0, "tanh": 9.1}
 
 
@@ -53,13 +53,13 @@ def exact(name: str, x: np.ndarray) -> np.ndarray:
         return functions[name](wide)
 
 
-def ulps(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def ulps(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """The error in units in the last place of the exact value (of the smallest normal below that)."""
     with np.errstate(all="ignore"):
-        rounded = wanted.astype(np.float32)
-        same = (found == rounded) | (np.isnan(found) & np.isnan(rounded))
+        rounded = expected.astype(np.float32)
+        same = (actual == rounded) | (np.isnan(actual) & np.isnan(rounded))
         spacing = np.maximum(np.spacing(np.abs(rounded)).astype(np.float64), 2.0**-149)
-        return np.where(same, 0.0, np.abs(found.astype(np.float64) - wanted) / spacing)
+        return np.where(same, 0.0, np.abs(actual.astype(np.float64) - expected) / spacing)
 
 
 @pytest.mark.process
@@ -68,15 +68,15 @@ def ulps(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 def test_accuracy(language: str, name: str) -> None:
     device = opened(language)
     x = sweep()
-    wanted = exact(name, x)
+    expected = exact(name, x)
     lanes = 16 if language == "c" else 8
     for width, kind in ((lanes, "vectorized"), (4, "vectorized"), (1, "serial")):
         run = Compiled(device, language, elementwise(name, width, kind))
         (y,) = run([x, np.empty_like(x)])
-        error = ulps(y, wanted)
+        error = ulps(y, expected)
         worst = int(np.argmax(np.where(np.isnan(error), np.inf, error)))
         assert error[worst] <= LIMITS[name], (
-            f"{name} x{width}: {x[worst]!r} gives {y[worst]!r}, wanted {wanted[worst]!r}"
+            f"{name} x{width}: {x[worst]!r} gives {y[worst]!r}, expected {expected[worst]!r}"
         )
     device.close()
 

@@ -1,4 +1,4 @@
-"""Generated kernels touch no memory but their own: C between forbidden pages, OpenCL under oclgrind, both in children."""
+"""Kernels access only their own memory: C between protected pages, OpenCL under oclgrind, in child processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_c_between_forbidden_pages(tmp_path: Path, flags: list[str]) -> None:
     assert done.returncode == 0 and "pages done" in done.stdout, done.stderr[-4000:]
 
 
-# the simulator's own check for uninitialised values crashes on selects between vectors, which the softmax has
+# the simulator's check for uninitialised values crashes on selects between vectors, which the softmax has
 @pytest.mark.parametrize(
     ("names", "checks"),
     [(["matmul", "pointwise"], ["UNIFORM_WRITES", "UNINITIALIZED"]), (["softmax"], ["UNIFORM_WRITES"])],

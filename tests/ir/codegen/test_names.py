@@ -1,4 +1,4 @@
-"""Names in generated text mean nothing in any language of the family, whatever functions, buffers, variables and symbols are called."""
+"""Generated names never clash with names of the target languages, whatever names a program uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.ir.codegen.codegen_runner import TARGETS, Compiled, opened
 
 from relax_tune.ir.codegen.generate import generate
 from relax_tune.ir.codegen.lower.affine import Algebra
-from relax_tune.ir.codegen.print.c import CPrelude, CPrinter
+from relax_tune.ir.codegen.print.c.prelude import CPrelude
+from relax_tune.ir.codegen.print.c.printer import CPrinter
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Var, load
@@ -42,7 +43,7 @@ TAKEN = tuple(
     """.split()  # noqa: SIM905
 )
 NAMES = tuple(dict.fromkeys((*TAKEN, *OPERATORS)))
-# compiled; what is wrong with a name shows with its like
+# the names that are compiled; a sample is enough, as all are renamed in the same way
 SOME = ("dot", "M_PI", "NULL", "f32x8", *NAMES[::8])
 HEADERS = ("opencl-c.h", "opencl-c-base.h")
 
@@ -52,15 +53,15 @@ def printed(name: str) -> str:
 
 
 def declared() -> set[str]:
-    """What the OpenCL compiler's header declares, where it is installed."""
-    found = find_spec("pocl_binary_distribution")
-    folders = [Path(x) for x in (found.submodule_search_locations or ())] if found else []
+    """The names that the OpenCL compiler's header declares; empty where it is not installed."""
+    package = find_spec("pocl_binary_distribution")
+    folders = [Path(x) for x in (package.submodule_search_locations or ())] if package else []
     texts = [p.read_text(errors="replace") for f in folders for p in f.rglob("opencl-c*.h")]
     return {w for text in texts for w in re.findall(r"\b[A-Za-z_]\w+", text)}
 
 
-def copies(name: str) -> PrimFunc:
-    """A copy whose function, loop and arrays have names that the languages take."""
+def copy_function(name: str) -> PrimFunc:
+    """A copy whose function, loop and arrays have names that are reserved in the languages."""
     n, i = Var(f"{name}"), Var(name)
     x, y = Buffer(name, (n,), f32), Buffer(f"{name}_out", (n,), f32)
     return PrimFunc(name, (x, y), 1, For(i, n, BufferStore(y, (i,), load(x, (i,)))))
@@ -73,9 +74,9 @@ def test_no_name_of_the_languages_is_printed() -> None:
 @given(st.lists(st.text(st.sampled_from("aZ_09 é.ß"), max_size=6) | st.sampled_from(NAMES), max_size=8))
 def test_printed_names_are_unique(hints: list[str]) -> None:
     printer = CPrinter(CPrelude(), Algebra(), 16, {})
-    found = [printer.fresh(x) for x in hints]
-    assert len(set(found)) == len(found) and all(re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", x) for x in found)
-    assert not any(x.startswith("rt_") or x in NAMES for x in found)
+    names = [printer.fresh(x) for x in hints]
+    assert len(set(names)) == len(names) and all(re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", x) for x in names)
+    assert not any(x.startswith("rt_") or x in NAMES for x in names)
 
 
 @pytest.mark.parametrize(
@@ -84,24 +85,24 @@ def test_printed_names_are_unique(hints: list[str]) -> None:
 )
 def test_functions_named_like_keywords_compile(language: str) -> None:
     device = opened(language)
-    made = [generate(copies(name), TARGETS[language]) for name in SOME]
-    device.compile([KernelSource(k.name, language, k.source) for k in made])
+    kernels = [generate(copy_function(name), TARGETS[language]) for name in SOME]
+    device.compile([KernelSource(k.name, language, k.source) for k in kernels])
     data = np.arange(7, dtype=np.float32)
-    (found,) = Compiled(device, language, copies("dot"))([data, np.empty_like(data)])
-    np.testing.assert_array_equal(found, data)
+    (actual,) = Compiled(device, language, copy_function("dot"))([data, np.empty_like(data)])
+    np.testing.assert_array_equal(actual, data)
 
 
 @pytest.mark.nvrtc
 def test_functions_named_like_keywords_compile_for_cuda() -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
-    made = [generate(copies(name), TARGETS["cuda"]) for name in SOME]
-    found = CUDACompiler("sm_80").compile([KernelSource(k.name, "cuda", k.source) for k in made])
-    assert len(found.kernels) == len(SOME)
+    kernels = [generate(copy_function(name), TARGETS["cuda"]) for name in SOME]
+    compiled = CUDACompiler("sm_80").compile([KernelSource(k.name, "cuda", k.source) for k in kernels])
+    assert len(compiled.kernels) == len(SOME)
 
 
 @pytest.mark.process
 def test_register_names_do_not_clash_with_variables() -> None:
-    """Of a buffer of two vectors the second is `x_1`, and the loop around it may be called so."""
+    """The second register of a buffer of two vectors is `x_1`; the loop around it may have the same name."""
     text = """
 @prim_func(outputs=1)
 def f(a: Buffer((n, 32), f32), b: Buffer((n, 32), f32)):
@@ -115,5 +116,5 @@ def f(a: Buffer((n, 32), f32), b: Buffer((n, 32), f32)):
                 b[x_1, i * 16 + v] = x[1 - i, v]
 """
     data = np.arange(96, dtype=np.float32).reshape(3, 32)
-    (found,) = Compiled(opened("c"), "c", parse_prim_func(text.strip() + "\n"))([data, np.empty_like(data)])
-    np.testing.assert_array_equal(found, data.reshape(3, 2, 16)[:, ::-1].reshape(3, 32))
+    (actual,) = Compiled(opened("c"), "c", parse_prim_func(text.strip() + "\n"))([data, np.empty_like(data)])
+    np.testing.assert_array_equal(actual, data.reshape(3, 2, 16)[:, ::-1].reshape(3, 32))

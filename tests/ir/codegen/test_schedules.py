@@ -40,9 +40,9 @@ TAILS = ("predicate", "peel", "pow2", "exact", "narrow")
 
 @pytest.fixture(scope="module", params=LANGUAGES)
 def device(request: pytest.FixtureRequest) -> Any:
-    found = opened(request.param)
-    yield request.param, found
-    found.close()
+    opened_device = opened(request.param)
+    yield request.param, opened_device
+    opened_device.close()
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
@@ -129,9 +129,9 @@ def test_pointwise_schedules(
     for n in {0, 1, whole - 1, whole, whole + 1, *extra}:
         x = np.random.default_rng(n).standard_normal(n, np.float32)
         (y,) = run([x, np.empty_like(x)])
-        wanted = np.empty_like(x)
-        run_prim(func, [x, wanted])
-        np.testing.assert_allclose(y, wanted, rtol=1e-6, err_msg=f"{n}")
+        expected = np.empty_like(x)
+        run_prim(func, [x, expected])
+        np.testing.assert_allclose(y, expected, rtol=1e-6, err_msg=f"{n}")
     machine.close()
 
 
@@ -147,12 +147,12 @@ def test_narrow_tail_of_ragged_rows_stays_within_conditions(device: tuple[str, D
     funcs = [make.ragged_rows(language, rows, cols, bound) for rows, cols, bound in BOUNDS]
     for (rows, cols, bound), run in zip(BOUNDS, Compiled.together(machine, language, funcs), strict=True):
         x = np.random.default_rng(1).standard_normal((rows, cols), np.float32)
-        wanted = np.full(x.nbytes, CANARY, np.uint8).view(np.float32).reshape(x.shape)
+        expected = np.full(x.nbytes, CANARY, np.uint8).view(np.float32).reshape(x.shape)
         for r in range(rows):
             end = max(as_int(bound(const(r))) or 0, 0)
-            wanted[r, :end] = x[r, :end] + 1
+            expected[r, :end] = x[r, :end] + 1
         (y,) = run([x, np.empty_like(x)])
-        np.testing.assert_array_equal(y, wanted)
+        np.testing.assert_array_equal(y, expected)
 
 
 def _fill(dtype: DType, n: int) -> np.ndarray:
@@ -215,9 +215,9 @@ def test_element_types(device: tuple[str, Device], kind: Any) -> None:
         for n in (0, 1, 2 * tile, 3 * tile + 5):
             x = _fill(source, n)
             (y,) = run([x, np.empty(n, target.numpy)])
-            wanted = np.empty(n, target.numpy)
-            run_prim(run.func, [x, wanted])
-            np.testing.assert_allclose(y, wanted, rtol=2e-6, atol=1e-7, err_msg=f"{name} {n}")
+            expected = np.empty(n, target.numpy)
+            run_prim(run.func, [x, expected])
+            np.testing.assert_allclose(y, expected, rtol=2e-6, atol=1e-7, err_msg=f"{name} {n}")
 
 
 @pytest.mark.process
@@ -229,10 +229,10 @@ def test_nan_and_infinity_agree_with_numpy(device: tuple[str, Device]) -> None:
         for kind in ("vectorized", "serial"):
             func = make.pointwise(language, (1, tile), ("serial", kind), ("peel", "peel"), value)
             (y,) = Compiled(machine, language, func)([x, np.empty_like(x)])
-            wanted = np.empty_like(x)
+            expected = np.empty_like(x)
             with np.errstate(all="ignore"):
-                run_prim(func, [x, wanted])
-            np.testing.assert_array_equal(y, wanted)
+                run_prim(func, [x, expected])
+            np.testing.assert_array_equal(y, expected)
 
 
 @pytest.mark.process

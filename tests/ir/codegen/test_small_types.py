@@ -1,4 +1,4 @@
-"""Types of at most 8 bits between memory and arithmetic: every code, and every kind of rounding, as ml_dtypes has them."""
+"""Types of at most 8 bits, loaded and stored: every code and every kind of rounding, compared with ml_dtypes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def codes(dtype: DType) -> Array:
 
 
 def around_every_border(dtype: DType) -> NDArray[np.float64]:
-    """Each number, the middle to the next one, their neighbours in f32 and f64, and the ends."""
+    """Each number, the midpoint to the next one, the neighbours of both in f32 and f64, and the ends."""
     every = codes(dtype).astype(np.float64)
     every = np.unique(every[np.isfinite(every)])
     ends = [1.5 * every[-1] - 0.5 * every[-2], 2.0 * every[-1], 1e38, 1e-38, 1e-45, 1e300, 1e-300, 0.0, np.inf, np.nan]
@@ -46,7 +46,7 @@ def around_every_border(dtype: DType) -> NDArray[np.float64]:
 
 
 def rounded(x: float, dtype: DType) -> float:
-    """The nearest number of a type by the words of the page, ties to the even code."""
+    """The nearest number of a type as the specification defines it, ties to the even code."""
     every = codes(dtype).astype(np.float64)
     finite = np.flatnonzero(np.isfinite(every) & ~np.signbit(every))
     numbers, size = every[finite], abs(x)
@@ -60,16 +60,16 @@ def rounded(x: float, dtype: DType) -> float:
         return float(np.sign(x) * dtype.numpy.type(np.inf).astype(np.float64))
     distance = np.abs(numbers - size)
     nearest = finite[distance == distance.min()]
-    found = every[min(nearest, key=lambda code: code % 2)]
-    return float(np.copysign(found, x))
+    nearest_value = every[min(nearest, key=lambda code: code % 2)]
+    return float(np.copysign(nearest_value, x))
 
 
-def same(found: Array, wanted: Array) -> None:
-    """Code for code, where any NaN is as good as another."""
-    nan = np.isnan(wanted.astype(np.float32))
-    np.testing.assert_array_equal(np.isnan(found.astype(np.float32)), nan)
-    view = np.uint8 if wanted.itemsize == 1 else np.uint32
-    np.testing.assert_array_equal(found[~nan].view(view), wanted[~nan].view(view))
+def same(actual: Array, expected: Array) -> None:
+    """Whether codes are equal; all NaNs count as equal."""
+    nan = np.isnan(expected.astype(np.float32))
+    np.testing.assert_array_equal(np.isnan(actual.astype(np.float32)), nan)
+    view = np.uint8 if expected.itemsize == 1 else np.uint32
+    np.testing.assert_array_equal(actual[~nan].view(view), expected[~nan].view(view))
 
 
 @pytest.mark.parametrize("dtype", [d for d in FLOATS if d is not f8e8m0], ids=str)
@@ -77,8 +77,8 @@ def test_converted_rounds_floats_once(dtype: DType) -> None:
     with np.errstate(all="ignore"):
         x = around_every_border(dtype)
         x = x[np.abs(x) < 2 * dtype.highest]
-        wanted = np.array([rounded(v, dtype) for v in x])
-        np.testing.assert_array_equal(converted(x, dtype).astype(np.float64), wanted)
+        expected = np.array([rounded(v, dtype) for v in x])
+        np.testing.assert_array_equal(converted(x, dtype).astype(np.float64), expected)
         narrow = x.astype(np.float32)
         same(converted(narrow, dtype), narrow.astype(dtype.numpy))
 
@@ -104,10 +104,10 @@ def test_small_type_conversions_match_numpy(language: str, tmp_path: Path) -> No
                 x = around_every_border(d) if d.is_float else np.concatenate([np.arange(-40, 40), numbers])
                 x = converted(
                     x[x == x] if d is f4e2m1 else x, source
-                )  # a type without NaN has a zero for it, of any sign
-            wanted = converted(x, target)
-        outputs = [np.empty_like(wanted)]
-        same(run([x, *outputs])[0], wanted)
+                )  # a type without NaN stores a zero for it, of any sign
+            expected = converted(x, target)
+        outputs = [np.empty_like(expected)]
+        same(run([x, *outputs])[0], expected)
     device.close()
 
 
@@ -117,11 +117,11 @@ def test_interpreter_casts_small_types_as_converted(source: DType) -> None:
     x = converted(np.concatenate([x, x + 0.0625]), source)
     for d in SMALL:
         with np.errstate(all="ignore"):
-            wanted = converted(x if source.is_float else x.astype(np.float32), d) if d.is_float else converted(x, d)
+            expected = converted(x if source.is_float else x.astype(np.float32), d) if d.is_float else converted(x, d)
             for vectorise in (True, False):
-                found = np.empty_like(wanted)
-                run_prim(casts("c", "serial", source, d), [x, found], vectorise=vectorise)
-                same(found, wanted)
+                actual = np.empty_like(expected)
+                run_prim(casts("c", "serial", source, d), [x, actual], vectorise=vectorise)
+                same(actual, expected)
 
 
 def test_integer_types_of_few_bits_wrap() -> None:
@@ -129,9 +129,9 @@ def test_integer_types_of_few_bits_wrap() -> None:
     for name in ("int4", "uint4", "int2", "uint2"):
         (d,) = (d for d in SMALL if d.name == name)
         low, size = int(ml_dtypes.iinfo(name).min), 1 << d.bits
-        wanted = (x - low) % size + low
-        assert converted(x, d).astype(np.int64).tolist() == wanted.tolist()
-        assert [const(int(v), d).value for v in x] == wanted.tolist()
+        expected = (x - low) % size + low
+        assert converted(x, d).astype(np.int64).tolist() == expected.tolist()
+        assert [const(int(v), d).value for v in x] == expected.tolist()
         for source in (s for s in SMALL if s.is_int):
             every = codes(source).astype(np.int64)
             assert converted(codes(source), d).astype(np.int64).tolist() == ((every - low) % size + low).tolist()
@@ -146,5 +146,5 @@ def test_verify_arithmetic_of_small_types_raises() -> None:
     func = casts("c", "serial", f8e4m3fn, f8e4m3fn)
     verify(func)
     wrong = pointwise("c", (2, 8), ("serial", "serial"), ("peel", "peel"), lambda x: add(x, x), f8e4m3fn, f8e4m3fn)
-    with pytest.raises(VerifyError, match="arithmetic for add, found f8e4m3fn; cast it first"):
+    with pytest.raises(VerifyError, match="arithmetic for add, got f8e4m3fn"):
         verify(wrong)

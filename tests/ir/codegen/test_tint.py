@@ -1,4 +1,4 @@
-"""Tint, the WGSL compiler of Chromium, takes what wgpu-native takes: uniform barriers, types, constants."""
+"""Tint, the WGSL compiler of Chromium, accepts what wgpu-native accepts: uniform barriers, types, constants."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.tint]
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    """The folder that has the npm package webgpu."""
-    found = Path(os.environ.get("RELAX_TUNE_TINT", ROOT / "build" / "tint"))
-    if shutil.which("node") is None or not (found / "node_modules" / "webgpu").is_dir():
-        pytest.skip(f"node and the npm package webgpu in {found} are wanted; make test-webgpu installs it")
-    return found
+    """The folder in which the npm package webgpu is installed."""
+    path = Path(os.environ.get("RELAX_TUNE_TINT", ROOT / "build" / "tint"))
+    if shutil.which("node") is None or not (path / "node_modules" / "webgpu").is_dir():
+        pytest.skip(f"node and the npm package webgpu in {path} are expected; make test-webgpu installs it")
+    return path
 
 
 def refused(folder: Path, sources: Iterable[tuple[str, str]]) -> list[list[str]]:
@@ -40,8 +40,8 @@ def refused(folder: Path, sources: Iterable[tuple[str, str]]) -> list[list[str]]
         ["node", str(Path(__file__).with_name("tint.mjs")), str(folder.resolve())],
         input=json.dumps(list(sources)), capture_output=True, text=True, check=True, timeout=300,
     )  # fmt: skip
-    found: list[list[str]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    refusals: list[list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return refusals
 
 
 def test_tint_takes_sampled_kernels(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Parallel regions begin only where their work pays for starting threads."""
+"""Loops run on several threads only where there is enough work."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ def rows(n: int | None, m: int | None) -> PrimFunc:
     return s.func
 
 
-def pragmas(func: PrimFunc) -> list[str]:
-    return [line.strip() for k in kernels_of(func, "c") for line in k.source.split("\n") if "#pragma omp" in line]
+def parallel_lines(func: PrimFunc) -> list[str]:
+    """Return the lines that run a loop on several threads."""
+    lines = [line.strip() for k in kernels_of(func, "c") for line in k.source.split("\n")]
+    return [line for line in lines if "RT_PARALLEL_FOR(rt_part" in line]
 
 
 def test_parallel_loop_of_few_known_steps_is_serial() -> None:
-    assert not pragmas(rows(4, 8)) and not pragmas(rows(FEW // 64, 63))
+    assert not parallel_lines(rows(4, 8)) and not parallel_lines(rows(FEW // 64, 63))
 
 
 def test_parallel_loop_of_functions_counts_more_steps() -> None:
@@ -42,23 +44,23 @@ def test_parallel_loop_of_functions_counts_more_steps() -> None:
     b.compute(y, lambda i, j: call("sin", call("exp", x[i, j])), name="twice")
     s = Schedule(b.finish())
     s.set_kind("twice_i", "parallel")
-    assert pragmas(s.func)
+    assert parallel_lines(s.func)
 
 
 def test_parallel_loop_of_nothing_has_no_condition() -> None:
-    assert not pragmas(rows(None, 0))
+    assert not parallel_lines(rows(None, 0))
 
 
 def test_parallel_loop_of_many_known_steps_has_no_condition() -> None:
-    assert pragmas(rows(FEW // 64, 64)) == ["#pragma omp parallel for schedule(static)"]
+    assert parallel_lines(rows(FEW // 64, 64)) == ["RT_PARALLEL_FOR(rt_part_0_rows_, &rt_data, 32, 0, 1);"]
 
 
 def test_parallel_loop_of_symbolic_steps_asks_at_run_time() -> None:
-    (found,) = pragmas(rows(None, None))
-    assert re.search(r"if\(1\.0 \* \(double\)\(\w+\) \* \(double\)\(\w+\) >= 2048\.0\)", found)
+    (line,) = parallel_lines(rows(None, None))
+    assert re.search(r", 0, 1\.0 \* \(double\)\(\w+\) \* \(double\)\(\w+\) >= 2048\.0\);", line)
 
 
-def test_steps_of_an_inner_extent_known_inside_alone_are_unknown() -> None:
+def test_steps_of_triangular_loops_are_unknown() -> None:
     n = Var("n")
     b = TensorBuilder("triangle")
     x, y = b.input("A", (n,), f32), b.output("B", (n,), f32)
@@ -75,7 +77,7 @@ def test_conditional_parallel_loop_computes_the_same(sizes: tuple[int, int]) -> 
     func, device = rows(None, None), opened("c")
     try:
         x = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)
-        found = Compiled(device, "c", func)([x, np.full_like(x, 7)], [])
-        np.testing.assert_array_equal(found[-1], x * 2)
+        actual = Compiled(device, "c", func)([x, np.full_like(x, 7)], [])
+        np.testing.assert_array_equal(actual[-1], x * 2)
     finally:
         device.close()

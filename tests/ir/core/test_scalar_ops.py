@@ -102,7 +102,7 @@ def test_interpreter_rounds_functions_once(o: ScalarOp) -> None:
     tape = Tape([op(o.name, tuple(x), f32)], {})
     numbers = np.array([0.25, 0.75, 1.0, 1.5], np.float32)
     with np.errstate(all="ignore"):
-        (found,) = tape.run(dict.fromkeys(x, numbers))
+        (result,) = tape.run(dict.fromkeys(x, numbers))
         wide = np.asarray(o.evaluate(*[numbers.astype(np.float64)] * o.arity))
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, wide.astype(np.float32))
+    assert result.dtype == np.float32
+    np.testing.assert_array_equal(result, wide.astype(np.float32))

@@ -83,8 +83,8 @@ def test_map_exprs_folds_decided_conditions() -> None:
 def test_replace_buffers_reaches_loads_stores_and_blocks() -> None:
     new = {X: Buffer("X2", (N,), f32), Y: Buffer("Y2", (N,), f32)}
     for s in (lowered(), For(P, N, block())):
-        found = {b.name for b, _indices, _written in accesses(replace_buffers(s, new))}
-        assert found == {"X2", "Y2"}
+        result = {b.name for b, _indices, _written in accesses(replace_buffers(s, new))}
+        assert result == {"X2", "Y2"}
         assert [type(n) for n in walk(replace_buffers(s, new))] == [type(n) for n in walk(s)]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tests.ir.frontend.onnx.onnx_models import check, model
-from tests.ir.frontend.torch.test_torch import recorded
+from tests.ir.frontend.torch.test_importer import recorded
 
 from relax_tune.ir.check.structural import workload_key
 from relax_tune.ir.core.dtype import f32

@@ -44,20 +44,20 @@ def test_interpreter_empty_reductions(case: str, dims: Mapping[str, int]) -> Non
 @pytest.mark.parametrize("language", DEVICES)
 def test_generated_code_empty_reductions(language: str) -> None:
     device = opened(language)
-    wanted = []
+    expected = []
     for case, dims in EMPTY:
         func = CASES[case][0]()
         # as it was written, where code can be generated for it at all, and scheduled by every rule
         plain = [func] if not any(b.scope != "global" for b in func.allocs) else []
-        wanted += [
+        expected += [
             (case, dims, f)
-            for f in (*plain, *(made for _, _, made in sampled(few(case, language, 2), f"{case} {language}")))
+            for f in (*plain, *(instance for _, _, instance in sampled(few(case, language, 2), f"{case} {language}")))
         ]
-    runs = Compiled.together(device, language, [f for _, _, f in wanted])
-    for (case, dims, func), run in zip(wanted, runs, strict=True):
+    runs = Compiled.together(device, language, [f for _, _, f in expected])
+    for (case, dims, func), run in zip(expected, runs, strict=True):
         arrays, scalars = arguments(func, dims)
-        found = run(arrays, scalars)
-        wrong = problems(CASES[case][0](), arrays, found, dims)
+        actual = run(arrays, scalars)
+        wrong = problems(CASES[case][0](), arrays, actual, dims)
         assert not wrong, (case, wrong)
 
 
@@ -81,11 +81,11 @@ def test_split_outermost_reduction_completed(language: str) -> None:
     run = Compiled(device, language, s.func)
     for n, m in ((0, 11), (0, 0), (1, 11), (9, 3)):
         x = np.random.default_rng(n).standard_normal((n, m), np.float32)
-        (found,) = run([x, np.empty(m, np.float32)])
-        np.testing.assert_allclose(found, x.sum(0, dtype=np.float64) + 3, rtol=1e-5)
+        (result,) = run([x, np.empty(m, np.float32)])
+        np.testing.assert_allclose(result, x.sum(0, dtype=np.float64) + 3, rtol=1e-5)
         out = np.empty(m, np.float32)
         run_prim(s.func, [x, out])
-        np.testing.assert_allclose(out, found, rtol=1e-5)
+        np.testing.assert_allclose(out, result, rtol=1e-5)
 
 
 def test_known_extents_unchanged() -> None:

@@ -61,17 +61,17 @@ def test_run_function_mixes_levels_and_libraries() -> None:
     x, w = g.input("x", (n, 3)), g.constant("w", np.arange(6, dtype=np.float32).reshape(3, 2))
     y = g.call_library("blas.gemm", [x, w], TensorInfo((n, const(2)), f32), [n, 2, 3])
     m = g.finish(g.call(Relu(), y))
-    seen: list[tuple[int, ...]] = []
+    calls: list[tuple[int, ...]] = []
 
     def gemm(inputs, outputs, scalars):  # type: ignore[no-untyped-def]
-        seen.append(tuple(scalars))
+        calls.append(tuple(scalars))
         np.matmul(*inputs, out=outputs[0])
 
     x_value = np.arange(12, dtype=np.float32).reshape(4, 3) - 6
     out = run_function(m, "main", [x_value], {"blas.gemm": gemm})
     np.testing.assert_array_equal(out, np.maximum(x_value @ m.constants["w"], 0))
-    assert seen == [(4, 2, 3)]
-    with pytest.raises(UserError, match=r"wanted the library routine 'blas.gemm'; given: none"):
+    assert calls == [(4, 2, 3)]
+    with pytest.raises(UserError, match=r"library routine 'blas.gemm'"):
         run_function(m, "main", [x_value])
 
 
@@ -84,9 +84,9 @@ def test_run_function_shapes_and_tuples() -> None:
     module = IRModule({"main": f})
     shape, array = run_function(module, "main", [(2, 5), np.ones(2, np.float32)])
     assert shape == (10,) and array.tolist() == [1, 1]
-    with pytest.raises(UserError, match=r"parameter x: wanted .* dim 0 \(n\) equal to 2, found 3"):
+    with pytest.raises(UserError, match=r"parameter x: .* dim 0 \(n\) .*2, got 3"):
         run_function(module, "main", [(2, 5), np.ones(3, np.float32)])
-    with pytest.raises(UserError, match=r"parameter s: wanted Shape\(\[n, m\]\), found a tuple of 3"):
+    with pytest.raises(UserError, match=r"parameter s: .*got a tuple of 3"):
         run_function(module, "main", [(2, 5, 1), np.ones(2, np.float32)])
 
 
@@ -101,9 +101,9 @@ def with_match_cast() -> IRModule:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((4, 2), r"match_cast of y: wanted .* dim 0 \(n\) equal to 3, found 4"),
-        ((3, 5), r"match_cast of y: wanted .* dim 1 \(2\) equal to 2, found 5"),
-        ((6,), r"match_cast of y: wanted .* with 2 dims, found 1 dims"),
+        ((4, 2), r"match_cast of y: expected .* dim 0 \(n\) equal to 3, got 4"),
+        ((3, 5), r"match_cast of y: expected .* dim 1 \(2\) equal to 2, got 5"),
+        ((6,), r"match_cast of y: expected .* with 2 dims, got 1 dims"),
     ],
 )
 def test_match_cast_mismatch_raises(shape: tuple[int, ...], message: str) -> None:
@@ -114,16 +114,16 @@ def test_match_cast_mismatch_raises(shape: tuple[int, ...], message: str) -> Non
 
 
 @pytest.mark.parametrize("dtype", [f16, bf16, f32, f64])
-def test_cast_from_float64_rounds_to_wanted_dtype(dtype: DType) -> None:
+def test_cast_from_float64_rounds_to_target_dtype(dtype: DType) -> None:
     g = GraphBuilder()
     m = g.finish(g.call(Cast(dtype), g.input("x", (3,), f64)))
     x = np.array([0.1, 1e300, np.nan])
     for module in (m, lower(m).module):
-        found = run_function(module, "main", [x])
+        actual = run_function(module, "main", [x])
         with np.errstate(over="ignore"):
-            wanted = x.astype(dtype.numpy)
-        assert found.dtype == wanted.dtype
-        np.testing.assert_array_equal(found.astype(np.float64), wanted.astype(np.float64))
+            expected = x.astype(dtype.numpy)
+        assert actual.dtype == expected.dtype
+        np.testing.assert_array_equal(actual.astype(np.float64), expected.astype(np.float64))
 
 
 def test_match_cast_binds_symbols() -> None:
@@ -138,13 +138,13 @@ def test_match_cast_binds_symbols() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([np.zeros(2, np.float32)], r"main: parameter x: wanted Tensor\(\(n, 2\), f32\) with 2 dims, found 1 dims"),
-        ([np.zeros((3, 2))], r"main: parameter x: wanted Tensor\(\(n, 2\), f32\) of float32, found float64"),
-        ([], r"main: parameter x: wanted Tensor\(\(n, 2\), f32\), found no argument"),
-        ([(3, 2)], r"main: parameter x: wanted Tensor\(\(n, 2\), f32\), found a tuple of 2"),
-        ([np.zeros((3, 4), np.float32)], r"main: parameter x: .* dim 1 \(2\) equal to 2, found 4"),
-        ([np.zeros((5, 2), np.float32)], r"main: wanted 0 <= n <= 4, found n = 5"),
-        ([np.zeros((3, 2), np.float32)] * 2, r"main: wanted 1 arguments, found 2"),
+        ([np.zeros(2, np.float32)], r"main: parameter x: .* with 2 dims, got 1 dims"),
+        ([np.zeros((3, 2))], r"main: parameter x: .* of float32, got float64"),
+        ([], "main: parameter x: .*got no argument"),
+        ([(3, 2)], r"main: parameter x: .* got a tuple of 2"),
+        ([np.zeros((3, 4), np.float32)], r"main: parameter x: .* dim 1 \(2\) equal to 2, got 4"),
+        ([np.zeros((5, 2), np.float32)], r"main: expected 0 <= n <= 4, got n = 5"),
+        ([np.zeros((3, 2), np.float32)] * 2, r"main: expected 1 arguments, got 2"),
     ],
 )
 def test_run_function_wrong_arguments_raise(args: list[np.ndarray], message: str) -> None:
@@ -154,7 +154,7 @@ def test_run_function_wrong_arguments_raise(args: list[np.ndarray], message: str
     run_function(m, "main", [np.zeros((4, 2), np.float32)])
     with pytest.raises(UserError, match=message):
         run_function(m, "main", args)
-    with pytest.raises(UserError, match="wanted a graph function called 'nothing'; the module has main"):
+    with pytest.raises(UserError, match="graph function called 'nothing'"):
         run_function(m, "nothing", args)
 
 
@@ -172,11 +172,9 @@ def test_wrong_annotation_raises() -> None:
     n = Var("n")
     x, y = GVar("x", TensorInfo((n,), f32)), GVar("y", TensorInfo((n + 1,), f32))
     f = Function("main", (x,), (DataflowBlock((Binding(y, Call(Relu(), (x,))),)),), y, y.info)
-    with pytest.raises(
-        VerifyError, match=r"value y: wanted .* dim 0 \(n \+ 1\) equal to 4, found 3 [\s\S]*op.relu\(x\)\n.*\^"
-    ):
+    with pytest.raises(VerifyError, match=r"value y: .*\(n \+ 1\) .*4, got 3 [\s\S]*op.relu\(x\)\n.*\^"):
         run_function(IRModule({"main": f}, {}, (Bound(n),)), "main", [np.zeros(3, np.float32)])
     good = replace(f, ret=x)
     bad = IRModule({"main": replace(good, blocks=())})
-    with pytest.raises(VerifyError, match="the result: wanted"):
+    with pytest.raises(VerifyError, match="the result: expected"):
         run_function(bad, "main", [np.zeros(3, np.float32)])

@@ -55,9 +55,9 @@ def outcome(module: IRModule, args: list[Any]) -> Any:
         return error
 
 
-def refused(error: DeduceError, wanted: Any) -> None:
+def refused(error: DeduceError, expected: Any) -> None:
     """Sharper annotations may show that a function never runs to its end: then `main` did not either, unless it is another."""
-    assert isinstance(wanted, UserError) or not str(error).startswith("main: "), f"{error}\n{wanted!r}"
+    assert isinstance(expected, UserError) or not str(error).startswith("main: "), f"{error}\n{expected!r}"
 
 
 @SLOW
@@ -75,21 +75,21 @@ def test_parse_of_print_equal(made: Made) -> None:
 @given(graphs(), SIZES, st.integers(0, 9))
 def test_values_agree_with_deduction(made: Made, sizes: dict[str, int], seed: int) -> None:
     """The interpreter compares every value with its annotation; a refusal must name a function and show the place."""
-    found = outcome(made.module, made.arguments(sizes, np.random.default_rng(seed)))
-    if isinstance(found, UserError):
-        text = str(found)
-        assert "wanted" in text and "found" in text and text.split(":")[0] in made.module.functions, text
+    result = outcome(made.module, made.arguments(sizes, np.random.default_rng(seed)))
+    if isinstance(result, UserError):
+        text = str(result)
+        assert "expected" in text and "got" in text and text.split(":")[0] in made.module.functions, text
 
 
 @SLOW
 @given(graphs(), SIZES, st.integers(0, 9))
 def test_inlining_keeps_values_and_checks(made: Made, sizes: dict[str, int], seed: int) -> None:
     args = made.arguments(sizes, np.random.default_rng(seed))
-    wanted = outcome(made.module, args)
+    expected = outcome(made.module, args)
     try:
         inlined, checks = Inline().run(made.module)
     except DeduceError as error:
-        refused(error, wanted)
+        refused(error, expected)
         return
     verify(inlined)
     main = inlined.functions["main"]
@@ -97,16 +97,16 @@ def test_inlining_keeps_values_and_checks(made: Made, sizes: dict[str, int], see
     names = [b.var.name for b in main.bindings if not isinstance(b.value, If)]
     assert len(names) == len(set(names)), print_text(inlined)
     assert Inline()(inlined) is inlined or first_difference(Inline()(inlined), inlined) is None
-    found = outcome(inlined, args)
-    text = f"{print_text(made.module)}\n\n{print_text(inlined)}\n{wanted}"
-    if isinstance(wanted, UserError):
+    actual = outcome(inlined, args)
+    text = f"{print_text(made.module)}\n\n{print_text(inlined)}\n{expected}"
+    if isinstance(expected, UserError):
         env = {v: sizes[v.name] for v in made.symbols}
         known = [c for c in checks["main"] if all(v in env for v in _symbols(c))]
         fires = any(not Tape((c.cond,), {}).run(env)[0] for c in known)
-        assert isinstance(found, UserError) or fires, text
+        assert isinstance(actual, UserError) or fires, text
     else:
-        assert not isinstance(found, UserError), f"{text}\n{found}"
-        same(found, wanted, text, 1e-4)
+        assert not isinstance(actual, UserError), f"{text}\n{actual}"
+        same(actual, expected, text, 1e-4)
 
 
 def _symbols(check: Any) -> Any:
@@ -120,27 +120,27 @@ def _symbols(check: Any) -> Any:
 @given(graphs(), SIZES, st.permutations(PASSES), st.integers(0, 9))
 def test_passes_in_any_order_keep_values(made: Made, sizes: dict[str, int], order: list[Any], seed: int) -> None:
     args = made.arguments(sizes, np.random.default_rng(seed))
-    wanted = outcome(made.module, args)
-    if isinstance(wanted, UserError):
+    expected = outcome(made.module, args)
+    if isinstance(expected, UserError):
         return
     module = made.module
     for step in order:
         try:
             module = step(module)
         except DeduceError as error:
-            refused(error, wanted)
+            refused(error, expected)
             return
         text = f"{print_text(made.module)}\n\nafter {step!r}:\n{print_text(module)}"
         verify(module)
-        found = outcome(module, args)
-        assert not isinstance(found, UserError), f"{text}\n{found}"
-        same(found, wanted, text, 1e-4)
+        actual = outcome(module, args)
+        assert not isinstance(actual, UserError), f"{text}\n{actual}"
+        same(actual, expected, text, 1e-4)
 
 
 def again(s: Site) -> Value:
-    made = s.made("product")
-    assert isinstance(made, Call)
-    product = s.call(made.op, "a", "b")
+    call = s.definition("product")
+    assert isinstance(call, Call)
+    product = s.call(call.op, "a", "b")
     return s.call(Add(), "c", product) if "c" in s else product
 
 
@@ -162,21 +162,21 @@ def test_pattern_rewrites_keep_values(made: Made, sizes: dict[str, int], seed: i
     verify(module)
     assert print_text(RewriteByPattern(IDENTITIES)(made.module)) == print_text(module), "the same every time"
     args = made.arguments(sizes, np.random.default_rng(seed))
-    wanted, found = outcome(made.module, args), outcome(module, args)
-    if isinstance(wanted, UserError) or isinstance(found, UserError):
-        assert isinstance(wanted, UserError) and isinstance(found, UserError), (
-            f"{wanted!r}\n{found!r}\n{print_text(module)}"
+    expected, actual = outcome(made.module, args), outcome(module, args)
+    if isinstance(expected, UserError) or isinstance(actual, UserError):
+        assert isinstance(expected, UserError) and isinstance(actual, UserError), (
+            f"{expected!r}\n{actual!r}\n{print_text(module)}"
         )
     else:
-        same(found, wanted, print_text(module), 1e-4)
+        same(actual, expected, print_text(module), 1e-4)
 
 
-def shown(v: Value, made: Mapping[Value, Value], depth: int, leaves: dict[str, Value]) -> Pattern:
+def shown(v: Value, definitions: Mapping[Value, Value], depth: int, leaves: dict[str, Value]) -> Pattern:
     """The pattern of exactly what computes `v`, to a depth; `leaves` are its captures."""
-    call = made.get(v)
+    call = definitions.get(v)
     if depth and isinstance(call, Call):
         attributes = {f.name: getattr(call.op, f.name) for f in fields(call.op)}
-        return op(type(call.op), *(shown(a, made, depth - 1, leaves) for a in call.args), **attributes)
+        return op(type(call.op), *(shown(a, definitions, depth - 1, leaves) for a in call.args), **attributes)
     name = next((n for n, leaf in leaves.items() if same_value(leaf, v)), f"v{len(leaves)}")
     leaves[name] = v
     return value(name)
@@ -192,7 +192,7 @@ def test_pattern_of_value_matches_value(made: Made, depth: int) -> None:
         if isinstance(b.value, Call):
             leaves: dict[str, Value] = {}
             p = shown(b.var, {v: x for v, x in scope.definitions.items() if isinstance(x, Call)}, depth, leaves)
-            wanted = {n: scope.source(v) for n, v in leaves.items()}
-            assert any(m.values == wanted for m in find_matches(p, b.var, scope)), f"{p}\n{print_text(made.module)}"
+            expected = {n: scope.source(v) for n, v in leaves.items()}
+            assert any(m.values == expected for m in find_matches(p, b.var, scope)), f"{p}\n{print_text(made.module)}"
             other = op(Permute if not isinstance(b.value.op, Permute) else Relu)
             assert not list(find_matches(other, b.var, scope))

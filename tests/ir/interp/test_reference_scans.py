@@ -31,10 +31,10 @@ def test_evaluate_scan_gives_results_of_interpreter(
     func = scan(kind(axis, exclusive, reverse), dtype)
     for shape in ((0, 3), (3, 0), (1, 1), (5, 7)):
         x = (np.random.default_rng(0).standard_normal(shape) * 3).astype(dtype.numpy)
-        wanted = np.empty(shape, dtype.numpy)
-        run_prim(func, [x, wanted])
-        (found,) = evaluate_prim(func, [x])
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        expected = np.empty(shape, dtype.numpy)
+        run_prim(func, [x, expected])
+        (actual,) = evaluate_prim(func, [x])
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_evaluate_scan_passes_nan_to_later_results_alone() -> None:
@@ -45,8 +45,8 @@ def test_evaluate_scan_passes_nan_to_later_results_alone() -> None:
 
 def test_evaluate_long_scan_takes_linear_work() -> None:
     func = CumSum(1).legalize("scan", [TensorInfo((const(2), const(1 << 20)), f32)])
-    (found,) = evaluate_prim(func, [np.ones((2, 1 << 20), np.float32)])
-    assert np.array_equal(found[1], np.arange(1, (1 << 20) + 1))
+    (result,) = evaluate_prim(func, [np.ones((2, 1 << 20), np.float32)])
+    assert np.array_equal(result[1], np.arange(1, (1 << 20) + 1))
 
 
 def test_evaluate_sum_of_prefixes_from_other_value_gives_results_of_interpreter() -> None:
@@ -55,6 +55,6 @@ def test_evaluate_sum_of_prefixes_from_other_value_gives_results_of_interpreter(
     x = b.input("x", (n,), f32)
     y = b.output("y", (n,), f32)
     b.reduce(y, (n,), const(1.0, f32), lambda old, i, k: add(old, select(le(k, i), x[k], const(1.0, f32))), "sums")
-    func, given, wanted = b.finish(), np.arange(5, dtype=np.float32), np.empty(5, np.float32)
-    run_prim(func, [given, wanted])
-    np.testing.assert_allclose(evaluate_prim(func, [given])[0], wanted)
+    func, given, expected = b.finish(), np.arange(5, dtype=np.float32), np.empty(5, np.float32)
+    run_prim(func, [given, expected])
+    np.testing.assert_allclose(evaluate_prim(func, [given])[0], expected)

@@ -24,10 +24,10 @@ def test_match_cast_names_value_dim_and_sizes() -> None:
     g = GraphBuilder()
     y = g.input("y", (4, 2))
     g.input("x", (g.symbol("n"), 2))
-    with pytest.raises(DeduceError, match=r"y: dim 0: wanted 3, found 4"):
+    with pytest.raises(DeduceError, match=r"y: dim 0: expected 3, got 4"):
         g.match_cast(y, TensorInfo((const(3), const(2)), f32))
     z = g.input("z", (3, 5))
-    with pytest.raises(DeduceError, match=r"z: dim 1: wanted 2, found 5"):
+    with pytest.raises(DeduceError, match=r"z: dim 1: expected 2, got 5"):
         g.match_cast(z, TensorInfo((const(3), const(2)), f32))
 
 
@@ -35,15 +35,15 @@ def test_match_cast_binds_new_symbols_and_checks_known_ones() -> None:
     g = GraphBuilder()
     n, k = g.symbol("n"), Var("k")
     x, y = g.input("x", (n,)), g.input("y", None)
-    seen = g.match_cast(y, TensorInfo((k,), f32))
-    assert seen.info == TensorInfo((k,), f32) and not g.checks
+    refined = g.match_cast(y, TensorInfo((k,), f32))
+    assert refined.info == TensorInfo((k,), f32) and not g.checks
     wider = g.match_cast(x, TensorInfo((k,), f32))
     (check,) = g.checks
     assert set(check.values) == {n, k}
-    assert g.call(Add(), seen, wider).info == TensorInfo((k,), f32)
+    assert g.call(Add(), refined, wider).info == TensorInfo((k,), f32)
 
 
-def test_declared_result_is_held_to() -> None:
+def test_declared_result_is_checked() -> None:
     g = GraphBuilder()
     n = g.symbol("n")
     y = g.call(Exp(), g.input("x", (n + 1,)))
@@ -57,7 +57,7 @@ def test_names_are_distinct_and_symbols_sensible() -> None:
     assert [g.call(Exp(), x).name for _ in range(3)] == ["exp", "exp_1", "exp_2"]
     with pytest.raises(UserError, match="'x' twice"):
         g.input("x", (3,))
-    with pytest.raises(UserError, match="lower <= upper, found 4 and 2"):
+    with pytest.raises(UserError, match="lower <= upper, got 4 and 2"):
         g.symbol("n", 4, 2)
 
 

@@ -34,15 +34,15 @@ def tensor(*shape: Any, dtype: DType = f32) -> TensorInfo:
     return TensorInfo(tuple(expr(d) for d in shape), dtype)
 
 
-def same(found: Any, *shape: Any) -> bool:
-    assert isinstance(found, TensorInfo) and found.shape is not None and len(found.shape) == len(shape)
-    return all(prove_equal(a, b) is Proof.YES for a, b in zip(found.shape, shape, strict=True))
+def same(result: Any, *shape: Any) -> bool:
+    assert isinstance(result, TensorInfo) and result.shape is not None and len(result.shape) == len(shape)
+    return all(prove_equal(a, b) is Proof.YES for a, b in zip(result.shape, shape, strict=True))
 
 
 def value(e: Expr, **sizes: int) -> int:
-    found = as_int(substitute(e, {v: const(sizes[v.name]) for v in (n, m, k) if v.name in sizes}))
-    assert found is not None, e
-    return found
+    result = as_int(substitute(e, {v: const(sizes[v.name]) for v in (n, m, k) if v.name in sizes}))
+    assert result is not None, e
+    return result
 
 
 def test_reshape_and_flatten() -> None:
@@ -92,8 +92,8 @@ def test_broadcasting() -> None:
     assert not ctx.checks
     with pytest.raises(DeduceError, match=r"dim 1.*4 and 3"):
         Add().infer([tensor(n, 4), tensor(n, 3)], ctx)
-    found = Add().infer([tensor(n, 4), tensor(m, 4)], ctx)
-    assert found == TensorInfo(None, f32, 2)
+    result = Add().infer([tensor(n, 4), tensor(m, 4)], ctx)
+    assert result == TensorInfo(None, f32, 2)
     (check,) = ctx.checks
     for a, b, fits in ((3, 3, True), (1, 5, True), (5, 1, True), (3, 5, False)):
         assert bool(substitute(check.cond, {n: const(a), m: const(b)}).value) is fits  # type: ignore[attr-defined]
@@ -114,28 +114,28 @@ def test_concat() -> None:
 
 @pytest.mark.parametrize("op", [Max((0,)), Min((0,)), ArgMax(0)])
 def test_extremes_of_truth_values_are_refused(op: OperatorSpec) -> None:
-    with pytest.raises(DeduceError, match="wanted a tensor of numbers"):
+    with pytest.raises(DeduceError, match="expected a tensor of numbers"):
         op.infer([tensor(3, dtype=bool_)], Deduction())
 
 
 def test_mean_pool_of_integers_is_refused() -> None:
-    with pytest.raises(DeduceError, match="wanted floats"):
+    with pytest.raises(DeduceError, match="expected floats"):
         MeanPool().infer([tensor(2, n, 3, dtype=i64), tensor(2, n, dtype=i64)], Deduction())
 
 
 def test_even_split() -> None:
-    found = Split(2).infer([tensor(n * 2, 4)], Deduction())
-    assert isinstance(found, TupleInfo)
-    assert len(found.fields) == 2 and all(same(f, n, 4) for f in found.fields)
+    result = Split(2).infer([tensor(n * 2, 4)], Deduction())
+    assert isinstance(result, TupleInfo)
+    assert len(result.fields) == 2 and all(same(f, n, 4) for f in result.fields)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7])
 def test_uneven_split(size: int) -> None:
-    found = Split(3).infer([tensor(n, 4)], Deduction())
-    assert isinstance(found, TupleInfo)
+    actual = Split(3).infer([tensor(n, 4)], Deduction())
+    assert isinstance(actual, TupleInfo)
     c = -(-size // 3)
-    wanted = [max(min(c, size - i * c), 0) for i in range(3)]
-    assert [value(f.shape[0], n=size) for f in found.fields if isinstance(f, TensorInfo) and f.shape] == wanted
+    expected = [max(min(c, size - i * c), 0) for i in range(3)]
+    assert [value(f.shape[0], n=size) for f in actual.fields if isinstance(f, TensorInfo) and f.shape] == expected
 
 
 def test_slices() -> None:
@@ -152,9 +152,9 @@ def test_slices() -> None:
 @given(st.integers(0, 9), st.integers(0, 12), st.integers(0, 12))
 def test_slice_sizes_are_pythons(size: int, begin: int, end: int) -> None:
     b, e = Var("b"), Var("e")
-    found = Slice(0, b, e).infer([tensor(n)], Deduction())
-    assert isinstance(found, TensorInfo) and found.shape
-    got = as_int(substitute(found.shape[0], {n: const(size), b: const(begin), e: const(end)}))
+    result = Slice(0, b, e).infer([tensor(n)], Deduction())
+    assert isinstance(result, TensorInfo) and result.shape
+    got = as_int(substitute(result.shape[0], {n: const(size), b: const(begin), e: const(end)}))
     assert got == len(np.arange(size)[begin:end])
 
 
@@ -164,13 +164,13 @@ def test_slices_with_steps_are_pythons(size: int, begin: int, end: int, step: in
     b, e = Var("b"), Var("e")
     op = Slice(0, b, e, -step if back else step)
     end = end if back else max(end, 0)
-    found = op.infer([tensor(n)], Deduction())
-    assert isinstance(found, TensorInfo) and found.shape
-    got = as_int(substitute(found.shape[0], {n: const(size), b: const(begin), e: const(end)}))
-    wanted = np.arange(size)[begin : None if back and end < 0 else end : op.step]
-    assert got == len(wanted)
+    actual = op.infer([tensor(n)], Deduction())
+    assert isinstance(actual, TensorInfo) and actual.shape
+    got = as_int(substitute(actual.shape[0], {n: const(size), b: const(begin), e: const(end)}))
+    expected = np.arange(size)[begin : None if back and end < 0 else end : op.step]
+    assert got == len(expected)
     bound = op.substituted({b: const(begin), e: const(end)})
-    np.testing.assert_array_equal(bound.evaluate([np.arange(size)]), wanted)
+    np.testing.assert_array_equal(bound.evaluate([np.arange(size)]), expected)
 
 
 @pytest.mark.parametrize("size, before, after", [(0, 0, 0), (1, 1, 0), (2, 1, 1), (7, 3, 5)])
@@ -178,16 +178,16 @@ def test_slices_with_steps_are_pythons(size: int, begin: int, end: int, step: in
 def test_padding_of_symbolic_dims(size: int, before: int, after: int, mode: str) -> None:
     a, b = Var("a"), Var("b")
     ctx = Deduction()
-    found = Pad((a,), (b,), mode).infer([tensor(n)], ctx)
+    result = Pad((a,), (b,), mode).infer([tensor(n)], ctx)
     values = {n: size, a: before, b: after}
-    assert isinstance(found, TensorInfo) and found.shape
-    assert as_int(substitute(found.shape[0], {v: const(x) for v, x in values.items()})) == size + before + after
+    assert isinstance(result, TensorInfo) and result.shape
+    assert as_int(substitute(result.shape[0], {v: const(x) for v, x in values.items()})) == size + before + after
     bound = [ctx.simplify(substitute(c.cond, {v: const(x) for v, x in values.items()})) for c in ctx.checks]
     possible = mode == "constant" or size > (max(before, after) if mode == "reflect" else 0) or not before + after
     assert all(getattr(c, "value", None) for c in bound) is possible
-    with pytest.raises(DeduceError, match="pad: more elements: wanted at least 0, found -1"):
+    with pytest.raises(DeduceError, match=r"pad: .*at least 0, got -1"):
         Pad((const(-1),), (b,), mode).infer([tensor(n)], Deduction())
-    with pytest.raises(DeduceError, match="reflect 3 elements, found 3"):
+    with pytest.raises(DeduceError, match="reflect 3 elements, got 3"):
         Pad((const(3),), (const(0),), "reflect").infer([tensor(3)], Deduction())
 
 
@@ -199,9 +199,9 @@ def test_einsum() -> None:
     (check,) = ctx.checks
     assert "'j' in operand 1" in check.message and check.values == (k, m)
     for text, dims, words in (
-        ("ij,jk->ik", [(2, 3), (4, 5)], "wanted equal dims, found 3 and 4"), ("ij->k", [(2, 3)], "each letter of the result"),
-        ("ii->i", [(1, 3)], "wanted equal dims, found 1 and 3"),
-        ("ij", [(2,)], "as many letters as dims"), ("i,j", [(2,)], "the 2 operands"), ("i1->i", [(2, 3)], "wanted letters"),
+        ("ij,jk->ik", [(2, 3), (4, 5)], "expected equal dims, got 3 and 4"), ("ij->k", [(2, 3)], "each letter of the result"),
+        ("ii->i", [(1, 3)], "expected equal dims, got 1 and 3"),
+        ("ij", [(2,)], "as many letters as dims"), ("i,j", [(2,)], "the 2 operands"), ("i1->i", [(2, 3)], "expected letters"),
     ):  # fmt: skip
         with pytest.raises(DeduceError, match=words):
             Einsum(text).infer([tensor(*d) for d in dims], Deduction())
@@ -228,15 +228,15 @@ def test_undecided_sizes_add_run_time_checks(op: Any, infos: Any, wrong: Any, ri
 
 
 @pytest.mark.parametrize(
-    ("axes", "weights", "found"),
+    ("axes", "weights", "result"),
     [
-        (3, (8,), "from 1 to 2 axes, found 3"),
-        (0, (8,), "found 0"),
+        (3, (8,), "from 1 to 2 axes, got 3"),
+        (0, (8,), "got 0"),
         (2, (1, 5, 8), "at most 2 dims"),
         (2, (3, 1), "3 and 5"),
     ],
 )
-def test_layer_norm_unfit_axes_or_weights_raise(axes: int, weights: tuple[int, ...], found: str) -> None:
+def test_layer_norm_unfit_axes_or_weights_raise(axes: int, weights: tuple[int, ...], result: str) -> None:
     infos = [tensor(5, 8), tensor(*weights), tensor(*weights)]
-    with pytest.raises(DeduceError, match=found):
+    with pytest.raises(DeduceError, match=result):
         LayerNorm(axes=axes).infer(infos, Deduction())

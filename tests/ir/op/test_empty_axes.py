@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.acceptance.built import UNFUSED, executed, job_of
+from tests.support.built_modules import UNFUSED, executed, job_of
 from tests.support.tuner_models import DEVICES, opened
 
 from relax_tune.errors import DeduceError, UserError
@@ -39,7 +39,7 @@ def of_rows(*ops: OperatorSpec, least: int = 0) -> IRModule:
 def test_extremes_of_empty_axis_are_refused_in_words(op: OperatorSpec) -> None:
     module = of_rows(op)
     for rows in (3, 0):
-        with pytest.raises(UserError, match=r"elements along axis 1: wanted at least 1, found 0"):
+        with pytest.raises(UserError, match=r"along axis 1: .* 1, got 0"):
             run_function(module, "main", [np.zeros((rows or 1, 0), np.float32)])
     assert np.asarray(run_function(module, "main", [np.ones((2, 3), np.float32)])[0]).size > 0
 
@@ -51,20 +51,20 @@ def test_extremes_of_empty_axis_built_are_refused_in_words(kind: str) -> None:
         for passes in (STANDARD, UNFUSED):
             for op in (WANT_ELEMENTS[0], WANT_ELEMENTS[4]):
                 job = job_of(of_rows(op), device, passes)
-                refused = pytest.raises(UserError, match=r"elements along axis 1: wanted at least 1, found 0")
+                refused = pytest.raises(UserError, match=r"along axis 1: .* 1, got 0")
                 with executed(job.build("generic").program, job, device) as run, refused:
                     run.run([empty])
             job = job_of(of_rows(*(op for op, _ in HAVE_VALUES)), device, passes)
             with executed(job.build("generic").program, job, device) as run:
-                found: list[Any] = list(run.run([empty]))
-            for (op, value), got in zip(HAVE_VALUES, found, strict=True):
+                result: list[Any] = list(run.run([empty]))
+            for (op, value), got in zip(HAVE_VALUES, result, strict=True):
                 np.testing.assert_array_equal(got, np.full(3, value, np.float32), err_msg=repr(op))
 
 
 def test_sums_of_empty_axis_interpreted_have_neutral_values() -> None:
     module = of_rows(*(op for op, _ in HAVE_VALUES))
-    found = run_function(module, "main", [np.zeros((3, 0), np.float32)])
-    for (op, value), got in zip(HAVE_VALUES, found, strict=True):
+    result = run_function(module, "main", [np.zeros((3, 0), np.float32)])
+    for (op, value), got in zip(HAVE_VALUES, result, strict=True):
         np.testing.assert_array_equal(got, np.full(3, value, np.float32), err_msg=repr(op))
 
 
@@ -72,7 +72,7 @@ def test_extremes_of_axis_known_to_be_empty_are_refused_at_construction() -> Non
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 0))
     for op in WANT_ELEMENTS:
-        with pytest.raises(DeduceError, match="elements along axis 1: wanted at least 1, found 0"):
+        with pytest.raises(DeduceError, match=r"axis 1: .*got 0"):
             g.call(op, x)
 
 

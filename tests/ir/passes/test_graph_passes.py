@@ -1,4 +1,4 @@
-"""The passes over graphs, one by one: their text before and after, that they fire, keep meaning and leave alone what is done."""
+"""Each graph pass: the text before and after it, that it changes something, keeps results, and does not change its own output."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ from relax_tune.ir.passes.graph.cse import CommonSubexpressions
 from relax_tune.ir.passes.graph.legalize import Legalize
 from relax_tune.ir.passes.graph.push_permutes import PushPermutes
 from relax_tune.ir.passes.graph.split_outputs import SeparateOutputs
-from relax_tune.ir.passes.memory.inplace import Inplace
+from relax_tune.ir.passes.memory.inplace import inplace_pairs, with_inplace
 from relax_tune.ir.passes.pipeline import Pass, lower, run_passes
+from relax_tune.ir.rewrite.emitter import map_graphs
 from relax_tune.ir.text.parser import parse_module
 from relax_tune.ir.text.printer import print_text
 
@@ -61,19 +62,19 @@ def operators(module: IRModule, name: str = "main") -> Counter[str]:
     f = module.functions[name]
     assert isinstance(f, Function)
     values = list(nested_values(f))
-    found = Counter(v.op.name for v in values if isinstance(v, Call))  # type: ignore[attr-defined]
-    return found + Counter(v.callee for v in values if isinstance(v, CallTIR))
+    counts = Counter(v.op.name for v in values if isinstance(v, Call))  # type: ignore[attr-defined]
+    return counts + Counter(v.callee for v in values if isinstance(v, CallTIR))
 
 
 def same_results(before: IRModule, after: IRModule, *inputs: Any) -> None:
     verify(after)
-    wanted, found = (run_function(m, "main", list(inputs)) for m in (before, after))
-    for w, f in zip(*((x if isinstance(x, tuple) else (x,)) for x in (wanted, found)), strict=True):
+    expected, actual = (run_function(m, "main", list(inputs)) for m in (before, after))
+    for w, f in zip(*((x if isinstance(x, tuple) else (x,)) for x in (expected, actual)), strict=True):
         assert w.dtype == f.dtype
         np.testing.assert_allclose(f, w, rtol=1e-5, atol=1e-5)
 
 
-# goldens: one small program a pass, as it was and as it is
+# goldens: one small program per pass, before and after it
 
 
 def tidy() -> IRModule:
@@ -88,7 +89,7 @@ def tidy() -> IRModule:
 
 
 def repeated() -> IRModule:
-    """Equal calls on equal weights of two names, over n * 2 and n + n; one more on a side of a branch."""
+    """Equal calls on equal weights with two names, over n * 2 and n + n; one more on a side of a branch."""
     g = GraphBuilder()
     n, w = g.symbol("n"), np.arange(12, dtype=np.float32).reshape(4, 3)
     x, flag = g.input("x", (n * 2, 4)), g.input("flag", (), bool_)
@@ -99,7 +100,7 @@ def repeated() -> IRModule:
 
 
 def weights_only() -> IRModule:
-    """A transposed weight, a third of a weight, and a weight unpacked to four times its bytes, which stays."""
+    """A transposed weight, a third of a weight, and a weight unpacked to four times its bytes, which is not folded."""
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 4))
     y = g.call(Matmul(), x, g.call(Permute((1, 0)), g.constant("w", rand(3, 4))))
@@ -180,12 +181,12 @@ def main(x: Tensor((n, 4), f32)) -> Tensor((n * 2, 4), f32):
 
 
 def calls() -> IRModule:
-    """A call of a function, a decided branch, and annotations coarser than what is known."""
+    """A call of a function, a branch with a constant condition, and annotations with less than is known."""
     return parse_module(CALLS, OPERATORS)
 
 
 def two_of_a_kind() -> IRModule:
-    """Two sums whose functions differ: one that reads the pieces of a split."""
+    """Two sums with different functions that read the two halves of a split."""
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 4))
     left, right = (g.item(g.call(Split(2, 1), x), i) for i in range(2))
@@ -193,12 +194,16 @@ def two_of_a_kind() -> IRModule:
 
 
 def dying() -> IRModule:
-    """Values that die where a result of the same dims is computed from them, and one that does not."""
+    """Values whose last use computes a result of the same dims, and one with a later use."""
     g = GraphBuilder()
     n = g.symbol("n")
-    kept = g.call(Exp(), g.input("x", (n, 4)))
-    y = g.call(Add(), g.call(Flatten(), g.call(Relu(), kept)), g.call(Flatten(), kept))
+    exponential = g.call(Exp(), g.input("x", (n, 4)))
+    y = g.call(Add(), g.call(Flatten(), g.call(Relu(), exponential)), g.call(Flatten(), exponential))
     return g.finish(g.call(Softmax(), g.call(Reshape((n, const(4))), g.call(Tanh(), y))))
+
+
+def in_place(module: IRModule) -> IRModule:
+    return map_graphs(module, lambda f, _: with_inplace(f, inplace_pairs(f, module)))
 
 
 PROGRAMS: dict[str, tuple[Callable[[], IRModule], Sequence[Pass]]] = {
@@ -214,7 +219,7 @@ PROGRAMS: dict[str, tuple[Callable[[], IRModule], Sequence[Pass]]] = {
     "cancel_views": (views, [CancelViews(), DeadCode()]),
     "legalize": (mixed, [Legalize()]),
     "fuse": (mixed, [Legalize(), FuseOps(), DeadCode()]),
-    "inplace": (dying, [Legalize(), Inplace()]),
+    "inplace": (dying, [Legalize(), in_place]),
     "collapse": (mixed, [Legalize(), FuseOps(), DeadCode(), CollapseDims()]),
 }
 
@@ -222,16 +227,16 @@ PROGRAMS: dict[str, tuple[Callable[[], IRModule], Sequence[Pass]]] = {
 def arguments(module: IRModule, size: int, flag: bool) -> list[Any]:
     main = module.functions["main"]
     assert isinstance(main, Function)
-    found: list[Any] = []
+    args: list[Any] = []
     for p in main.params:
         assert isinstance(p.info, TensorInfo)
         if p.info.dtype is bool_:
-            found.append(np.array(flag))
+            args.append(np.array(flag))
         else:
             dims = [getattr(d, "value", None) for d in p.info.shape or ()]
             twice = "2" in repr(p.info.shape[0] if p.info.shape else "")
-            found.append(rand(*((size * 2 if twice else size) if d is None else d for d in dims)))
-    return found
+            args.append(rand(*((size * 2 if twice else size) if d is None else d for d in dims)))
+    return args
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -249,11 +254,11 @@ def test_text_before_and_after(name: str, golden: Golden) -> None:
     assert passes[-1](after) is after
 
 
-# what is shared, and what is not
+# common subexpressions: what is shared, and what is not
 
 
 def test_cse_keeps_impure_host_routines() -> None:
-    """Unless they are declared pure."""
+    """Equal calls are shared only if they are declared pure."""
     for pure, calls in ((False, 2), (True, 1)):
         g = GraphBuilder()
         x = g.input("x", (g.symbol("n"),))
@@ -266,12 +271,12 @@ def test_cse_keeps_impure_host_routines() -> None:
             return args[0] + 1
 
         after = CommonSubexpressions()(module)
-        found = run_function(after, "main", [rand(3)], hosts={"tool.count": count})
-        assert found.shape == (3,) and len(counted) == calls
+        actual = run_function(after, "main", [rand(3)], hosts={"tool.count": count})
+        assert actual.shape == (3,) and len(counted) == calls
 
 
 def test_each_result_is_computed_by_itself() -> None:
-    """A built program writes every result: none of them may become another one, or a weight."""
+    """A built program writes every result, so none may become an alias of another one or of a weight."""
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 4))
     results = [g.call(Exp(), x), g.call(Exp(), x), g.call(Cast(f32), x), g.call(Relu(), g.constant("w", rand(4)))]
@@ -301,7 +306,7 @@ def test_cse_shares_large_equal_weights_only() -> None:
 
 
 def test_cse_repeats_cheap_work_in_each_kernel() -> None:
-    """Sharing it would cost a kernel and memory. Whole kernels that are equal are one all the same."""
+    """Sharing cheap work would cost a kernel and memory. Equal whole kernels are still shared."""
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 4))
     a, b = (g.call(Softmax(), g.call(MulScalar(0.5), g.call(Exp(), x))) for _ in range(2))
@@ -325,7 +330,7 @@ def test_canonicalise_drops_branch_with_equal_sides() -> None:
 
 
 def test_cse_equal_values_across_branch_stay_separate() -> None:
-    """Both sides compute the same; neither may read what the other one has."""
+    """A branch and the code after it compute the same value; neither may read the other's."""
     g = GraphBuilder()
     x, flag = g.input("x", (g.symbol("n"), 4)), g.input("flag", (), bool_)
     y = g.branch(flag, lambda: g.call(Exp(), x), lambda: g.call(Relu(), g.call(Exp(), x)))
@@ -334,7 +339,7 @@ def test_cse_equal_values_across_branch_stay_separate() -> None:
 
 
 def test_cse_does_not_share_overwritten_values() -> None:
-    """A copy that outlives it stays a copy, and so does a copy of that copy."""
+    """A copy that is read after its source is overwritten stays a copy, and so does a copy of that copy."""
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 4))
     b = TensorBuilder("halve")
@@ -390,7 +395,7 @@ def test_fold_keeps_unpacking_and_folds_sums_of_weights() -> None:
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_fold_constant_index_out_of_range_takes_nearest(inside: bool) -> None:
-    """Alike in a branch and outside of one."""
+    """The index is clamped in the same way inside and outside of a branch."""
     g = GraphBuilder()
     x, flag = g.input("x", (3,)), g.input("flag", (), bool_)
     rows = rand(4, 3)
@@ -399,8 +404,8 @@ def test_fold_constant_index_out_of_range_takes_nearest(inside: bool) -> None:
     module = g.finish(g.call(Relu(), y))
     after = FoldConstants()(module)
     assert operators(after)["take"] == 0
-    for found in (module, after):
-        z = run_function(found, "main", [rand(3), np.array(False)])
+    for version in (module, after):
+        z = run_function(version, "main", [rand(3), np.array(False)])
         np.testing.assert_array_equal(z, np.maximum(rows[3], 0))
 
 
@@ -441,25 +446,25 @@ RANDOM: dict[str, tuple[Pass, Sequence[Pass], Sequence[str]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RANDOM)
 def test_graph_pass_random_programs_keep_values(name: str) -> None:
-    """Each pass changes a fair share of the programs and comes to an end after two applications."""
+    """Each pass changes at least a quarter of the programs, and a third application changes nothing."""
     step, before_it, start = RANDOM[name]
     fired = []
 
     @ALWAYS_THESE
     @given(graphs(steps=5, first=start), SIZES, st.integers(0, 9))
-    def check(made: Made, sizes: dict[str, int], seed: int) -> None:
-        args = made.arguments(sizes, np.random.default_rng(seed))
+    def check(program: Made, sizes: dict[str, int], seed: int) -> None:
+        args = program.arguments(sizes, np.random.default_rng(seed))
         try:
-            wanted = run_function(made.module, "main", args)
-            before = run_passes(made.module, (Deduce(), *before_it))
+            expected = run_function(program.module, "main", args)
+            before = run_passes(program.module, (Deduce(), *before_it))
         except (UserError, DeduceError):
             return
-        module = before[-1][1] if before else made.module
+        module = before[-1][1] if before else program.module
         after = step(module)
         fired.append(after is not module)
         text = f"{print_text(module)}\n{print_text(after)}"
         verify(after)
-        same(run_function(after, "main", args), wanted, text, 1e-4)
+        same(run_function(after, "main", args), expected, text, 1e-4)
         settled = step(step(after))
         assert step(settled) is settled, text
 
@@ -477,7 +482,7 @@ def test_calls_inside_branches_become_kernels() -> None:
 
 
 def test_legalize_branch_condition_simplifies_only_same_side() -> None:
-    """min(n, 2) is n where n <= 2."""
+    """In the branch with n <= 2, min(n, 2) becomes n."""
     g = GraphBuilder()
     n = g.symbol("n")
     x = g.input("x", (n, 4))
@@ -488,7 +493,7 @@ def test_legalize_branch_condition_simplifies_only_same_side() -> None:
         same_results(module, after, rand(size, 4))
 
 
-def test_passes_leave_lowered_modules_alone() -> None:
+def test_passes_do_not_change_lowered_modules() -> None:
     done = lower(mixed()).module
     for step in (Canonicalise(), CommonSubexpressions(), CommonSubexpressions(repeat_spatial=True), FoldConstants()):
         assert step(done) is done

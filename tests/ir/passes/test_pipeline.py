@@ -58,8 +58,8 @@ def test_manager_after_stops_behind_the_named_pass() -> None:
 
 
 def test_import_rules_run_to_a_fixpoint() -> None:
-    def down(held: float) -> bool:
-        return held > 1
+    def down(number: float) -> bool:
+        return number > 1
 
     def less(site: object) -> Call:
         value = site.operator("added", AddScalar).value  # type: ignore[attr-defined]

@@ -26,16 +26,16 @@ from relax_tune.ir.rewrite.match import Match
 from relax_tune.ir.rewrite.pattern import Pattern, library, maybe, op, tir, value, weight
 from relax_tune.ir.rewrite.rules import matches
 
-Made = Callable[[GraphBuilder], Value | tuple[Value, ...]]
+Builder = Callable[[GraphBuilder], Value | tuple[Value, ...]]
 
 
-def module(make: Made) -> IRModule:
+def module(make: Builder) -> IRModule:
     g = GraphBuilder()
-    found = make(g)
-    return g.finish(found)
+    result = make(g)
+    return g.finish(result)
 
 
-def found(p: Pattern, make: Made | IRModule) -> list[Match]:
+def matches_of(p: Pattern, make: Builder | IRModule) -> list[Match]:
     return list(matches(make if isinstance(make, IRModule) else module(make), p))
 
 
@@ -56,16 +56,16 @@ def names(m: Match) -> dict[str, str]:
 @pytest.mark.parametrize("turned", [False, True])
 def test_operators_captures_and_either_order(turned: bool) -> None:
     p = op(Relu, op(Matmul, "x", "w").named("product") + "b")
-    (m,) = found(p, lambda g: linear(g, turned=turned))
+    (m,) = matches_of(p, lambda g: linear(g, turned=turned))
     assert names(m) == {"x": "x", "w": "w", "product": "matmul", "b": "b"}
     assert [v.name for v in m.inside] == ["relu", "add", "matmul"]
-    assert isinstance(m.made("product"), Call) and m.info("x") == m.info("x") and m.array("w").shape == (8, 4)
-    assert not found(op(Relu, op(Mul, "p", "b")), linear)
+    assert isinstance(m.definition("product"), Call) and m.info("x") == m.info("x") and m.array("w").shape == (8, 4)
+    assert not matches_of(op(Relu, op(Mul, "p", "b")), linear)
 
 
 def test_maybe_matches_with_and_without_bias() -> None:
     p = op(Relu, maybe(value("x") @ "w", lambda y: y + "b"))
-    with_bias, without = (found(p, lambda g, b=b: linear(g, b)) for b in (True, False))
+    with_bias, without = (matches_of(p, lambda g, b=b: linear(g, b)) for b in (True, False))
     assert ["b" in m for m in with_bias] == [True] and ["b" in m for m in without] == [False]
 
 
@@ -78,16 +78,16 @@ def added(g: GraphBuilder, left: type[Unary] | None, right: type[Unary] | None) 
 def test_alternatives_come_in_order_and_backtrack() -> None:
     either = (op(Exp, "x") | op(Relu, "x")) + "y"
     for inner in (Exp, Relu):
-        (m,) = found(either, lambda g, inner=inner: added(g, inner, None))
+        (m,) = matches_of(either, lambda g, inner=inner: added(g, inner, None))
         assert names(m) == {"x": "a", "y": "b"}
-    both = found(op(Exp, "x") + "y", lambda g: added(g, Exp, Exp))
+    both = matches_of(op(Exp, "x") + "y", lambda g: added(g, Exp, Exp))
     assert [names(m)["x"] for m in both] == ["a", "b"], "the order that is written comes first"
 
     def twice(g: GraphBuilder) -> GVar:
         a = g.input("a", (3,))
         return g.call(Add(), g.call(Exp(), a), a)
 
-    (m,) = found(value("x") + op(Exp, "x"), twice)  # the first order binds x to the wrong side
+    (m,) = matches_of(value("x") + op(Exp, "x"), twice)  # the first order binds x to the wrong side
     assert names(m) == {"x": "a"}
 
 
@@ -107,33 +107,35 @@ def test_capture_matches_one_value_only() -> None:
         (value("h") * op(Sigmoid, "h"), silu),
         (op(Exp, "x").named("e") / op(Sum, "e", keepdims=True), softmax),
     ):
-        assert found(p, lambda g, make=make: make(g, True)) and not found(p, lambda g, make=make: make(g, False))
+        assert matches_of(p, lambda g, make=make: make(g, True)) and not matches_of(
+            p, lambda g, make=make: make(g, False)
+        )
 
 
 def test_attributes_classes_and_weights() -> None:
     turned = lambda g: g.call(Matmul(True), g.input("a", (3, 4)), g.input("b", (5, 4)))
-    assert found(op(Matmul, transpose_b=True), turned) and not found(op(Matmul, transpose_b=False), turned)
-    assert not found(value("a") @ "b", turned)
+    assert matches_of(op(Matmul, transpose_b=True), turned) and not matches_of(op(Matmul, transpose_b=False), turned)
+    assert not matches_of(value("a") @ "b", turned)
     moved = lambda g: g.call(Permute((0, 2, 1)), g.input("a", (3, 4, 5)))
-    assert found(op(Permute, axes=(0, 2, 1)), moved)
-    assert found(op(Permute, "a", axes=lambda axes: axes[0] == 0), moved)
-    assert not found(op(Permute, axes=lambda axes: axes[0] == 1), moved)
-    assert found(op(Unary, "x"), lambda g: g.call(Exp(), g.input("x", (2,)))), "a class stands for those below it"
-    assert found(op(Cast, "x", dtype=f16), lambda g: g.call(Cast(f16), g.input("x", (2,))))
-    assert found(op(AddScalar, value=1), lambda g: g.call(AddScalar(1.0), g.input("x", (2,))))
+    assert matches_of(op(Permute, axes=(0, 2, 1)), moved)
+    assert matches_of(op(Permute, "a", axes=lambda axes: axes[0] == 0), moved)
+    assert not matches_of(op(Permute, axes=lambda axes: axes[0] == 1), moved)
+    assert matches_of(op(Unary, "x"), lambda g: g.call(Exp(), g.input("x", (2,)))), "a class stands for those below it"
+    assert matches_of(op(Cast, "x", dtype=f16), lambda g: g.call(Cast(f16), g.input("x", (2,))))
+    assert matches_of(op(AddScalar, value=1), lambda g: g.call(AddScalar(1.0), g.input("x", (2,))))
     half = lambda g: g.call(Mul(), g.constant("h", np.full((2, 2), 0.1, np.float16)), g.input("x", (2, 2), f16))
-    assert found(op(Mul, "x", 0.1), half) and not found(op(Mul, "x", 0.2), half)
-    (m,) = found(op(Mul, "x", weight("w")), half)
+    assert matches_of(op(Mul, "x", 0.1), half) and not matches_of(op(Mul, "x", 0.2), half)
+    (m,) = matches_of(op(Mul, "x", weight("w")), half)
     assert m.array("w").shape == (2, 2)
-    with pytest.raises(UserError, match="wanted a constant as 'x'"):
+    with pytest.raises(UserError, match="expected a constant as 'x'"):
         m.array("x")
 
 
 def test_numbers_in_operators_and_in_constants() -> None:
-    def made(g: GraphBuilder, how: str) -> GVar:
+    def built(g: GraphBuilder, how: str) -> GVar:
         x = g.input("x", (3,))
-        held = {"add": AddScalar(0.1), "sub": AddScalar(-0.1), "mul": MulScalar(0.1)}
-        return g.call(held[how], x) if how in held else g.call(Mul(), g.constant("c", np.float32([0.1] * 3)), x)
+        scalars = {"add": AddScalar(0.1), "sub": AddScalar(-0.1), "mul": MulScalar(0.1)}
+        return g.call(scalars[how], x) if how in scalars else g.call(Mul(), g.constant("c", np.float32([0.1] * 3)), x)
 
     for p, fits in (
         (value("x") + 0.1, ["add"]),
@@ -141,7 +143,9 @@ def test_numbers_in_operators_and_in_constants() -> None:
         (0.1 * value("x"), ["mul", "constant"]),
         (1 + value("x"), []),
     ):
-        assert [how for how in ("add", "sub", "mul", "constant") if found(p, lambda g, how=how: made(g, how))] == fits
+        assert [
+            how for how in ("add", "sub", "mul", "constant") if matches_of(p, lambda g, how=how: built(g, how))
+        ] == fits
 
 
 def test_fields_of_tuples_and_other_names() -> None:
@@ -151,7 +155,7 @@ def test_fields_of_tuples_and_other_names() -> None:
         return g.call(Sub(), g.emit(a), b)  # through another name
 
     parts = op(Split, "x").named("parts")
-    assert found(parts[0] - parts[1], make) and not found(parts[1] - parts[0], make)
+    assert matches_of(parts[0] - parts[1], make) and not matches_of(parts[1] - parts[0], make)
 
 
 def test_once_needs_a_single_reader() -> None:
@@ -161,8 +165,10 @@ def test_once_needs_a_single_reader() -> None:
         return (y, g.call(Sigmoid(), e)) if again else y
 
     p = op(Relu, op(Exp, "x").once())
-    assert found(p, lambda g: make(g, False)) and not found(p, lambda g: make(g, True))
-    assert not found(op(Exp, "x").once(), lambda g: g.call(Exp(), g.input("x", (3,)))), "a result is read by others"
+    assert matches_of(p, lambda g: make(g, False)) and not matches_of(p, lambda g: make(g, True))
+    assert not matches_of(op(Exp, "x").once(), lambda g: g.call(Exp(), g.input("x", (3,)))), (
+        "a result is read by others"
+    )
 
 
 def product(g: GraphBuilder, *dims: Any) -> GVar:
@@ -171,65 +177,69 @@ def product(g: GraphBuilder, *dims: Any) -> GVar:
 
 def test_dims_are_proved_and_never_guessed() -> None:
     square = value("a").of("m", "k") @ value("b").of("k", "m")
-    (m,) = found(square, lambda g: product(g, n := g.symbol("n"), 4, 4, n))
+    (m,) = matches_of(square, lambda g: product(g, n := g.symbol("n"), 4, 4, n))
     assert as_int(m.dim("k")) == 4 and isinstance(m.dim("m"), Var) and not m.unknown
-    assert not found(square, lambda g: product(g, 3, 4, 4, 5)), "never"
-    (m,) = found(square, lambda g: product(g, g.symbol("n"), 4, 4, g.symbol("p")))
+    assert not matches_of(square, lambda g: product(g, 3, 4, 4, 5)), "never"
+    (m,) = matches_of(square, lambda g: product(g, g.symbol("n"), 4, 4, g.symbol("p")))
     assert [repr(c) for c in m.unknown] == ["n == p"], "noted where it is unknown"
     wide = op(Relu, value("x").of(..., 8, dtype=f32))
-    assert found(wide, lambda g: g.call(Relu(), g.input("x", (2, g.symbol("n"), 8))))
-    assert found(wide, lambda g: g.call(Relu(), g.input("x", (8,))))
-    assert not found(wide, lambda g: g.call(Relu(), g.input("x", (2, 8), f16)))
-    assert not found(wide, lambda g: g.call(Relu(), g.input("x", ())))
-    assert not found(op(Relu, value("x").of(None, 8)), lambda g: g.call(Relu(), g.input("x", None))), "no dims known"
-    assert found(op(Relu, value("x").of(ndim=2)), lambda g: g.call(Relu(), g.parameter("x", TensorInfo(None, f32, 2))))
+    assert matches_of(wide, lambda g: g.call(Relu(), g.input("x", (2, g.symbol("n"), 8))))
+    assert matches_of(wide, lambda g: g.call(Relu(), g.input("x", (8,))))
+    assert not matches_of(wide, lambda g: g.call(Relu(), g.input("x", (2, 8), f16)))
+    assert not matches_of(wide, lambda g: g.call(Relu(), g.input("x", ())))
+    assert not matches_of(op(Relu, value("x").of(None, 8)), lambda g: g.call(Relu(), g.input("x", None))), (
+        "no dims known"
+    )
+    assert matches_of(
+        op(Relu, value("x").of(ndim=2)), lambda g: g.call(Relu(), g.parameter("x", TensorInfo(None, f32, 2)))
+    )
 
 
 def test_where_takes_bool_expression_or_proof() -> None:
     make = lambda g: g.call(Relu(), g.input("x", (g.symbol("n", 1, 64) * 8,)))
     rows = op(Relu, value("x").of("n"))
-    assert found(rows.where(lambda m: eq(m.dim("n") % 4, 0)), make)[0].unknown == ()
-    assert found(rows.where(lambda m: le(m.dim("n"), 512)), make)[0].unknown == ()
-    assert not found(rows.where(lambda m: eq(m.dim("n"), 3)), make)
-    (m,) = found(rows.where(lambda m: eq(m.dim("n") % 16, 0)), make)
+    assert matches_of(rows.where(lambda m: eq(m.dim("n") % 4, 0)), make)[0].unknown == ()
+    assert matches_of(rows.where(lambda m: le(m.dim("n"), 512)), make)[0].unknown == ()
+    assert not matches_of(rows.where(lambda m: eq(m.dim("n"), 3)), make)
+    (m,) = matches_of(rows.where(lambda m: eq(m.dim("n") % 16, 0)), make)
     assert len(m.unknown) == 1
-    assert found(rows.where(lambda m: True), make) and not found(rows.where(lambda m: False), make)
-    assert not found(rows.where(lambda m: Proof.UNKNOWN), make)
-    with pytest.raises(UserError, match=r"wanted a condition, such as .*, found n \* 8"):
-        found(rows.where(lambda m: m.dim("n")), make)
-    with pytest.raises(UserError, match="wanted a bool, an expression or a Proof"):
-        found(rows.where(lambda m: None), make)
-    with pytest.raises(UserError, match="wanted a dim called 'k'; there are: n"):
-        found(rows.where(lambda m: eq(m.dim("k"), 1)), make)
+    assert matches_of(rows.where(lambda m: True), make) and not matches_of(rows.where(lambda m: False), make)
+    assert not matches_of(rows.where(lambda m: Proof.UNKNOWN), make)
+    with pytest.raises(UserError, match=r"condition.* got n \* 8"):
+        matches_of(rows.where(lambda m: m.dim("n")), make)
+    with pytest.raises(UserError, match="expression or a Proof"):
+        matches_of(rows.where(lambda m: None), make)
+    with pytest.raises(UserError, match="dim called 'k'"):
+        matches_of(rows.where(lambda m: eq(m.dim("k"), 1)), make)
 
 
 def test_tensor_functions_and_libraries() -> None:
     lowered = Legalize(strict=True)(module(linear))
-    (m,) = found(tir(tir("x", "w", kind=PatternKind.OUT_FUSIBLE).named("p") | tir("x"), "b"), lowered)
-    assert names(m)["x"] == "x" and isinstance(m.made("p"), CallTIR)
-    assert len(found(tir(kind=PatternKind.ELEMENTWISE), lowered)) == 1
-    assert len(found(tir(callee="matmul"), lowered)) == 1 and not found(tir(callee="softmax"), lowered)
-    assert len(found(tir(), lowered)) == 3
+    (m,) = matches_of(tir(tir("x", "w", kind=PatternKind.OUT_FUSIBLE).named("p") | tir("x"), "b"), lowered)
+    assert names(m)["x"] == "x" and isinstance(m.definition("p"), CallTIR)
+    assert len(matches_of(tir(kind=PatternKind.ELEMENTWISE), lowered)) == 1
+    assert len(matches_of(tir(callee="matmul"), lowered)) == 1 and not matches_of(tir(callee="softmax"), lowered)
+    assert len(matches_of(tir(), lowered)) == 3
     out = TensorInfo((Var("n"),), f32)
     call = lambda g: g.call_library(
         "blas.copy", [g.input("x", (g.symbol("n"),))], g.call(Exp(), g.input("y", (2,))).info
     )
-    assert out and found(library("blas.copy", "x"), call) and not found(library("blas.axpy"), call)
+    assert out and matches_of(library("blas.copy", "x"), call) and not matches_of(library("blas.axpy"), call)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: op("matmul"), r"wanted the class of an operator, such as Matmul, found 'matmul'"),
-        (lambda: op(Matmul(), "x"), r"wanted the class of an operator"),
-        (lambda: op(Matmul, "x", transposed=True), r"wanted an attribute of Matmul, found 'transposed'; its .* are transpose_b"),
-        (lambda: op(Relu, "x", axis=1), r"found 'axis'; it has none"),
-        (lambda: op(Relu, None), r"wanted a pattern, the name of a capture or a number, found None"),
-        (lambda: op(Softmax, "my x"), r"wanted a name for a capture, such as 'x', found 'my x'"),
-        (lambda: op(Relu, "x") | Relu(), r"wanted a pattern, the name of a capture or a number"),
-        (lambda: value("x").of(3, ...), r"wanted `...` as the first of the dims"),
-        (lambda: value("x").of(2.5), r"wanted a dim as a number, a name, an expression or None, found 2.5"),
-        (lambda: op(Split, "x")["a"], r"wanted the number of a tuple's field, found 'a'"),
+        (lambda: op("matmul"), r"class of an operator, .*got 'matmul'"),
+        (lambda: op(Matmul(), "x"), r"expected the class of an operator"),
+        (lambda: op(Matmul, "x", transposed=True), r"attribute of Matmul, got 'transposed'; .*transpose_b"),
+        (lambda: op(Relu, "x", axis=1), r"got 'axis'; it has none"),
+        (lambda: op(Relu, None), r"expected a pattern, .*number, got None"),
+        (lambda: op(Softmax, "my x"), r"name for a capture, .*got 'my x'"),
+        (lambda: op(Relu, "x") | Relu(), r"expected a pattern, .*capture or a number"),
+        (lambda: value("x").of(3, ...), r"expected `...` as the first of the dims"),
+        (lambda: value("x").of(2.5), r"expected a dim .*None, got 2.5"),
+        (lambda: op(Split, "x")["a"], r"number of a tuple's field, got 'a'"),
     ],
 )  # fmt: skip
 def test_pattern_refuses_wrong_arguments(make: Callable[[], Pattern], message: str) -> None:

@@ -27,6 +27,7 @@ from relax_tune.ir.op.math.elementwise import (
     AddScalar,
     Cast,
     Div,
+    DivScalar,
     Erf,
     MaximumScalar,
     Mul,
@@ -112,9 +113,10 @@ def _(b: Builder) -> Value:
     return b(Matmul(), b(Softmax(), b(MulScalar(0.5), scores)), repeated(b, b.input(2, 2, 5, 4), const(5)))
 
 
-@example("scale behind a product")
+@example("scale behind scores")
 def _(b: Builder) -> Value:
-    return b(Matmul(), b(MulScalar(0.5), b.input(b.n, 4)), b(MulScalar(3.0), b.input(4, 3)))
+    scores = b(Matmul(), b(DivScalar(0.3), b.input(b.n, 4)), b(MulScalar(0.5), b.input(4, 3)))
+    return b(Softmax(), b(Add(), scores, b.input(3)))
 
 
 @example("product with a transposed value")
@@ -300,12 +302,12 @@ def left_side(rule: Rule) -> IRModule:
 def arguments(module: IRModule, n: int, rng: np.random.Generator) -> list[Any]:
     main = module.functions["main"]
     assert isinstance(main, Function)
-    found = []
+    result = []
     for p in main.params:
         assert isinstance(p.info, TensorInfo) and p.info.shape is not None
         dims = [n if isinstance(d, Var) else d.value for d in p.info.shape]  # type: ignore[attr-defined]
-        found.append(rng.standard_normal(dims).astype(np.float32))
-    return found
+        result.append(rng.standard_normal(dims).astype(np.float32))
+    return result
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.title)
@@ -316,8 +318,8 @@ def test_rule_example_rewritten_keeps_values(rule: Rule) -> None:
     verify(after)
     for n in SIZES:
         args = arguments(before, n, np.random.default_rng(n))
-        wanted, found = (run_function(m, "main", args) for m in (before, after))
-        np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=2e-5, atol=2e-5)
+        expected, actual = (run_function(m, "main", args) for m in (before, after))
+        np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.title)

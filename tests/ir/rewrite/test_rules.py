@@ -65,9 +65,9 @@ def checked(before: IRModule, rules: Rule | Sequence[Rule], *args: Any) -> IRMod
     verify(after)
     assert first_difference(after, parse_module(print_text(after), OPERATORS, after.constants)) is None
     libraries = {"openblas.sgemm": sgemm}
-    wanted = run_function(before, "main", list(args))
+    expected = run_function(before, "main", list(args))
     np.testing.assert_allclose(
-        run_function(after, "main", list(args), libraries), np.asarray(wanted), rtol=1e-5, atol=1e-5
+        run_function(after, "main", list(args), libraries), np.asarray(expected), rtol=1e-5, atol=1e-5
     )
     return after
 
@@ -140,7 +140,7 @@ def test_rewrite_puts_graph_function() -> None:
     assert len(lower(after).calls()) == 1, "it is put in place, and fuses"
     clash = GraphBuilder("main")
     other = clash.finish(clash.call(Relu(), clash.input("x", (4,))))
-    with pytest.raises(VerifyError, match=r"the name of the function 'main' to be free, found it taken[\s\S]*\^"):
+    with pytest.raises(VerifyError, match=r"function called 'main'[\s\S]*\^"):
         rewrite(layer(), Rule(op(Relu, "x"), lambda s: s.function(other, "x")))
 
 
@@ -226,7 +226,7 @@ def test_unknown_condition_skips_or_guards_the_match() -> None:
     first, _ = values(after)
     assert isinstance(first, If) and repr(first.cond.value) == "n % 2 == 0"
     assert [len(s.bindings) for s in (first.then, first.orelse)] == [1, 2], "the old computation moved to its side"
-    with pytest.raises(UserError, match="a guard is an `if`, which no level below operators has"):
+    with pytest.raises(UserError, match="level below operators"):
         Rule(EVEN, put, guarded=True, level="fused")
 
 
@@ -246,16 +246,19 @@ def test_rewrite_keeps_runtime_checks_of_replaced_values() -> None:
 
 def test_rule_with_unfit_value_is_refused() -> None:
     for put, message in (
-        (lambda s: s.call(Add(), "x"), r"main: what rule <lambda> puts for relu does not fit: add: wanted 2 arguments"),
-        (lambda s: s.tir(relu_of_sum(), "x"), r"relu_of_sum: wanted 2 arguments, 1 outputs and 0 scalars, found"),
-        (lambda s: s.tir("nobody", "x"), r"wanted a tensor function called 'nobody', found none"),
-        (lambda s: s["y"], r"wanted a capture called 'y', which did not match here; there are: x"),
-        (lambda s: s.call(MulScalar(1.0), s.tir(relu_of_sum(), "x", "x")), r"parameter y: wanted 1 dims, found 2"),
-        (lambda s: 3, r"wanted a value that the site's methods make, found a int"),
+        (
+            lambda s: s.call(Add(), "x"),
+            r"main: what rule <lambda> puts for relu does not fit: add: expected 2 arguments",
+        ),
+        (lambda s: s.tir(relu_of_sum(), "x"), r"relu_of_sum: expected 2 arguments, 1 outputs and 0 scalars, got"),
+        (lambda s: s.tir("nobody", "x"), r"tensor function called 'nobody'"),
+        (lambda s: s["y"], r"expected a capture called 'y', which did not match here; there are: x"),
+        (lambda s: s.call(MulScalar(1.0), s.tir(relu_of_sum(), "x", "x")), r"parameter y: expected 1 dims, got 2"),
+        (lambda s: 3, r"expected a value that the site's methods make, got a int"),
     ):
         with pytest.raises(VerifyError, match=message + r"[\s\S]*\n +\| +\^+"):
             rewrite(layer(), Rule(op(Relu, "x"), put))
-    with pytest.raises(UserError, match="wanted a level among import, operators, functions, fused, found 'loops'"):
+    with pytest.raises(UserError, match=r"level .*got 'loops'"):
         Rule(op(Relu), lambda s: None, level="loops")
 
 
@@ -274,8 +277,8 @@ def test_lower_applies_rules_at_every_level(level: Any) -> None:
     def put(s: Site) -> Value:
         m = s.dim("m")
         sizes, out = (m, 4, 6, 0, 0, 6, 4, 4), TensorInfo((m, const(4)), f32)
-        found = s.library("openblas.sgemm", "x", "w", scalars=sizes, out=out)
-        return s.call(MulScalar(2.0), s.call(Relu(), s.call(Add(), found, "b"))) if "b" in s else found
+        actual = s.library("openblas.sgemm", "x", "w", scalars=sizes, out=out)
+        return s.call(MulScalar(2.0), s.call(Relu(), s.call(Add(), actual, "b"))) if "b" in s else actual
 
     module = layer()
     lowered = lower(module, rules=[Rule(product, put, "sgemm", level=level)])
@@ -286,14 +289,14 @@ def test_lower_applies_rules_at_every_level(level: Any) -> None:
         verify(m)
         assert stage
     x = rand(7, 6)
-    wanted = run_function(module, "main", [x])
-    found = run_function(lowered.module, "main", [x], {"openblas.sgemm": sgemm})
-    np.testing.assert_allclose(found, np.asarray(wanted), rtol=1e-5, atol=1e-5)
+    expected = run_function(module, "main", [x])
+    actual = run_function(lowered.module, "main", [x], {"openblas.sgemm": sgemm})
+    np.testing.assert_allclose(actual, np.asarray(expected), rtol=1e-5, atol=1e-5)
 
 
 def test_lower_refuses_rule_of_missing_level() -> None:
     rule = Rule(tir("x", kind=PatternKind.ELEMENTWISE), lambda s: s["x"], "drop", level="fused")
-    with pytest.raises(UserError, match=r"rule drop: wanted passes with level 'fused', found \[Legalize"):
+    with pytest.raises(UserError, match=r"rule drop: .*'fused', got \[Legalize"):
         lower(layer(), (Legalize(strict=True),), [rule])
 
 

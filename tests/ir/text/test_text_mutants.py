@@ -68,8 +68,8 @@ def spans(text: str) -> list[tuple[int, int]]:
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found = tokenize.generate_tokens(io.StringIO(text).readline)
-    return [(starts[t.start[0] - 1] + t.start[1], starts[t.end[0] - 1] + t.end[1]) for t in found if t.string.strip()]
+    result = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [(starts[t.start[0] - 1] + t.start[1], starts[t.end[0] - 1] + t.end[1]) for t in result if t.string.strip()]
 
 
 def mutant(text: str, tokens: list[tuple[int, int]], rng: random.Random) -> str:
@@ -102,16 +102,16 @@ def test_mutants(name: str) -> None:
     for _ in range(250):
         changed = mutant(text, tokens, rng)
         try:
-            found = parse_text(changed, OPERATORS_AND_ODD)
+            result = parse_text(changed, OPERATORS_AND_ODD)
         except ParseError as error:
             assert points_into(str(error), changed), f"{error}\n--\n{changed}"
             refused += 1
             continue
-        again = print_text(found)
+        again = print_text(result)
         assert print_text(parse_text(again, OPERATORS_AND_ODD)) == again
-        if not isinstance(found, ExternFunc):
+        if not isinstance(result, ExternFunc):
             try:
-                verify(found)
+                verify(result)
             except RelaxTuneError as error:
                 assert str(error)  # what can be read may still be no program; that is told as such
     assert refused > 50

@@ -49,8 +49,8 @@ def test_compiled_kernel_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     kernels, compiled = [KernelSource("turn", "cuda", PRELUDE + TURN)], list[str]()
     made = CUDACompiler("sm_80").compile(kernels)
     again = CUDACompiler("sm_80")
-    compile_anew = again._made
-    monkeypatch.setattr(again, "_made", lambda *given: (compiled.append("again"), compile_anew(*given))[1])
+    compile_anew = again._compiled
+    monkeypatch.setattr(again, "_compiled", lambda *given: (compiled.append("again"), compile_anew(*given))[1])
     assert again.compile(kernels) == made and not compiled
     assert again.compile(kernels, ["-DBY=2"]).code != made.code and len(compiled) == 1
     (first, _) = sorted((tmp_path / "cuda").iterdir(), key=lambda p: p.read_bytes().endswith(made.code), reverse=True)
@@ -75,7 +75,7 @@ def test_architectures_compile_separately(compiler: CUDACompiler) -> None:
 def test_compile_error_has_log(compiler: CUDACompiler) -> None:
     with pytest.raises(BuildError, match=r"refused kernels broken .*sm_80.*\nbroken.* error: .*nonsense"):
         compiler.compile([KernelSource("broken", "cuda", 'extern "C" __global__ void broken() { nonsense; }')])
-    with pytest.raises(BuildError, match="the source of kernel missing gives no such kernel"):
+    with pytest.raises(BuildError, match=r"kernel missing .*no such kernel"):
         compiler.compile([KernelSource("missing", "cuda", PRELUDE + TURN)])
 
 

@@ -100,7 +100,7 @@ def test_unrecordable_steps_are_launched_singly(tmp_path: Path) -> None:
     add = device.bind(kernel, [buffer], [], (1,), (4,))
 
     def refuse() -> None:
-        raise MeasureError("wanted a call to succeed, found status 14")
+        raise MeasureError("expected a call to succeed, got status 14")
 
     assert device.record([add, refuse, add]) is None
     add()

@@ -78,7 +78,7 @@ def test_slabs_are_private_and_ask_for_huge_pages() -> None:
 
 
 def test_missing_memory_is_error() -> None:
-    with pytest.raises(MeasureError, match="wanted a size of 0 or more bytes, found -1"):
+    with pytest.raises(MeasureError, match="0 or more bytes, got -1"):
         Slabs().take(-1)
-    with pytest.raises(MeasureError, match="the host has not that much to give"):
+    with pytest.raises(MeasureError, match="the host has not that much"):
         Slabs().take(1 << 60)

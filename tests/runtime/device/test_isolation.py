@@ -13,7 +13,7 @@ import pytest
 from tests.support.tuner_models import DEVICES, QUICK, feed_forward, feed_forward_reference, opened
 
 from relax_tune.database.store import MemoryStore
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import device_job
 
 pytestmark = pytest.mark.process
 
@@ -39,8 +39,8 @@ from relax_tune.runtime.artifact import load_artifact
 given = np.load(sys.argv[2])
 with load_artifact(sys.argv[1]).open() as model:
     np.savez(sys.argv[2] + ".out.npz", **{name: model.run([given[name]])[0] for name in given.files})
-found = sorted(m for m in sys.modules if any(m == b or m.startswith(b + ".") for b in BLOCKED))
-sys.exit(f"imported {found}" if found else 0)
+got = sorted(m for m in sys.modules if any(m == b or m.startswith(b + ".") for b in BLOCKED))
+sys.exit(f"imported {got}" if got else 0)
 """
 
 
@@ -49,7 +49,7 @@ sys.exit(f"imported {found}" if found else 0)
 def test_a_built_model_runs_alone(kind: str, policy: Any, tmp_path: Path) -> None:
     module = feed_forward()
     with opened(kind) as device:
-        job = Job(module, device.info, MemoryStore(), QUICK)
+        job = device_job(module, device.info, MemoryStore(), QUICK)
     built = job.build(policy)
     labels = {v.label for c in built.program.calls for v in c.variants}
     assert labels == {"generic"} if policy == "generic" else "library" in labels

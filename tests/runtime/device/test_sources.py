@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +14,7 @@ from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.generate import CodeTarget, generate
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.text.parser import parse_prim_func
+from relax_tune.runtime.device.c import LARGE_UNIT, CDevice
 from relax_tune.runtime.device.source import join_sources
 from relax_tune.runtime.program.program import KernelSource
 from relax_tune.schedules.schedule import Schedule
@@ -73,5 +75,28 @@ def test_one_name_with_two_meanings_is_refused() -> None:
 
     joined = join_sources([kernel("a", 1), kernel("b", 1)])
     assert joined.count("rt_one(void)") == 1 and "void a(" in joined and "void b(" in joined
-    with pytest.raises(BuildError, match="kernel c: wanted one definition of RT_ONE in a translation unit, found two"):
+    with pytest.raises(BuildError, match=r"kernel c: expected one definition of RT_ONE .*got two"):
         join_sources([kernel("a", 1), kernel("b", 1), kernel("c", 3)])
+
+
+@pytest.mark.ccompiler
+def test_long_translation_unit_is_compiled_without_the_slow_passes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RELAX_TUNE_CACHE", str(tmp_path))
+    commands: list[list[str]] = []
+    device = opened("c")
+    assert isinstance(device, CDevice)
+    compile_in = device._compile_in
+
+    def recorded(work: str, command: list[str]) -> None:
+        commands.append(command)
+        compile_in(work, command)
+
+    monkeypatch.setattr(device, "_compile_in", recorded)
+    short = KernelSource("short_one", "c", "void short_one(float *x) { x[0] = 1.0f; }")
+    long = KernelSource("long_one", "c", f"/* {' ' * LARGE_UNIT} */ void long_one(float *x) {{ x[0] = 2.0f; }}")
+    device.compile([short])
+    device.compile([long])
+    device.close()
+    assert ["-O1" in c for c in commands] == [False, True]

@@ -9,36 +9,33 @@ from pathlib import Path
 import pytest
 from tests.tuner.web.wasm_calls import needs_clang
 
-from relax_tune.runtime.device.wasm.compiler import COMPILE_FLAGS, THREADS_FLAGS, Clang, threads_source
+from relax_tune.runtime.device.c import TEAM
+from relax_tune.runtime.device.wasm.compiler import COMPILE_FLAGS, THREADS_FLAGS, Clang
 from relax_tune.tuner.web.wasm import THREADS_LINK
 
 pytestmark = [pytest.mark.cross, pytest.mark.process, pytest.mark.slow]
 
 LOOPS = """
-#define LOOP(name, type, clauses) void name(int *y, const int *x, type n) { \\
-  _Pragma(clauses) for (type i = 0; i < n; i++) y[i] += 2 * x[i]; }
-LOOP(fixed4, int, "omp parallel for schedule(static)")
-LOOP(fixed8, long long, "omp parallel for schedule(static)")
-LOOP(handed4, int, "omp parallel for schedule(dynamic)")
-LOOP(handed8, long long, "omp parallel for schedule(dynamic)")
-LOOP(if4, int, "omp parallel for schedule(static) if(n > 5)")
-LOOP(if8, long long, "omp parallel for schedule(dynamic) if(n > 5)")
-void nested8(int *y, const int *x, long long n) {
-#pragma omp parallel for schedule(static) collapse(2)
-  for (long long i = 0; i < n; i++) for (int j = 0; j < 3; j++) y[3 * i + j] += x[i];
+typedef long long i64;
+void team_run(void (*)(const void *, i64, i64), const void *, i64, int);
+struct given { int *y; const int *x; i64 n; };
+#define PART(name, body) static void name##_part(const void *data, i64 first, i64 end) { \\
+  const struct given d = *(const struct given *)data; \\
+  for (i64 i = first; i < end; i++) { body; } }
+#define LOOP(name, uneven, body) PART(name, body) \\
+  void name(int *y, const int *x, i64 n) { const struct given d = {y, x, n}; team_run(name##_part, &d, n, uneven); }
+LOOP(even, 0, d.y[i] += 2 * d.x[i])
+LOOP(uneven, 1, d.y[i] += 2 * d.x[i])
+PART(plain, d.y[i] += d.x[i])
+PART(turned, d.y[i] += d.x[d.n - 1 - i])
+void in_turn(int *y, const int *x, i64 n) {
+  const struct given d = {y, x, n};
+  team_run(plain_part, &d, n, 0);
+  team_run(turned_part, &d, n, 1);
 }
-void in_turn8(int *y, const int *x, long long n) {
-#pragma omp parallel for schedule(static)
-  for (long long i = 0; i < n; i++) y[i] += x[i];
-#pragma omp parallel for schedule(dynamic)
-  for (long long i = 0; i < n; i++) y[i] += x[n - 1 - i];
-}
-void stopped8(int *y, const int *x, long long n) {
-#pragma omp parallel for schedule(static)
-  for (long long i = 0; i < n; i++) { if (i + 1 == n) __builtin_trap(); y[i] = x[i]; }
-}
+LOOP(stopped, 0, if (i + 1 == d.n) __builtin_trap(); d.y[i] = d.x[i])
 """
-NAMES = ("fixed4", "fixed8", "handed4", "handed8", "if4", "if8", "nested8", "in_turn8")
+NAMES = ("even", "uneven", "in_turn")
 RUN = """
 const { Worker, isMainThread, parentPort, workerData } = require("node:worker_threads");
 function started(module, memory) {
@@ -60,28 +57,28 @@ async function main() {
     await new Promise((done) => thread.once("message", done));
     host.threads_team(number + 1);
   }
-  const found = {};
+  const got = {};
   const [x, y] = [host.aligned_alloc(64, 4096), host.aligned_alloc(64, 4096)];
   const [given, made] = [new Int32Array(memory.buffer, x, 1024), new Int32Array(memory.buffer, y, 1024)];
   given.forEach((_, i) => (given[i] = 3 * i + 1));
   for (const name of names.split(",")) {
-    found[name] = {};
+    got[name] = {};
     for (const n of [0, 1, 2, 3, 5, 6, 100, 301]) {
       for (let again = 0; again < 20; again++) {
         made.fill(0);
-        host[name](y, x, name.endsWith("8") ? BigInt(n) : n);
-        const text = [...made.subarray(0, 3 * n + 4)].join();
-        found[name][n] ??= text;
-        if (found[name][n] !== text) throw new Error(`${name} of ${n} gives ${text}`);
+        host[name](y, x, BigInt(n));
+        const text = [...made.subarray(0, n + 4)].join();
+        got[name][n] ??= text;
+        if (got[name][n] !== text) throw new Error(`${name} of ${n} gives ${text}`);
       }
     }
   }
   try {
-    host.stopped8(y, x, 100n);
+    host.stopped(y, x, 100n);
   } catch (error) {
-    found.stopped = error.name;
+    got.stopped = error.name;
   }
-  console.log(JSON.stringify(found));
+  console.log(JSON.stringify(got));
   process.exit(0);
 }
 if (isMainThread) main();
@@ -101,12 +98,8 @@ else {
 
 def expected(name: str, n: int) -> list[int]:
     x = [3 * i + 1 for i in range(n)]
-    made = {
-        "nested8": [v for v in x for _ in range(3)],
-        "in_turn8": [a + b for a, b in zip(x, reversed(x), strict=True)],
-    }
-    found = made.get(name, [2 * v for v in x])
-    return found + [0] * (3 * n + 4 - len(found))
+    found = [a + b for a, b in zip(x, reversed(x), strict=True)] if name == "in_turn" else [2 * v for v in x]
+    return found + [0] * 4
 
 
 @pytest.fixture(scope="module")
@@ -115,10 +108,10 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, clang = tmp_path_factory.mktemp("threads"), Clang()
     (folder / "run.cjs").write_text(RUN)
     (folder / "loops.c").write_text(LOOPS)
-    (folder / "threads.c").write_text(threads_source())
-    for name in ("loops", "threads"):
+    (folder / "team.c").write_text("#define TEAM(name) team_##name\n#define TEAM_LINKAGE\n" + TEAM.read_text())
+    for name in ("loops", "team"):
         clang.run([*COMPILE_FLAGS, *THREADS_FLAGS, "-c", f"{name}.c", "-o", f"{name}.o"], folder)
-    exports = [f"-Wl,--export={name}" for name in ("aligned_alloc", "stopped8", *NAMES)]
+    exports = [f"-Wl,--export={name}" for name in ("aligned_alloc", "stopped", *NAMES)]
     clang.run(
         [
             "--target=wasm32-wasi",
@@ -126,7 +119,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
             *THREADS_LINK,
             *exports,
             "loops.o",
-            "threads.o",
+            "team.o",
             "-o",
             "it.wasm",
         ],

@@ -126,14 +126,13 @@ class SanitizedDevice(WatchedDevice):
     """AddressSanitizer and UndefinedBehaviorSanitizer; the first finding ends the process."""
 
     flags = (
-        "-fopenmp",
         "-fsanitize=address,undefined",
         "-fno-sanitize=null,object-size,pointer-overflow",  # what they find the other one does, and they take long to compile
         "-fno-sanitize-recover=all",
         "-fno-omit-frame-pointer",
         "-ftrivial-auto-var-init=pattern",
     )
-    link = ("-fopenmp", "-fsanitize=address,undefined")
+    link = ("-fsanitize=address,undefined",)
 
 
 class RecordingDevice(WatchedDevice):
@@ -153,7 +152,7 @@ class RecordingDevice(WatchedDevice):
         self._made = 0
 
     def prepared(self, source: str) -> str:
-        return serial_loops(source)
+        return recorded_loops(source)
 
     def alloc(self, nbytes: int, lasting: bool = False) -> Any:
         buffer = super().alloc(nbytes)
@@ -254,51 +253,35 @@ def filled_privates(source: str, poison: int) -> str:
     return "\n".join(out)
 
 
-_PARALLEL = re.compile(r"#pragma omp parallel for\b.*?(collapse\(2\))?$")
 _TYPES = r"float|double|int|i64|long|signed char|unsigned char|char|uchar|half|_Float16|[a-z]+\d+x\d+"
 _DECLARED = re.compile(rf"\s+(?P<type>{_TYPES}) (?P<name>\w+)(?:\[(?P<size>\d+)\])?(?: __attribute__.*)?;$")
 
 
-def serial_loops(source: str) -> str:
+RECORDED = """extern void rec_begin(void), rec_step(void), rec_end(void);
+#define RT_PARALLEL_FOR(part, data, count, uneven, pays) do { \\
+  rec_begin(); \\
+  for (__INT64_TYPE__ rt_step = 0; rt_step < (count); rt_step++) { rec_step(); part(data, rt_step, rt_step + 1); } \\
+  rec_end(); } while (0)
+"""
+_SHARED = re.compile(r"^ *const struct rt_data_\w+ rt_data = \{(.*)\};$")
+
+
+def recorded_loops(source: str) -> str:
     """The text with its parallel loops run in order, each iteration announced to the recorder.
 
     A local variable that is declared around a parallel loop and used in it would be shared by the threads; the recorder does not
     watch those, so it is an error here.
     """
-    out = ["extern void rec_begin(void), rec_step(void), rec_end(void);"]
-    lines = source.split("\n")
-    ends: list[str] = []
-    step_after = 0
-    declared: list[tuple[int, str]] = []
-    for at, line in enumerate(lines):
-        depth = len(line) - len(line.lstrip())
-        if line.strip():
-            declared = [(d, n) for d, n in declared if line.startswith("#") or d <= depth]
-        pragma = _PARALLEL.match(line)
-        if pragma:
-            head = lines[at + 1]
-            indent = head[: len(head) - len(head.lstrip())]
-            ends.append(indent + "}")
-            end = next(k for k in range(at + 1, len(lines)) if lines[k] == ends[-1])
-            body = "\n".join(lines[at + 1 : end])
-            shared = [n for d, n in declared if d <= len(indent) and re.search(rf"\b{n}\b", body)]
-            assert not shared, f"threads share the local variables {shared}"
-            step_after = 2 if pragma[1] else 1
-            out.append(f"{indent}rec_begin();")
-            continue
-        found = _DECLARED.match(line)
-        if found:
-            declared.append((depth, found["name"]))
-        out.append(line)
-        if step_after:
-            step_after -= 1
-            if not step_after:
-                out.append("rec_step();")
-        if ends and line == ends[-1]:
-            ends.pop()
-            out.append("rec_end();")
-    assert not ends
-    return "\n".join(out)
+    declared: set[str] = set()
+    for line in source.split("\n"):
+        if not line.startswith(" "):
+            declared = set()  # a function ends or begins
+        elif found := _DECLARED.match(line):
+            declared.add(found["name"])
+        elif names := _SHARED.match(line):
+            shared = declared.intersection(names[1].split(", "))
+            assert not shared, f"threads share the local variables {sorted(shared)}"
+    return RECORDED + source
 
 
 def _with_slots(program: Program, wanted: Sequence[tuple[Opcode, int, int]]) -> tuple[Program, list[int]]:

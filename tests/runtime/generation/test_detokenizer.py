@@ -105,5 +105,5 @@ def test_stoppers_agree_with_the_rule_of_whole_texts() -> None:
         assert first == next(n for n in range(31) if n == 30 or rules.ends([0, 1], tokens[: n + 1]))
         ends.add(tokens[first] if first < 30 else None)
     assert {9, 2, 3, 0} <= ends
-    with pytest.raises(UserError, match="stop_strings: wanted a tokenizer"):
+    with pytest.raises(UserError, match="stop_strings: expected a tokenizer"):
         StopRules(GenerationConfig(stop_strings="x"))

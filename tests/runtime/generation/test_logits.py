@@ -66,9 +66,9 @@ def test_draw_at_the_ends_of_the_unit_interval_gives_possible_tokens() -> None:
 @pytest.mark.parametrize("row", [[np.nan, 1.0], [-INF, -INF]])
 def test_scores_without_a_choice_are_refused(row: list[float]) -> None:
     scores = np.array([[0.0, 1.0], row], np.float32)
-    with pytest.raises(UserError, match="row 1: wanted finite scores"):
+    with pytest.raises(UserError, match="row 1: expected finite scores"):
         take_likeliest(scores)
-    with pytest.raises(UserError, match="row 1: wanted finite scores"):
+    with pytest.raises(UserError, match="row 1: expected finite scores"):
         draw(scores, [np.random.default_rng(0)] * 2)
 
 

@@ -117,7 +117,7 @@ def test_library_is_found_with_fingerprint() -> None:
 def test_missing_library_names_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clblast, "_FILES", ("libclblast-none.so.1",))
     assert "clblast" not in open_libraries() and "apt install libclblast1" in how_to_install("clblast")
-    with pytest.raises(BuildError, match=r"wanted the library libclblast-none\.so\.1, found .*; install"):
+    with pytest.raises(BuildError, match=r"expected the library libclblast-none\.so\.1, got .*; install"):
         ClBlast()
 
 
@@ -154,19 +154,19 @@ class Refusing:
 
 def test_unsuitable_call_is_refused_before_library_runs() -> None:
     blas, device, small, huge = ClBlast(Refusing()), elsewhere(), *map(elsewhere().alloc, (16, 2**40))
-    with pytest.raises(ArtifactError, match=r"CLBlast: wanted one of clblast\.sgemm, .*, found clblast\.hgemm"):
+    with pytest.raises(ArtifactError, match=r"one of clblast\.sgemm, .*, got clblast\.hgemm"):
         blas.bind("clblast.hgemm", device, [small] * 3, [2] * 8)
-    with pytest.raises(ArtifactError, match="3 buffers and the scalars m, n, k"):
+    with pytest.raises(ArtifactError, match=r"3 buffers .*scalars m, n, k"):
         blas.bind("clblast.sgemm", device, [small] * 2, [2] * 8)
-    with pytest.raises(MeasureError, match="lda: wanted at least 3, found 2"):
+    with pytest.raises(MeasureError, match="lda: expected at least 3, got 2"):
         blas.bind("clblast.sgemm", device, [small] * 3, [2, 2, 3, 0, 0, 2, 2, 2])
-    with pytest.raises(MeasureError, match="buffer B: wanted 24 bytes, found 16"):
+    with pytest.raises(MeasureError, match="buffer B: expected 24 bytes, got 16"):
         blas.bind("clblast.sgemm", device, [small] * 3, [2, 3, 2, 0, 0, 2, 3, 3])
     for sizes in ((2**16, 2**16, 2), (2, 2, 2**30), (2**31 - 1, 1, 2)):
         m, n, k = sizes
-        with pytest.raises(MeasureError, match="wanted at most 2147483647 elements in whole tiles"):
+        with pytest.raises(MeasureError, match="at most 2147483647 elements"):
             blas.bind("clblast.sgemm", device, [huge] * 3, [m, n, k, 0, 0, k, n, n])
-    with pytest.raises(MeasureError, match="wanted an OpenCL device, found elsewhere"):
+    with pytest.raises(MeasureError, match="expected an OpenCL device, got elsewhere"):
         blas.bind("clblast.sgemm", elsewhere("cuda"), [small] * 3, [2, 2, 2, 0, 0, 2, 2, 2])
     blas.bind("clblast.sgemm", device, [small] * 3, [0, 2, 2, 0, 0, 2, 2, 2])()
     blas.bind("clblast.sgemm_batched", device, [small] * 3, [0, 2, 2, 2, 0, 0, 2, 2, 2, 4, 4, 4])()
@@ -176,9 +176,9 @@ def test_a_status_is_an_error_when_binding_and_when_launching() -> None:
     """The first call of a function, which compiles, is made once for a device."""
     blas, device, scalars = ClBlast(Refusing(-11, 0, -2041, 0)), elsewhere(), [2, 2, 2, 0, 0, 2, 2, 2]
     buffers = [device.alloc(16)] * 3
-    with pytest.raises(MeasureError, match="wanted CLBlastSgemm to succeed, found status -11"):
+    with pytest.raises(MeasureError, match="expected CLBlastSgemm to succeed, got status -11"):
         blas.bind("clblast.sgemm", device, buffers, scalars)
     launch = blas.bind("clblast.sgemm", device, buffers, scalars)
-    with pytest.raises(MeasureError, match="found status -2041"):
+    with pytest.raises(MeasureError, match="got status -2041"):
         launch()
     blas.bind("clblast.sgemm", device, buffers, scalars)()

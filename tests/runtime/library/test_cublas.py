@@ -202,17 +202,17 @@ def test_wrong_guards_are_refused(gpu: Emulated) -> None:
             with pytest.raises(error, match=says):
                 library.bind(routine, gpu.device, given, scalars)  # noqa: B023
 
-        refused(MeasureError, "lda: wanted at least 8, found 7", [*scalars[:5], 7, *scalars[6:]])
-        refused(MeasureError, "buffer B: wanted 142 bytes, found 128", [*scalars[:6], 9, *scalars[7:]])
-        refused(MeasureError, r"scalar m: wanted 0\.\.", [-1, *scalars[1:]])
-        refused(ArtifactError, "wanted the scalars|3 buffers and the scalars", scalars[1:])
-        refused(ArtifactError, "wanted 3 buffers", scalars, buffers[:2])
-        with pytest.raises(ArtifactError, match="wanted one of "):
+        refused(MeasureError, "lda: expected at least 8, got 7", [*scalars[:5], 7, *scalars[6:]])
+        refused(MeasureError, "buffer B: expected 142 bytes, got 128", [*scalars[:6], 9, *scalars[7:]])
+        refused(MeasureError, r"scalar m: expected 0\.\.", [-1, *scalars[1:]])
+        refused(ArtifactError, "expected the scalars|3 buffers and the scalars", scalars[1:])
+        refused(ArtifactError, "expected 3 buffers", scalars, buffers[:2])
+        with pytest.raises(ArtifactError, match="expected one of "):
             library.bind(f"{library.name}.gemm_f8", gpu.device, buffers, scalars)
-        with pytest.raises(MeasureError, match="wanted a CUDA device, found"):
+        with pytest.raises(MeasureError, match="expected a CUDA device, got"):
             library.bind(routine, CDevice(), buffers, scalars)
         widened = routine.replace("f16", "f16_f32")
-        with pytest.raises(MeasureError, match="buffer C: wanted 256 bytes, found 128"):
+        with pytest.raises(MeasureError, match="buffer C: expected 256 bytes, got 128"):
             library.bind(widened, gpu.device, buffers, scalars)
 
 
@@ -228,17 +228,17 @@ def test_wrong_arrays_after_a_product_are_refused(gpu: Emulated) -> None:
     small, full = gpu.device.alloc(28), gpu.device.alloc(256)
     bind(("bias", "residual"), (0, 0, 1, 64, 8, 1), full, full)
     for follows in (("relu", "bias"), ("bias", "bias"), ("relu", "gelu_tanh")):
-        with pytest.raises(ArtifactError, match="once each, then at most one activation, found"):
+        with pytest.raises(ArtifactError, match=r"once each, .*at most one activation"):
             bind(follows, (0, 0, 1, 0, 0, 1), full, full)
-    with pytest.raises(ArtifactError, match="wanted 4 buffers for bias"):
+    with pytest.raises(ArtifactError, match="expected 4 buffers for bias"):
         bind(("bias",), (0, 0, 1))
-    with pytest.raises(MeasureError, match="bias: wanted 32 bytes, found 28"):
+    with pytest.raises(MeasureError, match="bias: expected 32 bytes, got 28"):
         bind(("bias",), (0, 0, 1), small)
-    with pytest.raises(MeasureError, match="bias: wanted rows of 8 elements in order, one for all"):
+    with pytest.raises(MeasureError, match=r"bias: expected rows of 8 .*one for all"):
         bind(("bias",), (0, 8, 1), full)
-    with pytest.raises(MeasureError, match="residual: wanted rows of 8 elements in order, found"):
+    with pytest.raises(MeasureError, match="residual: expected rows of 8"):
         bind(("residual",), (0, 1, 8), full)
-    with pytest.raises(ArtifactError, match=r"wanted places 1\.\.4, found 9"):
+    with pytest.raises(ArtifactError, match=r"expected places 1\.\.4, got 9"):
         gpu.lt.bind(routine, gpu.device, [a, b, c], [*plain, 9, *[0] * 6])
 
 
@@ -246,7 +246,7 @@ def test_wrong_arrays_after_a_product_are_refused(gpu: Emulated) -> None:
 def test_bind_refuses_product_without_algorithm(gpu: Emulated) -> None:
     """The stand-in has no algorithm for odd rows of 16-bit floats."""
     buffers, scalars, routine = square(gpu, gpu.lt, "bf16", 7)
-    with pytest.raises(MeasureError, match="wanted an algorithm for a product, found none"):
+    with pytest.raises(MeasureError, match="algorithm for a product, got none"):
         gpu.lt.bind(routine, gpu.device, buffers, scalars)
 
 
@@ -257,7 +257,7 @@ def test_a_status_is_an_error(gpu: Emulated, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(gpu.blas._cublas, "raw", lambda name: lambda *arguments: 13)
     launch = gpu.blas.bind(routine, gpu.device, buffers, scalars)
     monkeypatch.undo()
-    with pytest.raises(MeasureError, match="wanted cublasGemmEx to succeed, found status 13"):
+    with pytest.raises(MeasureError, match="expected cublasGemmEx to succeed, got status 13"):
         launch()
     assert gpu.driver.depth == 0
 
@@ -265,10 +265,10 @@ def test_a_status_is_an_error(gpu: Emulated, monkeypatch: pytest.MonkeyPatch) ->
 def test_missing_libraries_name_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cublas_api, "MAJORS", (99,))
     for kind in (CuBlas, CuBlasLt):
-        with pytest.raises(BuildError, match=r"wanted the library libcublas(Lt)?\.so\.99, found .*; pip install"):
+        with pytest.raises(BuildError, match=r"library libcublas(Lt)?\.so\.99, got .*pip install"):
             kind()
         assert kind.name not in open_libraries() and "relax-tune[cuda]" in how_to_install(kind.name)
-    with pytest.raises(BuildError, match="wanted the function cublasCreate_v2, found none"):
+    with pytest.raises(BuildError, match="expected the function cublasCreate_v2, got none"):
         CuBlas(ctypes.CDLL(None))
 
 

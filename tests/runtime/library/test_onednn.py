@@ -121,23 +121,23 @@ def test_unsuitable_call_is_refused(device: Device, dnn: OneDnn) -> None:
     small, none = device.alloc(16), [0] * 7
     with pytest.raises(ArtifactError, match=r"onednn\.convolution"):
         dnn.bind("onednn.convolution", device, [small] * 3, [2] * 8)
-    with pytest.raises(ArtifactError, match="wanted the scalars m, n, k"):
+    with pytest.raises(ArtifactError, match="expected the scalars m, n, k"):
         dnn.bind("onednn.matmul", device, [small] * 3, [2] * 8)
     plain = [2, 2, 2, 0, 0, 2, 2, 2]
-    with pytest.raises(ArtifactError, match="wanted 4 buffers for add, found 3"):
+    with pytest.raises(ArtifactError, match="expected 4 buffers for add, got 3"):
         dnn.bind("onednn.matmul", device, [small] * 3, [*plain, code(["add"]), *none[1:]])
-    with pytest.raises(ArtifactError, match=r"places 1\.\.8, found 15"):
+    with pytest.raises(ArtifactError, match=r"places 1\.\.8, got 15"):
         dnn.bind("onednn.matmul", device, [small] * 3, [*plain, 15, *none[1:]])
-    with pytest.raises(ArtifactError, match="at most 2 arrays, found add, mul, add"):
+    with pytest.raises(ArtifactError, match="2 arrays, got add, mul, add"):
         dnn.bind("onednn.matmul", device, [small] * 6, [*plain, code(["add", "mul", "add"]), *none[1:]])
-    with pytest.raises(MeasureError, match="lda: wanted at least 2, found 1"):
+    with pytest.raises(MeasureError, match="lda: expected at least 2, got 1"):
         dnn.bind("onednn.matmul", device, [small] * 3, [2, 2, 2, 0, 0, 1, 2, 2, *none])
-    with pytest.raises(MeasureError, match="scalar m: wanted"):
+    with pytest.raises(MeasureError, match="scalar m: expected"):
         dnn.bind("onednn.matmul", device, [small] * 3, [2**41, *plain[1:], *none])
     launch = dnn.bind("onednn.matmul", device, [small] * 3, [2, 3, 2, 0, 0, 2, 3, 3, *none])
-    with pytest.raises(MeasureError, match="buffer 1: wanted 24 bytes, found 16"):
+    with pytest.raises(MeasureError, match="buffer 1: expected 24 bytes, got 16"):
         launch()
-    with pytest.raises(ArtifactError, match="wanted 2 buffers for weights, found 3"):
+    with pytest.raises(ArtifactError, match="expected 2 buffers for weights, got 3"):
         dnn.bind("onednn.pack", device, [small] * 3, [2, 2, 0, 2])
-    with pytest.raises(MeasureError, match=r"buffer 1: wanted [0-9]+ bytes, found 16"):
+    with pytest.raises(MeasureError, match=r"buffer 1: expected [0-9]+ bytes, got 16"):
         dnn.bind("onednn.pack", device, [device.alloc(1 << 16), small], [64, 64, 0, 64])()

@@ -43,10 +43,10 @@ def test_buffers_beyond_the_memory_are_refused() -> None:
     sizes = sizes_of(base, view, scratch, storages=(2,))
     assert found(sizes, [3, 2, 12]) == [12, 8, 12]
     for values, message in (
-        ([3, 4, 12], "buffer y: wanted 16 bytes, x that it views has 12"),
-        ([3, 2, 11], "buffer z: wanted 12 bytes, its storage has 11"),
-        ([3, -2, 12], r"buffer y: wanted dims of 0 or more, found \(-2,\)"),
-        ([1 << 61, 2, 12], "buffer z: wanted 9223372036854775808 bytes, its storage has 12"),
+        ([3, 4, 12], "buffer y: expected 16 bytes, x that it views has 12"),
+        ([3, 2, 11], "buffer z: expected 12 bytes, its storage has 11"),
+        ([3, -2, 12], r"buffer y: expected dims of 0 or more, got \(-2,\)"),
+        ([1 << 61, 2, 12], "buffer z: expected 9223372036854775808 bytes, its storage has 12"),
     ):
         with pytest.raises(ArtifactError, match=message):
             found(sizes, values)

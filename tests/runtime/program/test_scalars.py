@@ -128,7 +128,7 @@ def test_hostile_lists_are_refused_or_evaluate(code: list[int], n_symbols: int) 
         ([99, 0, 0, 0], "slot 0.*opcode"),
         ([-1, 0, 0, 0], "opcode"),
         ([1, 1, 0, 0], "symbol"),
-        ([0, 1, 0, 0, 2, 0, 1, 0], "slot 1 .ADD.*earlier slot, found 1"),
+        ([0, 1, 0, 0, 2, 0, 1, 0], "slot 1 .ADD.*earlier slot, got 1"),
         ([0, 1, 0, 0, 2, 0, -1, 0], "earlier slot"),
         ([0, 2**63, 0, 0], "int64"),
         ([0, True, 0, 0], "int64"),

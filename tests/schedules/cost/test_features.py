@@ -23,9 +23,9 @@ def packed_matmul() -> dict[str, float]:
     """
     sketch = next(s for s in generate_sketches(make.matmul(96, 24), C) if s.name == "matmul.panels.packed")
     features = FeatureFunction(sketch, C)
-    found = features({"NR": np.array([32]), "MR": np.array([4]), "RG": np.array([1])}, {"m": np.array([10])})
-    assert found.shape == (1, 1, len(features.names)) and found.dtype == np.float32
-    values = dict(zip(features.names, found[0, 0].astype(float), strict=True))
+    row = features({"NR": np.array([32]), "MR": np.array([4]), "RG": np.array([1])}, {"m": np.array([10])})
+    assert row.shape == (1, 1, len(features.names)) and row.dtype == np.float32
+    values = dict(zip(features.names, row[0, 0].astype(float), strict=True))
     return {f.name: 2 ** values[f.name] - 1 if f.log else values[f.name] for f in features.features}
 
 
@@ -36,7 +36,7 @@ def packed_matmul() -> dict[str, float]:
         ("flops", 2 * 10 * 96 * 24 + 10 * 96 + 2 * 10 * 96),
         ("bytes", 4 * (10 * 24 + 24 * 96 + 96 + 10 * 96)),
         ("intensity", 48960 / 14400),
-        # 3 * 4 rows run where 10 are wanted
+        # 3 * 4 rows run where 10 are needed
         ("points", 3 * 3 * 24 * 4 * 32),
         ("padding", 12 / 10),
         ("parallel", 3),
@@ -48,7 +48,7 @@ def packed_matmul() -> dict[str, float]:
         ("vectors", 2),
         ("lane_use", 1),
         ("tile_rows", 4),
-        # 4 rows of 2 vectors accumulate; beside them 2 vectors of W and 1 element of A
+        # 4 rows of 2 vectors accumulate; with them 2 vectors of W and 1 element of A
         ("registers", 8),
         ("register_use", 11 / 32),
         ("loads_per_point", 6 / 8),
@@ -84,12 +84,12 @@ def packed_matmul() -> dict[str, float]:
         ("whole2", 0),
     ],
 )
-def test_values_by_hand(name: str, value: float, found: dict[str, float]) -> None:
-    assert found[name] == pytest.approx(value, rel=2e-5, abs=1e-6)
+def test_features_of_matmul_match_hand_values(name: str, value: float, by_name: dict[str, float]) -> None:
+    assert by_name[name] == pytest.approx(value, rel=2e-5, abs=1e-6)
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, float]:
+def by_name() -> dict[str, float]:
     return packed_matmul()
 
 
@@ -115,11 +115,11 @@ def test_features_of_all_sketches_agree_in_names_and_are_finite(name: str, machi
         ]
         for a, row in enumerate(rows):
             for b, point in enumerate(points):
-                alone = features(
+                single_row = features(
                     {k: np.array([v]) for k, v in row.items()},
                     {v.name: np.array([point[v.name]]) for v in func.symbols},
                 )
-                np.testing.assert_array_equal(alone[0, 0], together[a, b])
+                np.testing.assert_array_equal(single_row[0, 0], together[a, b])
 
 
 def test_features_of_fitting_tile_show_no_padding() -> None:

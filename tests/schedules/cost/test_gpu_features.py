@@ -24,7 +24,7 @@ from relax_tune.schedules.cost.gpu_features import (
     sector_bytes,
     warp_accesses,
 )
-from relax_tune.schedules.cost.occupancy import REGISTER_GRANULE, kernels, stored_shape
+from relax_tune.schedules.occupancy import REGISTER_GRANULE, kernels, stored_shape
 from relax_tune.schedules.sketch import Sketch, instantiate
 from relax_tune.schedules.target import HardwareInfo
 
@@ -33,9 +33,9 @@ COUNTED = ("NT, 128 steps", "int4, many columns", "turned, bf16", "softmax with 
 
 
 def number(e: Expr, env: Mapping[Var, Expr]) -> int:
-    found = as_int(substitute(e, env))
-    assert found is not None, e
-    return found
+    value = as_int(substitute(e, env))
+    assert value is not None, e
+    return value
 
 
 def addresses(x: WarpAccess, shape: tuple[Expr, ...], env: Mapping[Var, Expr]) -> list[list[int]]:
@@ -43,7 +43,7 @@ def addresses(x: WarpAccess, shape: tuple[Expr, ...], env: Mapping[Var, Expr]) -
     item = next(p for p in x.path if p.kind == "item" and p.axis == 0)
     lane = next((p.var for p in x.path if p.kind == "vectorized"), None)
     start: dict[Var, Expr] = {p.var: const(0) for p in x.path}
-    found = []
+    by_item = []
     for t in range(WARP):
         own = []
         for v in range(number(x.width, env)):
@@ -52,21 +52,21 @@ def addresses(x: WarpAccess, shape: tuple[Expr, ...], env: Mapping[Var, Expr]) -
             for e, d in zip(x.where, shape, strict=True):
                 flat = flat * number(d, env) + number(e, place)
             own.append(flat * x.buffer.dtype.bytes)
-        found.append(own)
-    return found
+        by_item.append(own)
+    return by_item
 
 
 def points(name: str) -> list[tuple[Sketch, dict[Var, Expr]]]:
     """Sketches with values of their tunables that fill warps along the first axis, at one of the function's shapes."""
     func, sketches = sketches_of(name, "gpu")
     dims = {v: const(CASES[name][1][0][v.name]) for v in func.symbols}
-    found = []
+    chosen = []
     for sketch in sketches:
         rng = random.Random(name)
         values = next((v for v in (drawn(sketch, rng) for _ in range(40)) if v.get("TX", WARP) >= WARP), None)
         if values is not None:
-            found.append((sketch, {**dims, **{t: const(values[t.name]) for t in sketch.tunables}}))
-    return found
+            chosen.append((sketch, {**dims, **{t: const(values[t.name]) for t in sketch.tunables}}))
+    return chosen
 
 
 @pytest.mark.slow
@@ -80,31 +80,31 @@ def test_warp_accesses_match_enumerated_sectors_and_banks(name: str) -> None:
                     if not any(p.kind == "item" and p.axis == 0 for p in x.path) or number(x.stride, env) == 0:
                         continue
                     shape = stored_shape(sketch.func, kernel, x.buffer) if shared else x.buffer.shape
-                    found = addresses(x, shape, env)
-                    if not _is_linear(found):
+                    touched = addresses(x, shape, env)
+                    if not _is_linear(touched):
                         continue
                     counted += 1
                     where = f"{sketch.name}: {x.buffer.name} {env}"
                     if shared:
-                        assert number(bank_conflicts(x), env) == _longest(found), where
+                        assert number(bank_conflicts(x), env) == _longest(touched), where
                     else:
-                        assert number(sector_bytes(x), env) * WARP == _sectors(found) * SECTOR_BYTES, where
+                        assert number(sector_bytes(x), env) * WARP == _sectors(touched) * SECTOR_BYTES, where
     assert counted
 
 
-def _is_linear(found: list[list[int]]) -> bool:
+def _is_linear(addresses: list[list[int]]) -> bool:
     """Items at equal distances, whole elements of words that nobody shares."""
-    steps = {b[0] - a[0] for a, b in zip(found, found[1:])}
-    return len(steps) == 1 and found[1][0] - found[0][0] >= 4
+    steps = {b[0] - a[0] for a, b in zip(addresses, addresses[1:])}
+    return len(steps) == 1 and addresses[1][0] - addresses[0][0] >= 4
 
 
-def _sectors(found: list[list[int]]) -> int:
-    return len({b // SECTOR_BYTES for own in found for b in own})
+def _sectors(addresses: list[list[int]]) -> int:
+    return len({b // SECTOR_BYTES for own in addresses for b in own})
 
 
-def _longest(found: list[list[int]]) -> int:
+def _longest(addresses: list[list[int]]) -> int:
     """The most words that one bank has to give at a time."""
-    words = [sorted({b // 4 for b in own}) for own in found]
+    words = [sorted({b // 4 for b in own}) for own in addresses]
     together = BANKS // len(words[0])
     longest = 0
     for at in range(0, WARP, together):
@@ -141,19 +141,19 @@ def test_gpu_features_match_launch(name: str) -> None:
     func, sketches = sketches_of(name, "gpu")
     for sketch in sketches:
         values = drawn(sketch, rng)
-        for kernel, made in zip(kernels(sketch.func), split_kernels(instantiate(sketch, values)), strict=True):
-            launch, main = generate(made, CodeTarget("opencl", 4)), blocks(kernel)[-1]
+        for kernel, instance in zip(kernels(sketch.func), split_kernels(instantiate(sketch, values)), strict=True):
+            launch, main = generate(instance, CodeTarget("opencl", 4)), blocks(kernel)[-1]
             items = prod(launch.local)
             features = {n: (a, b) for n, a, b, _ in gpu_features(sketch.func, main, machine)}
             for sizes in CASES[name][1]:
                 dims = {v: const(sizes[v.name]) for v in func.symbols}
                 env = {**dims, **{t: const(values[t.name]) for t in sketch.tunables}}
-                found = {n: (number(a, env), number(b, env)) for n, (a, b) in features.items() if n in PLACED}
+                values_of = {n: (number(a, env), number(b, env)) for n, (a, b) in features.items() if n in PLACED}
                 groups = prod(number(e, dims) for e in launch.grid)
-                at_once = placed(machine, items, found["gpu_shared"][0], found["gpu_registers"][0])
+                at_once = placed(machine, items, values_of["gpu_shared"][0], values_of["gpu_registers"][0])
                 room = at_once * machine.workers
                 waves = len(range(0, groups, room))
-                assert {n: x for n, x in found.items() if n not in ("gpu_shared", "gpu_registers")} == {
+                assert {n: x for n, x in values_of.items() if n not in ("gpu_shared", "gpu_registers")} == {
                     "gpu_items": (items, 1),
                     "gpu_groups": (groups, 1),
                     "gpu_at_once": (at_once, 1),
@@ -163,7 +163,7 @@ def test_gpu_features_match_launch(name: str) -> None:
                 }, f"{sketch.name} {values} {sizes}"
 
 
-def placed(machine: HardwareInfo, items: int, shared: int, held: int) -> int:
+def placed(machine: HardwareInfo, items: int, shared: int, registers_each: int) -> int:
     """Groups that find room on one multiprocessor, one after the other."""
     warps = -(-items // machine.warp)
     each = {
@@ -171,7 +171,7 @@ def placed(machine: HardwareInfo, items: int, shared: int, held: int) -> int:
         "sm_shared_bytes": shared + machine.reserved_bytes,
         "sm_max_groups": 1,
     }
-    each["sm_registers"] = warps * machine.warp * (-(-held // REGISTER_GRANULE) * REGISTER_GRANULE)
+    each["sm_registers"] = warps * machine.warp * (-(-registers_each // REGISTER_GRANULE) * REGISTER_GRANULE)
     left = {k: int(getattr(machine, k)) for k in each}
     count = 0
     while all(v >= each[k] for k, v in left.items()):

@@ -104,20 +104,20 @@ def test_compile_numpy_agrees_with_scalars(exprs: list[Expr], data: st.DataObjec
         "m": np.array([[m for _, m in shapes]], np.float64),
     }
     assert set(variables) <= {N, M, T, U}
-    for e, found in zip(exprs, run(columns), strict=True):
-        wide = np.broadcast_to(found, (len(rows), len(shapes)))
+    for e, actual in zip(exprs, run(columns), strict=True):
+        wide = np.broadcast_to(actual, (len(rows), len(shapes)))
         for a, (t, u) in enumerate(rows):
             for b, (n, m) in enumerate(shapes):
-                wanted = by_hand(e, {T: t, U: u, N: n, M: m})
+                expected = by_hand(e, {T: t, U: u, N: n, M: m})
                 # sums of products of at most twelve small numbers: exact in float64 up to 2**53
-                if abs(wanted) < 2**53:
-                    assert wide[a, b] == wanted or math.isclose(wide[a, b], wanted, rel_tol=1e-12), e
+                if abs(expected) < 2**53:
+                    assert wide[a, b] == expected or math.isclose(wide[a, b], expected, rel_tol=1e-12), e
 
 
 def test_floordiv_rounds_towards_minus_infinity() -> None:
     run, _ = compile_numpy([floordiv(N - 7, 2), floormod(N - 7, 2), ceildiv(N, 4)])
-    found = run({"n": np.array([0.0, 4.0, 7.0, 8.0])})
-    assert [x.tolist() for x in found] == [[-4, -2, 0, 0], [1, 1, 0, 1], [0, 1, 2, 2]]
+    actual = run({"n": np.array([0.0, 4.0, 7.0, 8.0])})
+    assert [x.tolist() for x in actual] == [[-4, -2, 0, 0], [1, 1, 0, 1], [0, 1, 2, 2]]
 
 
 def test_compile_numpy_lists_mentioned_variables_in_order() -> None:
@@ -142,8 +142,8 @@ def test_shared_subexpressions_are_computed_once() -> None:
 
 def test_casts_keep_the_number() -> None:
     run, _ = compile_numpy([cast(N, f32), cast(lt(N, M), i64)])
-    found = run({"n": np.array([3.0]), "m": np.array([4.0])})
-    assert [x.tolist() for x in found] == [[3.0], [1.0]]
+    actual = run({"n": np.array([3.0]), "m": np.array([4.0])})
+    assert [x.tolist() for x in actual] == [[3.0], [1.0]]
 
 
 @pytest.mark.parametrize("what", ["load", "call"])

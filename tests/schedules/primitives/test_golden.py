@@ -248,12 +248,12 @@ def test_every_primitive_documents_before_after_checks(name: str) -> None:
     where = [text.find(word) for word in ("\n    Before: `", "\n    After", "\n    Checks: ")]
     assert 0 < where[0] < where[1] < where[2], text
     # of what it can refuse to take, it speaks
-    wanted = {p: str(a) for p, a in PRIMITIVES[name].__annotations__.items() if "ExprLike" in str(a)}
-    assert all(f"`{p}`" in text or p in text.split("Checks: ")[1] for p in wanted), text
+    expected = {p: str(a) for p, a in PRIMITIVES[name].__annotations__.items() if "ExprLike" in str(a)}
+    assert all(f"`{p}`" in text or p in text.split("Checks: ")[1] for p in expected), text
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_text(name: str, golden: Callable[[str, str], None]) -> None:
+def test_primitive_text_matches_golden(name: str, golden: Callable[[str, str], None]) -> None:
     before, after = run(name)
     golden(f"schedules/{name}.txt", f"{print_text(before)}\n\n# after\n\n{print_text(after)}")
     read = parse_prim_func(print_text(after))
@@ -262,7 +262,7 @@ def test_text(name: str, golden: Callable[[str, str], None]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_meaning(name: str) -> None:
+def test_primitive_keeps_meaning(name: str) -> None:
     start = CASES[name].func()
     _, after = run(name)
     assert not structural_equal(start, after)

@@ -43,14 +43,14 @@ def check(sample: Sample, runs: Sequence[Compiled], say: Callable[[], str]) -> N
 
 
 def together(devices: Sequence[Device], language: str, say: Callable[[], str], machines: Sequence[str]) -> None:
-    """Every sample on both devices. `say`: what was found since the last call."""
-    found = [x for m in machines for x in samples(m, SEED, LARGEST[language])] + by_hand(language)
-    found = some(found)
+    """Every sample on both devices. `say`: findings since the last call."""
+    samples_and_hand = [x for m in machines for x in samples(m, SEED, LARGEST[language])] + by_hand(language)
+    samples_and_hand = some(samples_and_hand)
     Compiled.guard = 0
-    funcs = [replace(s.instance, name=f"f{at}") for at, s in enumerate(found)]
+    funcs = [replace(s.instance, name=f"f{at}") for at, s in enumerate(samples_and_hand)]
     with ThreadPoolExecutor(2) as pool:
         both = list(pool.map(lambda d: Compiled.together(d, language, funcs), devices))
-    for at, sample in enumerate(found):
+    for at, sample in enumerate(samples_and_hand):
         check(sample, [runs[at] for runs in both], say)
 
 

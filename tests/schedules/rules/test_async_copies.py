@@ -28,18 +28,18 @@ SIZES = tuple({"m": m, "n": DIMS[0], "k": DIMS[1]} for m in (33, 1, 0))
 CUT = step("split", loop="inc_i", factors=[None, 4])
 LANES = step("set_kind", loop="inc_i_1", kind="vectorized")
 REFUSALS = [
-    refuse("a loop of another kind", make.chain, step("copy_async", loop="inc_i"), message="wants a vectorized loop"),
-    refuse("what is no copy", make.chain, CUT, LANES, step("copy_async", loop="inc_i_1"), message="found 'inc', which .* global memory"),
+    refuse("a loop of another kind", make.chain, step("copy_async", loop="inc_i"), message="expects a vectorized loop"),
+    refuse("what is no copy", make.chain, CUT, LANES, step("copy_async", loop="inc_i_1"), message="got 'inc', which .* global memory"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda c: c.what)
-def test_refuses(case: Refusal) -> None:
+def test_copy_async_of_unfit_step_is_refused(case: Refusal) -> None:
     check(case)
 
 
 @pytest.mark.slow
-def test_a_ring_means_the_product() -> None:
+def test_ring_buffers_keep_meaning_of_product() -> None:
     for form, stages in (("nt", 2), ("nn", 4)):
         func = scheduled(form, f16, stages=stages, dims=DIMS)
         assert structural_equal(parse_prim_func(print_text(func)), func)
@@ -54,10 +54,10 @@ def text(form: str, stages: int) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "stages"), [("nt", 2), ("nt", 3), ("nn", 4)])
-def test_items_meet_once_for_each_slice(form: str, stages: int) -> None:
-    found = text(form, stages)
-    before, after = found.split("rt_mma_")
-    assert found.count("__syncthreads") == 1 and "__syncthreads" in before
+def test_kernels_have_one_barrier_per_slice(form: str, stages: int) -> None:
+    source = text(form, stages)
+    before, after = source.split("rt_mma_")
+    assert source.count("__syncthreads") == 1 and "__syncthreads" in before
     # the loops that start the rings send a lot each, and so does every iteration; all but the one in use may be on their way
     assert before.count("rt_sent();") == (2 if stages == 2 else 3) and before.count(f"rt_arrived<{stages - 2}>();") == 1
     assert after.count("rt_arrived<0>();") == 1 and "rt_sent" not in after
@@ -66,10 +66,10 @@ def test_items_meet_once_for_each_slice(form: str, stages: int) -> None:
 def test_async_copies_without_pipeline_are_waited_for() -> None:
     func = scheduled("nt", f16, dims=DIMS)
     late = parse_prim_func(print_text(func).replace("in vectorized(8)", "in vectorized(8, async_copy=True)"))
-    found = kernels_of(late, "cuda")[0].source.split("/*end prelude*/")[1]
-    first, second = found.split("rt_arrived<0>();")
-    assert first.count("rt_copy<8>") == found.count("rt_copy") == 2 and second.lstrip().startswith("__syncthreads();")
-    assert "rt_sent" not in found
+    source = kernels_of(late, "cuda")[0].source.split("/*end prelude*/")[1]
+    first, second = source.split("rt_arrived<0>();")
+    assert first.count("rt_copy<8>") == source.count("rt_copy") == 2 and second.lstrip().startswith("__syncthreads();")
+    assert "rt_sent" not in source
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -97,7 +97,7 @@ def test_async_copies_late_or_early_give_right_results(tmp_path: Path, where: st
         ]
     ),
 )
-def test_a_missing_wait_shows(tmp_path: Path, old: str, new: str, backwards: bool) -> None:
+def test_missing_wait_gives_wrong_results(tmp_path: Path, old: str, new: str, backwards: bool) -> None:
     device = emulated(tmp_path, backwards)
     run = Compiled(device, "cuda", scheduled("nt", f16, stages=3, dims=DIMS))
     (kernel,) = run.sources("cuda")

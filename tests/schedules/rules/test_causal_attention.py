@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tests.support import schedule_functions as make
 from tests.support.candidates import MACHINES
@@ -10,7 +12,7 @@ from relax_tune.ir.codegen.generate import CodeTarget, generate
 from relax_tune.ir.core.expr import as_int, const, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import For, loops
-from relax_tune.schedules.cost.mean_extents import with_mean_extents
+from relax_tune.schedules.mean_extents import with_mean_extents
 from relax_tune.schedules.rules.cpu import flash_attention
 from relax_tune.schedules.sketch import Sketch, instantiate
 
@@ -49,7 +51,7 @@ def test_with_mean_extents_constant_extents_returns_same_function() -> None:
 
 
 @pytest.mark.slow
-def test_generate_causal_tiles_uses_dynamic_schedule() -> None:
-    for func, how in ((make.causal_attention(), "dynamic"), (make.attention(), "static")):
+def test_generate_causal_tiles_are_handed_out_as_uneven() -> None:
+    for func, uneven in ((make.causal_attention(), "1"), (make.attention(), "0")):
         text = generate(built(func)[1], CodeTarget("c", 16)).source
-        assert text.count("schedule(") == text.count(f"schedule({how})") == 1
+        assert re.findall(r"RT_PARALLEL_FOR\(rt_part.*, ([01]), [^,]*\);", text) == [uneven]

@@ -30,7 +30,7 @@ def chosen(machine: str) -> list[tuple[str, str, PrimFunc]]:
     rng = random.Random("cuda")
     cases = [case for case in CASES if case in GPU_CASES]
     rng.shuffle(cases)
-    made = []
+    instances = []
     for at, (rule, generator) in enumerate(some(rules_for(MACHINES[machine]).items(), 4)):
         of_rule = ((case, s) for case in cases for s in _sketches(case, machine, {rule: generator}))
         options = []
@@ -38,15 +38,15 @@ def chosen(machine: str) -> list[tuple[str, str, PrimFunc]]:
             for values in [drawn(sketch, rng) for _ in range(4)]:
                 instance = replace(instantiate(sketch, values), name=f"f{at}")
                 options.append((case, f"{sketch.name} {values}", instance))
-        if options:  # tests/schedules/rules/test_mma.py has what is for CUDA alone
-            made.append(min(options, key=lambda s: sum(len(k.source) for k in kernels_of(s[2], "cuda"))))
-    return made
+        if options:  # tests/schedules/rules/gpu/test_mma.py tests what only CUDA has
+            instances.append(min(options, key=lambda s: sum(len(k.source) for k in kernels_of(s[2], "cuda"))))
+    return instances
 
 
 def _sketches(case: str, machine: str, rules: Mapping[str, Rule]) -> tuple[Sketch, ...]:
     """One of the sketches that a rule gives for a case, if it gives any."""
-    found = generate_sketches(CASES[case][0](), MACHINES[machine], rules)
-    return (random.Random(case).choice(found),) if found else ()
+    sketches = generate_sketches(CASES[case][0](), MACHINES[machine], rules)
+    return (random.Random(case).choice(sketches),) if sketches else ()
 
 
 @pytest.mark.nvrtc
@@ -55,9 +55,9 @@ def test_cuda_kernels_compile(architecture: str) -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     mine = some(chosen("opencl")[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES)], 4)
     kernels = [k for _, _, func in mine for k in kernels_of(func, "cuda")]
-    made = CUDACompiler(architecture).compile([KernelSource(k.name, "cuda", k.source) for k in kernels])
-    assert set(made.kernels) == {k.name for k in kernels}
-    assert all(0 < report.registers <= 255 for report in made.kernels.values())
+    compiled = CUDACompiler(architecture).compile([KernelSource(k.name, "cuda", k.source) for k in kernels])
+    assert set(compiled.kernels) == {k.name for k in kernels}
+    assert all(0 < report.registers <= 255 for report in compiled.kernels.values())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from relax_tune.schedules.sketch import generate_sketches, instantiate
 from relax_tune.schedules.target import HardwareInfo
 
 
-def test_byte_dots_want_a_processor_with_the_instruction() -> None:
+def test_byte_dots_need_processor_with_instruction() -> None:
     func = make.quantised(37, 24, 8, activations="int8")
     names = {s.name for s in generate_sketches(func, MACHINES["c"])}
     assert "matmul.panels.dots" in names and "matmul.panels.quads" not in names
@@ -32,7 +32,7 @@ def test_dot_products_of_other_processors_compute_the_same() -> None:
     """Where there is no such instruction, its text says the same in others."""
     device = opened("c")
     machine = replace(MACHINES["c"], lanes=16, has_byte_dots=True, has_bf16_dots=True, has_tile_products=True)
-    made: dict[str, PrimFunc | list[PrimFunc]] = {
+    functions: dict[str, PrimFunc | list[PrimFunc]] = {
         "matmul.panels.tiles": [make.quantised(37, 128, 8, activations="int8"), make.dense(37, 64, stored=bf16)],
         "matmul.panels.quads": make.quantised(37, 24, 8, activations="int8"),
         "matmul.panels.bf16_dots": make.dense(37, 24, stored=bf16),
@@ -41,7 +41,9 @@ def test_dot_products_of_other_processors_compute_the_same() -> None:
         "gemv.columns.grouped.whole.parallel": make.quantised(40, 64, 4, activations="int8"),
     }
     machines = {"matmul.panels.bf16_pairs": replace(machine, has_bf16_dots=False)}
-    for name, func in ((n, f) for n, found in made.items() for f in (found if isinstance(found, list) else [found])):
+    for name, func in (
+        (n, f) for n, sketches in functions.items() for f in (sketches if isinstance(sketches, list) else [sketches])
+    ):
         sketch = next(s for s in generate_sketches(func, machines.get(name, machine)) if s.name == name)
         values = drawn(sketch, random.Random(name))
         run = Compiled(device, "c", instantiate(sketch, values), 16)

@@ -39,8 +39,8 @@ def wrong(run: Compiled, form: str, dtype: DType, sizes: Mapping[str, int]) -> f
     rng = np.random.default_rng(sizes["m"])
     a, b = (rng.standard_normal(s).astype(dtype.numpy) for s in ((sizes["m"], sizes["k"]), (sizes["k"], sizes["n"])))
     given = [np.ascontiguousarray(x.T if turned == "t" else x) for x, turned in zip((a, b), form, strict=True)]
-    (found,) = run([*given, np.full((sizes["m"], sizes["n"]), np.nan, np.float32)])
-    difference = np.abs(found - (a.astype(np.float64) @ b.astype(np.float64) + 1))
+    (actual,) = run([*given, np.full((sizes["m"], sizes["n"]), np.nan, np.float32)])
+    difference = np.abs(actual - (a.astype(np.float64) @ b.astype(np.float64) + 1))
     return float(np.nan_to_num(difference, nan=np.inf).max(initial=0))
 
 
@@ -50,7 +50,7 @@ def calls(func: PrimFunc) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-def test_the_schedule_means_the_product(form: str) -> None:
+def test_mma_schedule_keeps_meaning(form: str) -> None:
     func = scheduled(form, f16)
     assert structural_equal(parse_prim_func(print_text(func)), func)
     assert_same_meaning(product(form, f16), func, {"m": 3, "n": 5, "k": 7})
@@ -84,7 +84,7 @@ def test_mma_intrinsics_compute_reference_products(tmp_path: Path, where: str) -
         ]
     ),
 )
-def test_a_wrong_layout_shows(tmp_path: Path, old: str, new: str) -> None:
+def test_wrong_layout_gives_wrong_results(tmp_path: Path, old: str, new: str) -> None:
     device = emulated(tmp_path)
     run = Compiled(device, "cuda", scheduled("nt", f16, pad=None))
     (kernel,) = run.sources("cuda")
@@ -106,7 +106,7 @@ def guarded(func: PrimFunc, loop: str) -> PrimFunc:
 
 @pytest.mark.process
 @pytest.mark.ccompiler
-def test_loops_stay_where_no_whole_warp_comes_by(tmp_path: Path) -> None:
+def test_mma_nests_without_whole_warps_stay_loops(tmp_path: Path) -> None:
     device = emulated(tmp_path)
     others = {
         "rows that begin anywhere": scheduled("nt", f16, pad=3),

@@ -23,7 +23,7 @@ from tests.support.effort import EFFORT, thinned
 from relax_tune.runtime.device.base import Device
 from relax_tune.schedules.sketch import Sketch
 
-# Candidates of one function for a machine. PoCL takes seconds to compile one, and its sketches are those of C but for fewer lanes.
+# Candidates of one function for a machine. PoCL takes seconds to compile one, and its sketches equal C's, with fewer lanes.
 LEAST = {"c": 5, "opencl": 2}
 
 
@@ -42,20 +42,20 @@ def opencl() -> Iterator[Device]:
 
 
 def mine(machine: str, name: str) -> Sequence[Sketch]:
-    """Return sketches of a function; under --heavy, those of all functions are together every sketch."""
+    """Return sketches of a function; under --heavy, all functions together have every sketch."""
     return covering(machine, LEAST[machine])[name] if EFFORT == "heavy" else few(name, machine, LEAST[machine])
 
 
 def run(name: str, machine: str, device: Device, sketches: Sequence[Sketch]) -> None:
     func, shapes = function(name), CASES[name][1]
     candidates = sampled(sketches, f"{name} {func.name} {machine}")
-    compiled = Compiled.together(device, device.info.kind, [made for _, _, made in candidates])
+    compiled = Compiled.together(device, device.info.kind, [instance for _, _, instance in candidates])
     wrong = []
     for (sketch, values, _), kernel in zip(candidates, compiled, strict=True):
         for seed, dims in enumerate(shapes):
             arrays, scalars = arguments(func, dims, seed)
-            found = kernel(arrays, scalars)
-            wrong += [f"{sketch.name} {values} {p}" for p in problems(func, arrays, found, dims)]
+            actual = kernel(arrays, scalars)
+            wrong += [f"{sketch.name} {values} {p}" for p in problems(func, arrays, actual, dims)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -63,8 +63,8 @@ def run(name: str, machine: str, device: Device, sketches: Sequence[Sketch]) -> 
 @pytest.mark.heavy
 @pytest.mark.parametrize("machine", LEAST)
 def test_covering_any_machine_has_every_sketch_name(machine: str) -> None:
-    made = {s.name for name in cases_of(machine) for s in sketches_of(name, machine)[1]}
-    assert {s.name for found in covering(machine, LEAST[machine]).values() for s in found} == made
+    names = {s.name for name in cases_of(machine) for s in sketches_of(name, machine)[1]}
+    assert {s.name for chosen in covering(machine, LEAST[machine]).values() for s in chosen} == names
 
 
 @pytest.mark.ccompiler
@@ -82,5 +82,5 @@ def test_instances_opencl_match_reference(name: str, opencl: Device) -> None:
 @pytest.mark.opencl
 @pytest.mark.parametrize("name", thinned(GPU_CASES, 4))
 def test_instances_gpu_match_reference(name: str, opencl: Device) -> None:
-    """What is made for GPUs means the same where a processor runs the items of a group between barriers."""
+    """Candidates for GPUs keep their meaning where a processor runs the items of a group between barriers."""
     run(name, "gpu", opencl, few(name, "gpu", 9))

@@ -12,8 +12,8 @@ import pytest
 from tests.cuda_emulation.driver import emulated
 from tests.ir.codegen.codegen_runner import Compiled, kernels_of, opened
 from tests.schedules.cost.test_gpu_features import number
-from tests.schedules.cost.test_occupancy import shared_bytes, value
-from tests.schedules.rules.test_mma import MACHINE, text
+from tests.schedules.rules.gpu.test_mma import MACHINE, text
+from tests.schedules.test_occupancy import shared_bytes, value
 from tests.support.candidates import CASES, arguments, drawn, problems
 from tests.support.effort import some
 from tests.support.meaning import assert_same_meaning
@@ -25,7 +25,7 @@ from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.program.program import KernelSource
 from relax_tune.schedules.cost.gpu_features import bank_conflicts, warp_accesses
-from relax_tune.schedules.cost.occupancy import kernels, stored_bytes, stored_shape
+from relax_tune.schedules.occupancy import kernels, stored_bytes, stored_shape
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate
 from relax_tune.schedules.target import HardwareInfo
 
@@ -56,8 +56,8 @@ def sketch_of(case: str) -> Sketch:
 @cache
 def instance(case: str, name: str = "") -> PrimFunc:
     sketch = ahead(case)[name or AHEAD[case][0]]
-    made = instantiate(sketch, drawn(sketch, random.Random(case)))
-    return replace(made, name=f"f{list(AHEAD).index(case)}{name.partition('.')[2]}")
+    func = instantiate(sketch, drawn(sketch, random.Random(case)))
+    return replace(func, name=f"f{list(AHEAD).index(case)}{name.partition('.')[2]}")
 
 
 @pytest.mark.slow
@@ -68,8 +68,8 @@ def test_slices_are_copied_ahead_where_a_machine_can_and_operands_are_numbers() 
     assert not ahead(case, older) and sketches(case, older)
     assert not ahead("int4, many columns") and sketches("int4, many columns"), "bytes of two steps"
     for case in some(AHEAD, 4):
-        found = "".join(text(instance(case)))
-        before, after = found.split("__syncthreads();")
+        source = "".join(text(instance(case)))
+        before, after = source.split("__syncthreads();")
         copies = 1 if "bf16" in case else 2
         assert before.count("rt_copy<") == after.count("rt_copy<") == copies, "before the loop over slices and in it"
 
@@ -81,8 +81,8 @@ def test_pipelined_schedules_keep_meaning_and_shared_bytes() -> None:
     for case in AHEAD:
         sketch = sketch_of(case)
         values = drawn(sketch, random.Random(case))
-        made = split_kernels(instantiate(sketch, values))
-        for part, func in zip(kernels(sketch.func), made, strict=True):
+        generated = split_kernels(instantiate(sketch, values))
+        for part, func in zip(kernels(sketch.func), generated, strict=True):
             assert value(stored_bytes(sketch.func, part, "shared"), sketch, values) == shared_bytes(func), values
 
 
@@ -110,8 +110,8 @@ def test_warp_stores_have_no_bank_conflicts() -> None:
 
 
 def check(device: Device, language: str, *instances: tuple[str, str]) -> None:
-    made = [instance(*which) for which in instances]
-    for (case, name), func, run in zip(instances, made, Compiled.together(device, language, made), strict=True):
+    funcs = [instance(*which) for which in instances]
+    for (case, name), func, run in zip(instances, funcs, Compiled.together(device, language, funcs), strict=True):
         for seed, dims in enumerate(CASES[case][1]):
             arrays, scalars = arguments(func, dims, seed)
             wrong = problems(CASES[case][0](), arrays, run(arrays, scalars), dims)
@@ -127,7 +127,7 @@ def test_async_copies_arriving_late_give_right_results(tmp_path: Path) -> None:
 
 
 @pytest.mark.opencl
-def test_groups_of_items_without_such_copies() -> None:
+def test_devices_without_async_copies_compute_the_same() -> None:
     check(opened("opencl"), "opencl", (next(iter(AHEAD)), ""))
 
 
@@ -136,5 +136,5 @@ def test_pipelined_kernels_compile_without_spills() -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     for architecture, case in zip(("sm_75", "sm_80", "sm_90", "sm_80"), AHEAD, strict=True):
         sources = [KernelSource(k.name, "cuda", k.source) for k in kernels_of(instance(case), "cuda")]
-        made = CUDACompiler(architecture).compile(sources)
-        assert all(report.spill_stores == report.stack_bytes == 0 for report in made.kernels.values())
+        compiled = CUDACompiler(architecture).compile(sources)
+        assert all(report.spill_stores == report.stack_bytes == 0 for report in compiled.kernels.values())

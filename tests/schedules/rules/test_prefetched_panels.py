@@ -11,7 +11,7 @@ from tests.ir.codegen.codegen_runner import Compiled, opened
 from tests.support.candidates import CASES, MACHINES, arguments, function, problems
 
 from relax_tune.ir.codegen.generate import CodeTarget, generate, split_kernels
-from relax_tune.schedules.cost.constraints import ConstraintFunction
+from relax_tune.schedules.cost.vectorized import ConstraintFunction
 from relax_tune.schedules.sketch import Sketch, generate_sketches, instantiate
 
 SMALL = replace(MACHINES["c"], lanes=8, l2_bytes=1024)
@@ -38,8 +38,8 @@ def test_prefetched_panels_give_the_reference_s_results(case: str) -> None:
     values = sketch.guesses
     parts = [p for v in values for p in split_kernels(instantiate(sketch, v))]
     assert sum(len(PREFETCH.findall(generate(p, CodeTarget("c", 8)).source)) > 0 for p in parts) == len(values) > 0
-    made = Compiled.together(device, "c", [instantiate(sketch, v) for v in values])
-    for kernel in made:
+    instance = Compiled.together(device, "c", [instantiate(sketch, v) for v in values])
+    for kernel in instance:
         for dims in (*CASES[case][1], {n: rng.randint(1, 40) for n in CASES[case][1][0]}):
             arrays, scalars = arguments(func, dims)
             assert not problems(func, arrays, kernel(arrays, scalars), dims)

@@ -13,7 +13,7 @@ from tests.support.wgsl import BROWSER, MACHINE, NAMES, few
 
 from relax_tune.ir.core.expr import as_int
 from relax_tune.runtime.device.base import Device
-from relax_tune.schedules.cost.occupancy import kernels, launch_limits, shared_bytes
+from relax_tune.schedules.occupancy import kernels, launch_limits, shared_bytes
 from relax_tune.schedules.sketch import generate_sketches, instantiate
 from relax_tune.schedules.target import HardwareInfo
 
@@ -30,12 +30,12 @@ def webgpu() -> Iterator[Device]:
 @pytest.mark.parametrize("name", thinned(NAMES, 4))
 def test_instances_webgpu_match_reference(name: str, webgpu: Device) -> None:
     wrong = []
-    for sketch, values, made in few(name, 3):
-        kernel = Compiled(webgpu, "webgpu", made)
+    for sketch, values, instance in few(name, 3):
+        kernel = Compiled(webgpu, "webgpu", instance)
         for seed, dims in enumerate(CASES[name][1]):
             arrays, scalars = arguments(function(name), dims, seed)
-            found = kernel(arrays, scalars)
-            wrong += [f"{sketch} {values} {p}" for p in problems(function(name), arrays, found, dims)]
+            actual = kernel(arrays, scalars)
+            wrong += [f"{sketch} {values} {p}" for p in problems(function(name), arrays, actual, dims)]
     assert not wrong, "\n".join(wrong)
 
 

@@ -62,9 +62,9 @@ class _View:
     def own(self, name: str, count: int = 0) -> list[str]:
         """Neighbouring loops around a block."""
         node: Block = next(b for b in blocks(self.func.body) if b.name == name)
-        found = [x.var.name for x in enclosing(self.func, node)]
-        start = self.rng.randrange(len(found) + 1)
-        return found[start : start + (count or self.rng.choice([2, 2, 3]))]
+        names = [x.var.name for x in enclosing(self.func, node)]
+        start = self.rng.randrange(len(names) + 1)
+        return names[start : start + (count or self.rng.choice([2, 2, 3]))]
 
     def factor(self) -> Any:
         """Mostly a number or a tunable; else an expression with shape symbols and tunables, which may be zero."""
@@ -112,21 +112,21 @@ def _reorder(v: _View) -> dict[str, Any]:
 def _at(v: _View) -> dict[str, Any]:
     """A block and a loop, mostly one around a reader of what the block makes."""
     block = v.block()
-    made = find_block(v.func, block).body.buffer
-    near = [x.var.name for b in readers(v.func, made) if b.name != block for x in enclosing(v.func, b)]
+    buffer = find_block(v.func, block).body.buffer
+    near = [x.var.name for b in readers(v.func, buffer) if b.name != block for x in enclosing(v.func, b)]
     return {"block": block, "loop": v.rng.choice(near) if near and v.rng.random() < 0.6 else v.loop()}
 
 
-def _beside(v: _View) -> dict[str, Any]:
+def _siblings(v: _View) -> dict[str, Any]:
     """A block and a loop that holds its nest and more, where there is one."""
-    found = [
+    siblings = [
         (b.name, x.var.name)
         for x in loops(v.func.body)
         if isinstance(x.body, Seq)
         for part in x.body.stmts
         for b in blocks(part)
     ]
-    block, loop = v.rng.choice(found or [(v.block(), v.loop())])
+    block, loop = v.rng.choice(siblings or [(v.block(), v.loop())])
     return {"block": block, "loop": loop}
 
 
@@ -178,7 +178,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "prefetch": lambda v: {"loop": v.loop(), "iterations": v.rng.randrange(3)},
     "copy_async": lambda v: {"loop": v.loop()},
     "partition": _partition,
-    "fission": _beside,
+    "fission": _siblings,
     "fuse_sibling_loops": lambda v: {"first": v.loop(), "second": v.loop()},
     "compute_at": _at,
     "reverse_compute_at": _at,
@@ -233,7 +233,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "split_k_update": lambda v: {"block": v.block(), "factor": v.factor()},
     "rolling_update": lambda v: {"block": v.block()},
     "tensorize": lambda v: {"loop": v.loop(), "intrinsic": v.rng.choice(sorted(INTRINSICS))},
-    "software_pipeline": lambda v: {**_beside(v), "stages": v.rng.choice([2, 2, 3])},
+    "software_pipeline": lambda v: {**_siblings(v), "stages": v.rng.choice([2, 2, 3])},
     "reuse_output": lambda v: {"buffer": v.alloc(), "output": v.rng.choice(v.buffers)},
     "mark_prepack": lambda v: {"block": v.block()},
 }

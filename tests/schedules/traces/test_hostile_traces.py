@@ -1,4 +1,4 @@
-"""Traces from anywhere: whatever is wrong with one, replaying says which step, at which loops, and nothing but ScheduleError."""
+"""Untrusted traces: replaying a wrong one raises ScheduleError with the step and its loops, and no other error."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ WRONG: dict[type, tuple[Any, ...]] = {
 @cache
 def traces() -> dict[str, tuple[PrimFunc, Trace]]:
     """Of every primitive, and with symbolic factors."""
-    found: dict[str, tuple[PrimFunc, Trace]] = {}
+    by_name: dict[str, tuple[PrimFunc, Trace]] = {}
     for name, case in CASES.items():
         s = Schedule(case.func())
         for primitive, args in case.steps:
             s.apply(primitive, **args)
-        found[name] = case.func(), s.trace
-    found["sliced"] = make.chain(), sliced().trace
-    found["padded"] = make.matmul(None, 6, epilogue=False, const_weight=False), padded().trace
-    return found
+        by_name[name] = case.func(), s.trace
+    by_name["sliced"] = make.chain(), sliced().trace
+    by_name["padded"] = make.matmul(None, 6, epilogue=False, const_weight=False), padded().trace
+    return by_name
 
 
 def broken(trace: Trace) -> Iterator[tuple[int, Trace]]:
@@ -95,20 +95,20 @@ def test_replay_of_doubling_steps_stops_at_bound(monkeypatch: pytest.MonkeyPatch
         steps.append(Step("split", (("loop", names[-1]), ("factors", (None, 2)))))
         names.append(f"{names[-1]}_1")
     steps += [Step("partition", (("loop", f"{n}_0"), ("factor", 2))) for n in reversed(names[:-1])]
-    with pytest.raises(ScheduleError, match="wanted at most 100 loops and blocks"):
+    with pytest.raises(ScheduleError, match="expected at most 100 loops and blocks"):
         replay(Trace(tuple(steps)), make.chain())
 
 
 def test_replay_of_deep_nest_stops_at_bound() -> None:
     """Each split makes a loop inside the last one; what reads the nest afterwards would take for ever."""
     steps = [Step("split", (("loop", "inc_i" + "_1" * k), ("factors", (None, 2)))) for k in range(100)]
-    with pytest.raises(ScheduleError, match=f"{schedule.MAX_DEPTH} of them nested.*found"):
+    with pytest.raises(ScheduleError, match=f"{schedule.MAX_DEPTH} of them nested.*got"):
         replay(Trace(tuple(steps)), make.chain())
 
 
 def test_replay_of_many_steps_stops_at_bound() -> None:
     steps = [Step("parallel", (("loop", "inc_i"),))] * (schedule.MAX_STEPS + 1)
-    with pytest.raises(ScheduleError, match="at most 400 steps, found 401"):
+    with pytest.raises(ScheduleError, match="at most 400 steps, got 401"):
         replay(Trace(tuple(steps)), make.chain())
 
 

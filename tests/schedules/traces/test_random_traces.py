@@ -38,7 +38,7 @@ def functions() -> tuple[PrimFunc, ...]:
 
 
 def random_schedule(func: PrimFunc, rng: random.Random, steps: int) -> Schedule:
-    """A function after those of `steps` random steps that it does not refuse."""
+    """A function after `steps` random steps, without the steps that it refuses."""
     return further(Schedule(func), rng, steps)
 
 

@@ -36,9 +36,9 @@ class Sample:
 
 def samples(language: str, count: int) -> list[Sample]:
     """A trace with every primitive, and `count` others, of a fixed sequence of random traces: the first that the language has
-    code for. Not every schedule of local buffers, work-items and their like can be lowered, which is said by BuildError."""
+    code for. Not every schedule of local buffers, work-items and their like can be lowered; BuildError reports the others."""
     rng = random.Random(f"traces on {language}")
-    found: list[Sample] = []
+    chosen: list[Sample] = []
     for number, primitive in enumerate([*PRIMITIVES, *[None] * count]):
         for attempt in range(8):
             if primitive is None:
@@ -50,15 +50,15 @@ def samples(language: str, count: int) -> list[Sample]:
             instance = instantiate(Sketch("random", s.func, s.trace, ()), values)
             with suppress(BuildError):
                 kernels_of(instance, language)
-                found.append(Sample(func, s.trace, instance, replay_with(s.trace, func, values)))
+                chosen.append(Sample(func, s.trace, instance, replay_with(s.trace, func, values)))
                 break
         else:
             raise AssertionError(f"no trace with {primitive or 'any primitives'} has code for {language}")
-    return found
+    return chosen
 
 
 @pytest.mark.parametrize(("language", "count"), DEVICES)
-def test_generated_code(language: str, count: int) -> None:
+def test_code_of_random_traces_keeps_meaning(language: str, count: int) -> None:
     device = opened(language)
     chosen = samples(language, count)
     rng = random.Random("shapes")
@@ -68,13 +68,13 @@ def test_generated_code(language: str, count: int) -> None:
             dims = {v.name: rng.choice(SIZES) if size is None else size for v in func.symbols}
             where = f"{func.name} at {dims}\n{sample.trace.as_python()}"
             inputs = make_inputs(func, dims)
-            wanted = outputs_of(func, dims, inputs)
+            expected = outputs_of(func, dims, inputs)
             outputs = [
                 np.full(tuple(size_of(d, dims, func) for d in b.shape), 77, b.dtype.numpy) for b in func.output_buffers
             ]
-            found = run([*inputs, *outputs], [dims[v.name] for v in func.scalar_params])
+            actual = run([*inputs, *outputs], [dims[v.name] for v in func.scalar_params])
             replayed = outputs_of(sample.replayed, dims, inputs)
-            for f, r, w in zip(found, replayed, wanted, strict=True):
+            for f, r, w in zip(actual, replayed, expected, strict=True):
                 np.testing.assert_allclose(r, w, rtol=3e-5, atol=3e-5, err_msg=where)
                 np.testing.assert_allclose(f, w, rtol=3e-5, atol=3e-5, err_msg=where)
     device.close()

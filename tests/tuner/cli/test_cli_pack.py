@@ -33,10 +33,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, and its pack made where nothing is on record."""
     found = tmp_path_factory.mktemp("pack")
     save_text(feed_forward(), found / "model.relax")
-    done = inside(found, "pack", "model.relax", "--db", "none.db", "--effort", "quick", "--out", "model.rtp", "--json")
+    done = inside(
+        found, "pack", "model.relax", "--db", "memory://", "--effort", "quick", "--out", "model.rtp", "--json"
+    )
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
-    assert said["digest"] == read_pack(found / "model.rtp").digest and "no database yet" in said["notes"][0]
+    assert said["digest"] == read_pack(found / "model.rtp").digest and said["notes"] == []
+    missing = inside(found, "pack", "model.relax", "--db", "none.db", "--out", "other.rtp")
+    assert missing.exit_code == 2 and "none.db" in missing.output and not (found / "none.db").exists()
     return found
 
 
@@ -83,12 +87,12 @@ def test_pack_and_install_refuse_wrong_files_and_places(folder: Path, tmp_path: 
     assert "no such file" in refused(tmp_path, "install", "none.rtp", "--target", "c")
     (tmp_path / "text.rtp").write_text("hello")
     assert "another kind of file" in refused(tmp_path, "install", "text.rtp", "--target", "c")
-    assert "wanted the hash abc" in refused(tmp_path, "install", where, "--target", "c", "--digest", "abc")
+    assert "expected the hash abc" in refused(tmp_path, "install", where, "--target", "c", "--digest", "abc")
     (tmp_path / "model-c.rta").write_text("hello")
     assert "is no whole artifact" in refused(tmp_path, "install", where, "--target", "c")
-    assert "--budget wants" in refused(tmp_path, "install", where, "--target", "c", "--budget", "-1")
+    assert "--budget expects" in refused(tmp_path, "install", where, "--target", "c", "--budget", "-1")
     (tmp_path / "out.rtp").write_text("hello")
     pack = ("pack", str(folder / "model.relax"), "--db", "memory://", "--out")
     assert "is no whole pack" in refused(tmp_path, *pack, "out.rtp")
-    assert "found a folder" in refused(tmp_path, *pack, ".")
+    assert "got a folder" in refused(tmp_path, *pack, ".")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model-c.rta", "out.rtp", "text.rtp"]

@@ -17,9 +17,10 @@ from tests.database.records_made import ZEN, filled, timing
 from tests.support.effort import thinned
 
 from relax_tune.database.store import open_store
-from relax_tune.tuner.cli.report.console import make_console, make_table, on_terminal, say
+from relax_tune.tuner.cli.report.console import make_console, on_terminal, rich_table, say
 from relax_tune.tuner.cli.report.progress import ProgressView
 from relax_tune.tuner.job.progress import TuningProgress
+from relax_tune.tuner.report.subject import table
 
 COMMAND = [sys.executable, "-c", "from relax_tune.tuner.cli.start import main; main()"]
 TOP = ("db", "top", "--db", "r.db", "--on", ZEN.key)
@@ -90,7 +91,7 @@ def test_closed_standard_streams(place: Path) -> None:
 @pytest.mark.parametrize("more", thinned(["", "--json"]))
 def test_a_full_disk_behind_the_output_is_one_sentence(place: Path, more: str) -> None:
     done = shell(place, f"RT {' '.join(TOP)} {more} > /dev/full")
-    assert done.returncode == 2
+    assert done.returncode == 4
     assert done.stderr.startswith("error: the output could not be written") and len(done.stderr.splitlines()) == 1
 
 
@@ -170,10 +171,9 @@ def test_force_color_does_not_make_a_pipe_a_terminal(
 
 def test_text_is_printed_without_markup(capsys: pytest.CaptureFixture[str]) -> None:
     console = make_console()
-    table = make_table("[bold]name", "number", right=("number",))
-    table.add_row("[red]a[/red] :package: [/]", "1")
+    values = table(("[bold]name", "number"), [("[red]a[/red] :package: [/]", "1")], ("number",))
     say(console, "[link=x] :warning: " + "long " * 100)
-    console.print(table)
+    console.print(rich_table(values))
     shown = capsys.readouterr().out
     assert "[red]a[/red] :package: [/]" in shown and "[bold]name" in shown
     assert shown.splitlines()[0] == "[link=x] :warning: " + "long " * 100
@@ -181,8 +181,6 @@ def test_text_is_printed_without_markup(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_narrow_terminal_folds_cells_and_cuts_none() -> None:
     console = Console(width=40, markup=False, emoji=False, record=True, force_terminal=True, file=io.StringIO())
-    table = make_table("name", "what")
-    table.add_row("a" * 50, "b" * 30)
-    console.print(table)
+    console.print(rich_table(table(("name", "what"), [("a" * 50, "b" * 30)])))
     text = console.export_text()
     assert text.count("a") == 50 + "name".count("a") + "what".count("a") and text.count("b") == 30

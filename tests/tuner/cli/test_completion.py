@@ -12,7 +12,7 @@ import pytest
 
 from relax_tune.tuner.cli.app import COMMANDS
 from relax_tune.tuner.cli.report.model_view import stage_names
-from relax_tune.tuner.search.registry import STRATEGIES
+from relax_tune.tuner.search.registry import strategy_names
 from relax_tune.tuner.settings import EFFORTS, Policy
 
 pytestmark = pytest.mark.process
@@ -48,7 +48,7 @@ def test_commands_are_listed_without_importing_any() -> None:
 
 OFFERS = {
     "relax-tune d": ["dashboard", "db", "devices", "doctor"],
-    "relax-tune tune m --strategy ": list(STRATEGIES),
+    "relax-tune tune m --strategy ": list(strategy_names()),
     "relax-tune tune m --effort ": list(EFFORTS),
     "relax-tune tune --target o": ["opencl"],
     "relax-tune build --policy ": list(get_args(Policy)),

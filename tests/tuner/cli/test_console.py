@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from relax_tune.printable import printable
 from relax_tune.tuner.cli.app import app
-from relax_tune.tuner.cli.report.console import make_console, make_table, say
-from relax_tune.tuner.printable import printable
+from relax_tune.tuner.cli.report.console import make_console, rich_table, say
+from relax_tune.tuner.report.subject import table
 
 TITLE = "\x1b]0;owned\x07"
 
@@ -19,9 +20,7 @@ TITLE = "\x1b]0;owned\x07"
 def test_console_texts_with_control_characters_are_shown_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", written := io.StringIO())
     console = make_console()
-    table = make_table("name")
-    table.add_row(f"task{TITLE}\x9b2J")
-    console.print(table)
+    console.print(rich_table(table(("name",), [[f"task{TITLE}\x9b2J"]])))
     say(console, f"text{TITLE}")
     console.print(f"token{TITLE}", end="", soft_wrap=True)
     found = written.getvalue()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from relax_tune.runtime.device import host
+from relax_tune.runtime.device.c import CDevice
+from relax_tune.runtime.device.service_kernels import C_KERNELS
 from relax_tune.tuner.cli import doctor
 from relax_tune.tuner.cli.doctor import PACKAGES, THREAD_VARIABLES, Finding, cpu_quota, examine, probe, thread_advice
 
@@ -26,8 +29,8 @@ ROOT = Path(__file__).parents[3]
         ("OMP_DYNAMIC", "TRUE", "unset"),
         ("OMP_PROC_BIND", "close", "inherit"),
         ("GOMP_CPU_AFFINITY", "0-3", "inherit"),
-        ("OMP_WAIT_POLICY", "PASSIVE", "sleep"),
-        ("GOMP_SPINCOUNT", "0", "sleep"),
+        ("OMP_WAIT_POLICY", "ACTIVE", "spin"),
+        ("GOMP_SPINCOUNT", "30000000", "spin"),
         ("OPENBLAS_NUM_THREADS", "1", "OMP_NUM_THREADS"),
         ("POCL_DEVICES", "basic", "one thread"),
     ],
@@ -44,7 +47,8 @@ def test_thread_advice_for_slow_variable_is_given(name: str, value: str, says: s
         ("OMP_THREAD_LIMIT", "100"),
         ("OMP_DYNAMIC", "false"),
         ("OMP_PROC_BIND", "false"),
-        ("OMP_WAIT_POLICY", "active"),
+        ("OMP_WAIT_POLICY", "passive"),
+        ("GOMP_SPINCOUNT", "0"),
         ("POCL_DEVICES", "pthread"),
         ("POCL_DEVICES", "pthread basic"),
     ],
@@ -79,9 +83,9 @@ def test_every_package_of_an_extra_is_looked_for() -> None:
 @pytest.mark.ccompiler
 def test_doctor_of_device_with_wrong_results_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe("c", "c") is None
-    monkeypatch.setitem(doctor.PROBE, "c", "void probe(float *a) { a[3] = 9.0f; }\n")
+    monkeypatch.setattr(CDevice, "service", replace(C_KERNELS, probe="void probe(float *a) { a[3] = 9.0f; }\n"))
     assert "9.0" in (probe("c", "c") or "")
-    monkeypatch.setitem(doctor.PROBE, "c", "void probe(float *a) { no such thing }\n")
+    monkeypatch.setattr(CDevice, "service", replace(C_KERNELS, probe="void probe(float *a) { no such thing }\n"))
     assert "refused the source" in (probe("c", "c") or "")
     assert "abacus" in (probe("abacus", "c") or "")
 
@@ -93,13 +97,13 @@ def named(findings: list[Finding], area: str, name: str) -> Finding:
 
 @pytest.mark.process
 def test_the_whole_examination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "list_devices", list)  # devices take long; they have tests of their own
+    monkeypatch.setattr(doctor, "find_devices", list)  # devices take long; they have tests of their own
     missing = f"sqlite:///{tmp_path / 'none.db'}"
     found = examine(missing, {"OMP_DYNAMIC": "true", "CC": "some-cc"})
     assert named(found, "threads", "OMP_DYNAMIC").state == "advice"
-    assert "CC=some-cc" in named(found, "compiler", "C").found
+    assert "CC=some-cc" in named(found, "compiler", "C").result
     assert named(found, "database", str(tmp_path / "none.db")).state == "ok"
-    assert "GiB free" in named(found, "database", "folder").found and not (tmp_path / "none.db").exists()
+    assert "GiB free" in named(found, "database", "folder").result and not (tmp_path / "none.db").exists()
     assert named(examine("mysql://x/y", {}), "database", "mysql://x/y").state == "missing"
     for finding in found:
         assert (finding.state == "ok") == (finding.advice == ""), finding
@@ -107,7 +111,7 @@ def test_the_whole_examination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.process
 def test_little_space_and_a_busy_machine_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor, "list_devices", list)
+    monkeypatch.setattr(doctor, "find_devices", list)
     monkeypatch.setattr(doctor, "SPACE", 1 << 60)
     monkeypatch.setattr(doctor.os, "getloadavg", lambda: (float(host.usable_cpus()), 0.0, 0.0))
     found = examine(f"sqlite:///{tmp_path / 'none.db'}", {})

@@ -17,6 +17,7 @@ from relax_tune.errors import UserError
 from relax_tune.runtime.program.program import BufferSpec, Program, Symbol
 from relax_tune.runtime.program.scalars import ScalarBuilder
 from relax_tune.tuner.cli.commands.tune import compare_shapes
+from relax_tune.tuner.cli.report.console import rich_table
 from relax_tune.tuner.cli.report.latency import MIN_ROUNDS, compare_latency, latency_table, parse_shape, sample_inputs
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True)
@@ -86,7 +87,7 @@ def test_a_table_compares_with_the_first() -> None:
     rows = compare_latency({"mine": (made, lambda i: None), "other": (made, lambda i: None)}, [{"n": 7}], 3)
     console = Console(width=120)
     with console.capture() as captured:
-        console.print(latency_table(rows, "Latency"))
+        console.print(rich_table(latency_table(rows, "Latency")))
     assert "n=7" in captured.get() and "mine is" in captured.get()
 
 

@@ -26,10 +26,11 @@ from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.cli.report.model_view import program_after, stage_names
 from relax_tune.tuner.cli.report.task_view import SECTIONS, TaskView, _legal, recorded_task
-from relax_tune.tuner.job.job import Job, device_info
+from relax_tune.tuner.job.device_job import DeviceJob, device_job
+from relax_tune.tuner.job.devices import device_info
 from relax_tune.tuner.search.space import Parameter, SketchSpace
 from relax_tune.tuner.settings import Settings
-from relax_tune.tuner.task.task import Choices
+from relax_tune.tuner.task.variants import TaskVariants
 
 pytestmark = pytest.mark.ccompiler
 RUNNER = CliRunner()
@@ -63,22 +64,23 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("show")
     make_bert(folder / "bert")
     with open_store(f"sqlite:///{folder / 'r.db'}") as store:
-        fill(Job(load_model(folder / "bert", BOUNDS), device_info("c"), store, Settings(target="c")), CANDIDATES)
+        fill(device_job(load_model(folder / "bert", BOUNDS), device_info("c"), store, Settings(target="c")), CANDIDATES)
     return folder
 
 
-def fill(job: Job, count: int) -> None:
+def fill(job: DeviceJob, count: int) -> None:
     """Records of TASK: the generic form, `count` tuned candidates whose times grow with their parameters, one failure."""
-    choices = job.choices[TASK]
-    task, target = choices.task, job.store.add_target(job.target)
+    task_variants = job.task_variants[TASK]
+    task, target = task_variants.task, job.store.add_target(job.target)
     job.store.add_workload(Workload(task.key, task.text, 1, task.name))
-    drawn = choices.space.sample(np.random.default_rng(1), 4 * count)
-    drawn = drawn[drawn[:, 0] < len(choices.sketches) - 1]  # the last sketch is left untried
+    drawn = task_variants.sketch_set.space.sample(np.random.default_rng(1), 4 * count)
+    drawn = drawn[drawn[:, 0] < len(task_variants.sketch_set.sketches) - 1]  # the last sketch is left untried
     *tuned, failed = [
-        choices.tuned(c) for c in choices.space.candidates(drawn)[:: len(drawn) // (count + 1)][: count + 1]
+        task_variants.sketch_set.record_of(c)
+        for c in task_variants.sketch_set.space.candidates(drawn)[:: len(drawn) // (count + 1)][: count + 1]
     ]
     records = [Measurement("f", task.key, target, failed, status="failed", stage="compile", message="refused")]
-    for variant in (*tuned, choices.generic()):
+    for variant in (*tuned, task_variants.sketch_set.generic()):
         for binding in task.bindings():
             secs = 1e-6 * (1 + binding["s0"]) * (made_up(variant.values) if variant.kind == "tuned" else 500)
             records.append(
@@ -271,7 +273,7 @@ def test_show_without_records_names_the_tune_command() -> None:
     assert "no database" in found["notes"][0] and "relax-tune tune bert --target c" in found["notes"][-1]
     assert found["variant"]["kind"] == "tuned" and found["candidates"] == 0
     assert found["dispatch"] and all(d["variant"].startswith("predicted, tuned ") for d in found["dispatch"])
-    assert "found 0" in found["model"]["lacks"]
+    assert "got 0" in found["model"]["lacks"]
     assert not Path("none.db").exists()
     empty = document("bert", "--task", "layer_norm", "--target", "c", "--db", "r.db")
     assert "nothing is on record for c" in empty["notes"][0]
@@ -283,7 +285,7 @@ def test_show_without_records_names_the_tune_command() -> None:
 def test_records_of_another_device_are_mentioned_not_used() -> None:
     store = MemoryStore()
     info = DeviceInfo("c", "made up", (("kind", "c"),), (("max_vector_lanes", 8), ("registers", 16), ("workers", 2)))
-    job = Job(load_model("bert", BOUNDS), info, store, Settings(target="c"))
+    job = device_job(load_model("bert", BOUNDS), info, store, Settings(target="c"))
     fill(job, 4)
     with open_store("sqlite:///other.db") as other:
         other.add_target(job.target)
@@ -297,8 +299,8 @@ def test_records_of_another_device_are_mentioned_not_used() -> None:
 
 
 def test_an_altered_workload_is_not_shown_as_something_else(place: Path) -> None:
-    job = Job(load_model("bert", BOUNDS), device_info("c"), MemoryStore(), Settings(target="c"))
-    task, other = job.choices[TASK].task, job.choices["layer_norm"].task
+    job = device_job(load_model("bert", BOUNDS), device_info("c"), MemoryStore(), Settings(target="c"))
+    task, other = job.task_variants[TASK].task, job.task_variants["layer_norm"].task
     with pytest.raises(UserError, match="altered"):
         recorded_task(Workload(task.key, other.text, 1, task.name), [])
     with pytest.raises(UserError, match="version"):
@@ -329,16 +331,16 @@ def test_show_model_predicts_unseen_candidates() -> None:
 
 
 def test_too_few_candidates_for_a_cost_model_and_some_of_another_version() -> None:
-    job = Job(load_model("bert", BOUNDS), device_info("c"), MemoryStore(), Settings(target="c"))
+    job = device_job(load_model("bert", BOUNDS), device_info("c"), MemoryStore(), Settings(target="c"))
     fill(job, 5)
-    choices = job.choices[TASK]
-    view = TaskView(choices, job.store.query(job.target.key, choices.task.key))
-    lacks = "wanted at least 8 candidates with times to train on, found 5"
+    task_variants = job.task_variants[TASK]
+    view = TaskView(task_variants, job.store.query(job.target.key, task_variants.task.key))
+    lacks = "expected at least 8 candidates with times to train on, got 5"
     assert view.model() == {"candidates": 5, "lacks": lacks}
     old = VariantRecord("tuned", "matmul.of.old", '{"steps":[],"tunables":{}}')
-    first = choices.task.bindings()[0]
-    record = Measurement("o", choices.task.key, job.target.key, old, first, samples_secs=(1e-3,), checked=True)
-    found = TaskView(choices, [*view.records, record]).model()
+    first = task_variants.task.bindings()[0]
+    record = Measurement("o", task_variants.task.key, job.target.key, old, first, samples_secs=(1e-3,), checked=True)
+    found = TaskView(task_variants, [*view.records, record]).model()
     assert found == {"candidates": 5, "lacks": f"{lacks} (and 1 of sketches this version does not make)"}
 
 
@@ -346,14 +348,14 @@ def test_too_few_candidates_for_a_cost_model_and_some_of_another_version() -> No
 
 
 def test_every_sketch_s_trace_runs_as_python(place: Path) -> None:
-    job = Job(load_model("bert", BOUNDS), device_info("c"), MemoryStore(), Settings(target="c"))
-    for choices in job.choices.values():
-        for sketch in choices.sketches:
+    job = device_job(load_model("bert", BOUNDS), device_info("c"), MemoryStore(), Settings(target="c"))
+    for task_variants in job.task_variants.values():
+        for sketch in task_variants.sketch_set.sketches:
             values = {t.name: t.domain[len(t.domain) // 2] for t in sketch.tunables}
-            s = Schedule(choices.task.func)
+            s = Schedule(task_variants.task.func)
             exec(Trace.from_json(sketch.trace.to_json()).as_python(values), {"s": s})
             assert print_text(simplify_func(s.func)) == print_text(instantiate(sketch, values)), sketch.name
-    sketch = next(s for s in job.choices[TASK].sketches if s.tunables)
+    sketch = next(s for s in job.task_variants[TASK].sketch_set.sketches if s.tunables)
     first, *others = sketch.tunables
     with pytest.raises(ScheduleError, match=first.name):
         sketch.trace.as_python({first.name: max(first.domain) + 1, **{t.name: t.domain[0] for t in others}})
@@ -371,11 +373,11 @@ def test_legal_points_are_counted_or_estimated() -> None:
 
 
 def test_choices_are_not_changed_by_looking(place: Path) -> None:
-    job = Job(load_model("bert", BOUNDS), device_info("c"), MemoryStore(), Settings(target="c"))
+    job = device_job(load_model("bert", BOUNDS), device_info("c"), MemoryStore(), Settings(target="c"))
     fill(job, 4)
-    choices: Choices = job.choices[TASK]
-    before = job.store.query(job.target.key, choices.task.key)
+    task_variants: TaskVariants = job.task_variants[TASK]
+    before = job.store.query(job.target.key, task_variants.task.key)
     for of in (None, "generic"):
-        view = TaskView(choices, before, of)
+        view = TaskView(task_variants, before, of)
         assert [type(view.variant[0])] == [VariantRecord] and all(SECTIONS[name](view) is not None for name in SECTIONS)
-    assert job.store.query(job.target.key, choices.task.key) == before
+    assert job.store.query(job.target.key, task_variants.task.key) == before

@@ -31,19 +31,19 @@ def test_verify_of_signed_file_knows_later_changes(signed: tuple[Path, Path, Pat
     found.check_same()
     assert key.stat().st_mode & 0o777 == 0o600
     file.write_bytes(b"1" + bytes(99_999))
-    with pytest.raises(UserError, match="found that it changed since"):
+    with pytest.raises(UserError, match="changed since"):
         found.check_same()
-    with pytest.raises(UserError, match=r"model\.rta: wanted the file that was signed, found it altered since"):
+    with pytest.raises(UserError, match=r"model\.rta: .* altered after it was signed"):
         verify(file, public)
 
 
 def test_verify_of_other_keys_and_signatures_raises(signed: tuple[Path, Path, Path], tmp_path: Path) -> None:
     file, _, public = signed
     other = make_keys(tmp_path / "other.key")
-    with pytest.raises(UserError, match="found the signature of another key"):
+    with pytest.raises(UserError, match="got one by another key"):
         verify(file, other)
-    beside = tmp_path / "model.rta.sig"
-    document = json.loads(beside.read_text())
+    signature = tmp_path / "model.rta.sig"
+    document = json.loads(signature.read_text())
     for change in (
         {"signature": document["signature"][:-8]},
         {"signature": "?"},
@@ -51,24 +51,24 @@ def test_verify_of_other_keys_and_signatures_raises(signed: tuple[Path, Path, Pa
         {"format": "2"},
         {"key": 3},
     ):
-        beside.write_text(json.dumps({**document, **change}))
+        signature.write_text(json.dumps({**document, **change}))
         with pytest.raises(UserError):
             verify(file, public)
-    beside.unlink()
-    with pytest.raises(UserError, match=r"wanted its signature in model\.rta\.sig, found none"):
+    signature.unlink()
+    with pytest.raises(UserError, match=r"model\.rta\.sig does not exist"):
         verify(file, public)
-    with pytest.raises(UserError, match="wanted a public Ed25519 key"):
+    with pytest.raises(UserError, match="expected a public Ed25519 key"):
         verify(file, file)
 
 
 def test_sign_with_unusable_key_raises(signed: tuple[Path, Path, Path]) -> None:
     file, key, public = signed
-    with pytest.raises(UserError, match="wanted a private Ed25519 key"):
+    with pytest.raises(UserError, match="expected a private Ed25519 key"):
         sign(file, public)
     os.chmod(key, 0o640)
     with pytest.raises(UserError, match=r"chmod 600 release\.key"):
         sign(file, key)
-    with pytest.raises(UserError, match="wanted to write a new key, found: File exists"):
+    with pytest.raises(UserError, match="cannot be written: File exists"):
         make_keys(key)
 
 
@@ -80,13 +80,13 @@ def test_run_of_artifact_not_signed_by_key_is_refused(signed: tuple[Path, Path, 
         return " ".join(CliRunner().invoke(app, line).output.split())
 
     other = make_keys(tmp_path / "other.key")
-    assert "found the signature of another key" in said(*call, str(other))
+    assert "got one by another key" in said(*call, str(other))
     assert "signature" not in said(*call, str(public)) and "artifact" in said(
         *call, str(public)
     )  # it is none, but signed
     file.write_bytes(b"altered")
-    assert "found it altered since" in said(*call, str(public))
-    assert "found it altered since" in said("verify", str(file), "--public", str(public))
+    assert "was altered after it was signed" in said(*call, str(public))
+    assert "was altered after it was signed" in said("verify", str(file), "--public", str(public))
     assert "wrote" in said("sign", str(file), "--key", str(key))
     assert "signed by the key in" in said("verify", str(file), "--public", str(public))
-    assert "goes alone" in said("sign", str(file), "--make-key", str(key))
+    assert "takes no FILE" in said("sign", str(file), "--make-key", str(key))

@@ -19,13 +19,14 @@ class Answer:
 def ask(app: App, path: str, method: str = "GET", host: str = "127.0.0.1:8788", **headers: str) -> Answer:
     """Ask for a path; `headers` by name, with `_` for `-`."""
     sent: list[Any] = []
+    path, _, query = path.partition("?")
     told = {"host": host, **{name.replace("_", "-"): value for name, value in headers.items()}}
     scope: dict[str, Any] = {
         **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http"},
         **{
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "root_path": "",
             "server": ("127.0.0.1", 8788),
         },

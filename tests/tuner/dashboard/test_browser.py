@@ -16,9 +16,9 @@ from tests.support.tuner_models import row_scale
 from tests.tuner.report.tuned_database import HOSTILE, JOB, add_hostile, tune_small
 
 from relax_tune.database.jobs.queue import open_queue
+from relax_tune.tuner.report.collect import of_database
 from relax_tune.tuner.report.page import report_page
-from relax_tune.tuner.report.sections import sections_of
-from relax_tune.tuner.report.subject import of_database
+from relax_tune.tuner.report.sections import Limits
 
 pytestmark = [pytest.mark.chromium, pytest.mark.ccompiler, pytest.mark.process, pytest.mark.slow]
 WIDTHS = (360, 1280)
@@ -57,16 +57,15 @@ def address(place: Path) -> Iterator[str]:
     """The address of a dashboard over the database."""
     code = "from relax_tune.tuner.cli.start import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "dashboard", "--db", "r.db", "--port", "0"],
+        [sys.executable, "-c", code, "dashboard", "--db", "r.db", "--port", "0", "--no-token"],
         cwd=place,
         env={name: value for name, value in os.environ.items() if name != "RELAX_TUNE_DASHBOARD_TOKEN"},
         stderr=subprocess.PIPE,
         text=True,
     )
     assert process.stderr is not None
-    found = re.search(r"http://\S+/", process.stderr.readline())
-    assert found is not None
-    yield found[0]
+    address = next(found for line in process.stderr if (found := re.search(r"http://\S+/", line)))
+    yield address[0]
     process.terminate()
     process.communicate(timeout=60)
 
@@ -74,8 +73,7 @@ def address(place: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def report(place: Path) -> str:
     with open_queue(f"sqlite:///{place / 'r.db'}", read_only=True) as store:
-        subject = of_database(store)
-        page = report_page(subject.title, sections_of(subject), "written by a test")
+        page = report_page(of_database(store, Limits()), "written by a test")
     (place / "report.html").write_text(page)
     return (place / "report.html").as_uri()
 
@@ -157,7 +155,7 @@ def test_dashboard_refresh_keeps_place_and_shows_news(browser: Any, address: str
     with open_queue(f"sqlite:///{place / 'r.db'}") as queue:
         (job,) = queue.find(JOB)
         queue.beat(job, 60.0, 4.0, {"trials": 4, "of": 8, "failures": 1}, [(1, 1, f"more of {HOSTILE}\n")])
-    page.get_by_text("4 of 8 candidates").first.wait_for(timeout=30_000)
+    page.get_by_text("4 of 8").first.wait_for(timeout=30_000)
     assert "more of" in page.locator("#log-text").inner_text()
     assert page.evaluate("document.activeElement.id") == "log-text" and page.evaluate("scrollY") == before
     page.locator("#live").uncheck()

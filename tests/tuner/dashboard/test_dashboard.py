@@ -29,9 +29,11 @@ from relax_tune.database.records import JobRecord, Measurement, PlanRecord, Targ
 from relax_tune.errors import UserError
 from relax_tune.tuner.cli.app import app as command
 from relax_tune.tuner.dashboard.app import make_app
-from relax_tune.tuner.dashboard.guard import HEADERS, App, Guard, authorised, check_binding
+from relax_tune.tuner.dashboard.guard import HEADERS, App, Guard, authorised, check_binding, cookie_of, token_for
 from relax_tune.tuner.dashboard.pages import Pages
-from relax_tune.tuner.report.devices import UnitHealth
+from relax_tune.tuner.measure.cluster.fleet import LentDevice
+from relax_tune.tuner.report.sections import Limits
+from relax_tune.tuner.report.subject import Subject
 
 TOKEN = "0123456789abcdef-secret"
 RUN = "abcdef@host:1:1:0123456789abcdef"
@@ -81,7 +83,7 @@ def opened(place: Path, token: str | None = None, **more: object) -> Iterator[tu
 
 
 def test_pages_of_every_kind_are_accessible_and_harmless(place: Path) -> None:
-    units = [UnitHealth(HOSTILE, "h", "u", "c", "paper", {"add": 1e-3}, "slow", 0.0)]
+    units = [LentDevice("tcp://1", "c", HOSTILE, "h", "u", "id", "paper", {"add": 1e-3}, 1.5, "slow", 0.0)]
     with opened(place, lent=lambda: units) as (app, store):
         (target,) = store.targets()
         paths = {"/", f"/jobs/{JOB}", f"/runs/{RUN}", f"/models/{'m' * 32}", f"/devices/{target.key}", "/fleet"}
@@ -104,6 +106,23 @@ def test_pages_of_every_kind_are_accessible_and_harmless(place: Path) -> None:
         assert "quarantined: slow" in ask(app, "/fleet").text
         for name in ("refresh.js", "style.css", "icon.svg"):
             assert ask(app, f"/static/{name}").status == 200
+
+
+def test_device_page_beyond_the_limit_reads_counts_and_links_to_tasks(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(place, limits=Limits(records=5)) as (app, store):
+        (target,) = store.targets()
+        total = store.count(target.key)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(store), "query", None)
+            page = ask(app, f"/devices/{target.key}").text
+        links = [link for link in check_accessible(page).links if "/tasks/" in link]
+        assert f"{total:,} measurements would be slow" in page and "Regret" not in page
+        assert sorted(links) == [f"/devices/{target.key}/tasks/{key}" for key in ("hostile", "w")]
+        task = ask(app, links[-1]).text
+        assert "Time over shape: softmax" in task and "Regret" in task
+        assert ask(app, f"/devices/{target.key}/tasks/none").status == 404
 
 
 def test_unknown_pages_are_not_found_and_other_methods_refused(place: Path) -> None:
@@ -168,9 +187,57 @@ def test_server_without_token_answers_to_names_of_loopback_alone(place: Path) ->
             assert ask(app, "/static/style.css", host=host).status == 421, host
 
 
+def test_printed_address_is_exchanged_for_a_cookie_once(place: Path) -> None:
+    """The address leaves the browser's bar, and the cookie is for this server, this site and no scripts."""
+    with opened(place, TOKEN) as (app, _):
+        answer = ask(app, f"/jobs/{JOB}?token={TOKEN}")
+        assert (
+            answer.status == 303 and answer.headers["location"] == f"/jobs/{JOB}" and TOKEN not in str(answer.headers)
+        )
+        cookie, *attributes = answer.headers["set-cookie"].split("; ")
+        assert cookie == "=".join(cookie_of(TOKEN)) and {"HttpOnly", "SameSite=Strict"} <= set(attributes)
+        for path in ("/", f"/jobs/{JOB}", "/metrics", "/static/style.css"):
+            assert ask(app, path, cookie=f"other=1; {cookie}").status == 200, path
+        name, value = cookie.split("=")
+        for wrong in (
+            f"{name}={TOKEN}",
+            f"{name}={value[:-1]}",
+            f"{name}={value}x",
+            f"x={value}",
+            f"{name}=",
+            "=",
+            "é=é",
+            "a b; ;=",
+            value,
+        ):
+            assert ask(app, "/", cookie=wrong).status == 401, wrong
+        assert ask(app, "/", cookie="=".join(cookie_of(TOKEN + "x"))).status == 401
+        for query in (
+            "token=",
+            f"token={TOKEN}x",
+            f"token={TOKEN[:-1]}",
+            f"token={TOKEN}&token={TOKEN}",
+            f"TOKEN={TOKEN}",
+            "&" * 99,
+            "%ff=%ff",
+            "é",
+        ):
+            assert ask(app, f"/?{query}").status == 401, query
+        assert ask(app, f"//evil.example/x?token={TOKEN}").headers["location"] == "/evil.example/x"
+        assert ask(app, f"/?token={TOKEN}", method="POST").status == 405
+
+
+def test_token_is_generated_unless_given_or_declined() -> None:
+    first, second = token_for(None, False), token_for(None, False)
+    assert first != second and first[0] and first[1] == f"?token={first[0]}" and len(first[0]) >= 43
+    assert token_for(TOKEN, False) == (TOKEN, "") and token_for(None, True) == (None, "")
+    with pytest.raises(UserError, match="--no-token"):
+        token_for(TOKEN, True)
+
+
 def test_binding_beyond_loopback_wants_a_long_token() -> None:
     for host in ("0.0.0.0", "::", "10.0.0.1", "records.lan"):
-        with pytest.raises(UserError, match="wants a token"):
+        with pytest.raises(UserError, match="token is required"):
             check_binding(host, None)
         check_binding(host, TOKEN)
     for host in ("127.0.0.1", "::1", "localhost"):
@@ -199,7 +266,8 @@ def test_dashboard_refuses_open_ports_and_readable_tokens(place: Path, monkeypat
         assert done.exit_code == 2, done.output
         return done.stderr
 
-    assert "wants a token" in refused("--host", "0.0.0.0")
+    assert "token is required" in refused("--host", "0.0.0.0")
+    assert "token is required" in refused("--host", "0.0.0.0", "--no-token")
     file = place / "token"
     file.write_text(TOKEN)
     file.chmod(0o644)
@@ -208,11 +276,13 @@ def test_dashboard_refuses_open_ports_and_readable_tokens(place: Path, monkeypat
     file.chmod(0o600)
     file.write_text("short")
     assert "at least 16" in refused("--token-file", "token")
+    file.write_text(TOKEN)
+    assert "got both" in refused("--token-file", "token", "--no-token")
     file.write_text(f"{TOKEN}\n{TOKEN}\n")
     told = refused("--token-file", "token")
     assert "one line" in told and TOKEN not in told
     assert "no such file" in refused("--token-file", "none").lower()
-    assert "--port wants" in refused("--port", "70000")
+    assert "--port expects" in refused("--port", "70000")
 
 
 def test_metrics_are_in_the_form_of_prometheus(place: Path) -> None:
@@ -232,7 +302,7 @@ def test_metrics_are_in_the_form_of_prometheus(place: Path) -> None:
         for s in family.samples
     }
     assert found["relax_tune_jobs", "running"] == 1 and found["relax_tune_jobs", "queued"] == 0
-    assert found["relax_tune_job_candidates", JOB] == 3 and found["relax_tune_job_candidates_wanted", JOB] == 8
+    assert found["relax_tune_job_candidates", JOB] == 3 and found["relax_tune_job_candidates_planned", JOB] == 8
     assert found["relax_tune_measurements", "ok"] == 5 and found["relax_tune_measurements", "compile"] == 1
     assert found["relax_tune_unit_last_measured_seconds", "gpu1/c"] == 4
     assert target.key in answer.text and "\x1b" not in answer.text
@@ -241,10 +311,10 @@ def test_metrics_are_in_the_form_of_prometheus(place: Path) -> None:
 def test_page_in_the_making_keeps_no_other_route_waiting(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(self: Pages) -> str:
+    def slow(self: Pages) -> Subject:
         begun.set()
         assert go_on.wait(60)
-        return "made"
+        return Subject("made late", ())
 
     monkeypatch.setattr(Pages, "overview", slow)
     with opened(place) as (app, _), ThreadPoolExecutor(2) as others:
@@ -255,7 +325,7 @@ def test_page_in_the_making_keeps_no_other_route_waiting(place: Path, monkeypatc
             assert other.result(60).status == 200 and not front.done()
         finally:
             go_on.set()
-        assert front.result(60).text == "made"
+        assert "made late" in front.result(60).text
 
 
 def test_altered_database_gives_metrics_in_printable_words(place: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -265,7 +335,7 @@ def test_altered_database_gives_metrics_in_printable_words(place: Path, caplog: 
     raw.close()
     with opened(place) as (app, _):
         answer = ask(app, "/metrics")
-        assert answer.status == 503 and "wanted their place" in answer.text and "db check" in answer.text
+        assert answer.status == 503 and "refers to place" in answer.text and "db check" in answer.text
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1 and "\x1b" not in "".join(told) + answer.text
 
@@ -281,6 +351,41 @@ def test_guard_closes_pages_to_framing_and_scripts_of_others() -> None:
         policy["default-src"] == "'none'" and policy["frame-ancestors"] == "'none'" and policy["script-src"] == "'self'"
     )
     assert headers["cache-control"] == "no-store" and headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_another_user_of_the_machine_reads_nothing_by_default(place: Path) -> None:
+    """A request without the printed token is refused; `--no-token` says who can read the pages."""
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed (extra dashboard)")
+    code = "from relax_tune.tuner.cli.start import main; main()"
+    environment = {name: value for name, value in os.environ.items() if name != "RELAX_TUNE_DASHBOARD_TOKEN"}
+
+    def status(address: str) -> int:
+        try:
+            with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(address, timeout=60) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    for more in ([], ["--no-token"]):
+        words = ["dashboard", "--db", "r.db", "--port", "0", *more]
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *words], cwd=place, env=environment, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stderr is not None
+            said = ""
+            while not (address := re.search(r"(http://127\.0\.0\.1:\d+/)(\?token=\S+)?;", said)):
+                line = process.stderr.readline()
+                assert line, said
+                said = said.rstrip("\n") + line if "http" in said else said + line
+            assert status(address[1]) == (200 if more else 401)
+            assert status(address[1] + (address[2] or "")) == 200 and bool(address[2]) != bool(more)
+            assert ("every user" in said) == bool(more)
+        finally:
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.process

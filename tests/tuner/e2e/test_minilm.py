@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.opencl_drivers import device_name
-from tests.support.tuner_models import DEVICES, minilm_folder, opened
+from tests.support.tuner_models import DEVICES, minilm_folder, narrowed, opened
 
 from relax_tune.database.store import open_store
 from relax_tune.ir.core.function import IRModule
@@ -20,10 +20,11 @@ from relax_tune.ir.frontend.load import load_model
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.emit.build import BuildResult
-from relax_tune.tuner.job.job import Job, open_runner
+from relax_tune.tuner.job.device_job import DeviceJob, device_job
+from relax_tune.tuner.job.devices import open_runner
 from relax_tune.tuner.job.progress import TuningSummary
 from relax_tune.tuner.settings import Settings
-from relax_tune.tuner.task.domain import Range
+from relax_tune.tuner.task.allowed_sizes import Range
 from relax_tune.tuner.task.extract import extract_tasks
 
 pytestmark = [
@@ -31,7 +32,7 @@ pytestmark = [
     pytest.mark.heavy,  # `tests/tuner/cli/test_cli_tune.py` does the same through the command
     pytest.mark.slow,
     # a thread pool that an earlier test has started keeps its size
-    pytest.mark.filterwarnings("ignore:.*was tuned elsewhere"),
+    pytest.mark.filterwarnings("ignore:.*was tuned on another device"),
 ]
 DATA = Path(__file__).parents[2] / "data"
 # Tuned where the generic kernels are fast too, so that the test is; it runs over all of (1..8, 1..512).
@@ -58,8 +59,8 @@ class Tuned:
     result: TuningSummary
     built: BuildResult
 
-    def job(self, store: Any) -> Job:
-        return Job(self.module, self.info, store, self.settings, overrides=TUNED_OVER)
+    def job(self, store: Any) -> DeviceJob:
+        return narrowed(device_job(self.module, self.info, store, self.settings), TUNED_OVER)
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -73,7 +74,7 @@ def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         patch.setenv("OMP_NUM_THREADS", "1")  # the tests share the machine
         runner = open_runner(settings)
         try:
-            job = Job(module, runner.device_info(), store, settings, overrides=TUNED_OVER)
+            job = narrowed(device_job(module, runner.device_info(), store, settings), TUNED_OVER)
             result = job.tune(runner)
             built = job.build()
             path = job.artifact(built).save(folder / "m.rta")

@@ -13,10 +13,10 @@ from tests.tuner.e2e.test_minilm import DATA, reference_inputs
 from relax_tune.database.memory_store import MemoryStore
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.runtime.artifact import load_artifact
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import device_job
 from relax_tune.tuner.settings import Settings
 
-pytestmark = [pytest.mark.minilm, pytest.mark.filterwarnings("ignore:.*was tuned elsewhere")]
+pytestmark = [pytest.mark.minilm, pytest.mark.filterwarnings("ignore:.*was tuned on another device")]
 
 # About eight roundings a layer, each of up to 2^-9 of a value: 48 independent ones turn a vector by sqrt(48) * 2^-9, which
 # takes half its square, 9.2e-5, off the cosine; twice that is allowed.
@@ -28,7 +28,7 @@ def test_bf16_embeddings_agree_with_f32(kind: str, tmp_path: Path) -> None:
     made = reference_inputs()
     module = load_model(minilm_folder(), {"b": (1, 8), "n": (1, 512)})
     with opened(kind) as device, np.load(DATA / "minilm_reference.npz") as reference:
-        job = Job(module, device.info, MemoryStore(), Settings(target=kind, effort="quick", precision="bf16"))
+        job = device_job(module, device.info, MemoryStore(), Settings(target=kind, effort="quick", precision="bf16"))
         path = job.artifact(job.build("generic")).save(tmp_path / "m.rta")
         whole = sum(a.nbytes for a in module.constants.values())
         assert whole / 2 < path.stat().st_size < whole * 0.52

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support.effort import EFFORT
-from tests.support.tuner_models import DEVICES, PAPER_DEVICE, QUICK, RecordedRunner, minilm_folder, opened
+from tests.support.tuner_models import DEVICES, PAPER_DEVICE, QUICK, RecordedRunner, minilm_folder, narrowed, opened
 from tests.tuner.e2e.test_minilm import DATA, reference_inputs
 
 from relax_tune.database.store import MemoryStore
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.device.base import DeviceInfo
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import DeviceJob, device_job
 from relax_tune.tuner.settings import Settings
-from relax_tune.tuner.task.domain import Range
+from relax_tune.tuner.task.allowed_sizes import Range
 
 pytest.importorskip("onnx", reason="needs the onnx package: pip install 'relax-tune[onnx]'")
 pytestmark = pytest.mark.minilm
@@ -43,11 +43,11 @@ def onnx_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "minilm.onnx"
 
 
-def job_of(path: Path, info: DeviceInfo, settings: Settings, store: MemoryStore) -> Job:
+def job_of(path: Path, info: DeviceInfo, settings: Settings, store: MemoryStore) -> DeviceJob:
     bounds = ONNX_BOUNDS if path.suffix == ".onnx" else FOLDER_BOUNDS
     # nothing is tuned: one shape per symbol keeps the shapes to tune over few
     spots = {name: Range(2, 2) for name in bounds}
-    return Job(load_model(path, bounds), info, store, settings, overrides=spots)
+    return narrowed(device_job(load_model(path, bounds), info, store, settings), spots)
 
 
 @pytest.mark.heavy
@@ -96,7 +96,7 @@ def test_records_of_the_folder_serve_the_onnx_model(onnx_path: Path) -> None:
     folder, onnx = (job_of(p, PAPER_DEVICE, settings, store) for p in (minilm_folder(), onnx_path))
     folder.tune(RecordedRunner())
 
-    def tuned(job: Job) -> set[str]:
+    def tuned(job: DeviceJob) -> set[str]:
         plans = job.build().plans
         found = {t.key: plans[t.name] for t in job.tasks if not plans[t.name].predicted}
         return {key for key, plan in found.items() if any(v.kind == "tuned" for v in plan.variants.values())}

@@ -23,7 +23,7 @@ from relax_tune.ir.op.reduction.einsum import Einsum
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.executor import Executor
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import device_job
 from relax_tune.tuner.settings import Settings
 
 Array = np.ndarray[Any, Any]
@@ -103,7 +103,7 @@ def test_broadcast_with_dims_of_one_at_run_time_agrees_with_numpy(
     device: Device, case: str, policy: Literal["generic", "library"]
 ) -> None:
     module, inputs = CASES[case]()
-    job = Job(module, device.info, MemoryStore(), Settings(target=device.info.kind))
+    job = device_job(module, device.info, MemoryStore(), Settings(target=device.info.kind))
     program = job.build(policy).program
     executor = Executor(program, device, {})
     for sizes in SIZES:

@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,11 +20,11 @@ from tests.support.tuner_models import (
     RecordedRunner,
     add_records,
     attention,
-    choices_of,
     feed_forward,
     ok_record,
     paper_job,
     row_scale,
+    task_variants_of,
 )
 
 from relax_tune.database.records import Environment, Measurement, Target, Workload
@@ -35,10 +35,10 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.runtime.program.program import program_from_json
 from relax_tune.schedules.sketch import generate_sketches, iter_sketches
 from relax_tune.tuner.emit.build import check_policy
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import DeviceJob
 from relax_tune.tuner.plan.plans import plan_task, times_of
 from relax_tune.tuner.plan.select import NOISE
-from relax_tune.tuner.task import task as task_module
+from relax_tune.tuner.task import sketch_set as sketch_set_module
 
 FOUR = replace(QUICK, trials=4)
 Make = Callable[[], IRModule]
@@ -51,13 +51,13 @@ def answer(program: Any, symbols: Any) -> float | str:
 
 
 @cache
-def _tuned(make: Make) -> tuple[Job, list[Measurement]]:
+def _tuned(make: Make) -> tuple[DeviceJob, list[Measurement]]:
     job = paper_job(make, settings=FOUR)
     job.tune(RecordedRunner(answer))
     return job, [r for t in job.tasks for r in job.store.query(job.target.key, t.key)]
 
 
-def filled(job: Job, store: Store, records: Sequence[Measurement]) -> Store:
+def filled(job: DeviceJob, store: Store, records: Sequence[Measurement]) -> Store:
     store.add_target(job.target)
     store.add_environment(Environment(tuple(job.libraries.items())))
     for task in job.tasks:
@@ -153,7 +153,7 @@ def test_policies_narrow_the_choice(policy: Any) -> None:
 
 
 def test_an_unknown_policy_is_an_error() -> None:
-    with pytest.raises(UserError, match="measured, stored, predicted, library, generic; found 'best'"):
+    with pytest.raises(UserError, match="measured, stored, predicted, library, generic; got 'best'"):
         check_policy("best")
 
 
@@ -166,14 +166,16 @@ class Stage:
     def __init__(self, make: Make = row_scale) -> None:
         self.job = paper_job(make)
         self.task = self.job.tasks[0]
-        self.choices = self.job.choices[self.task.name]
-        self.fast, self.slow = (self.choices.tuned(c) for c in self.choices.seeds(2))
+        self.task_variants = self.job.task_variants[self.task.name]
+        self.fast, self.slow = (
+            self.task_variants.sketch_set.record_of(c) for c in self.task_variants.sketch_set.seeds(2)
+        )
 
     def records(self, variant: Any, seconds: float, **more: Any) -> list[Measurement]:
         return [ok_record(self.task, self.job.target.key, variant, p, seconds, **more) for p in self.task.domain.points]
 
     def winners(self, *records: Measurement) -> set[str]:
-        return set(plan_task(self.choices, records).plan.variants)
+        return set(plan_task(self.task_variants, records).plan.variants)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +191,9 @@ def test_the_faster_wins(stage: Stage) -> None:
 def test_unchecked_records_never_win(stage: Stage) -> None:
     slow = stage.records(stage.slow, 1e-3)
     assert stage.winners(*stage.records(stage.fast, 1e-6, checked=False), *slow) == {stage.slow.key}
-    assert stage.winners(*stage.records(stage.fast, 1e-6, checked=False)) == {stage.choices.guess().key}
+    assert stage.winners(*stage.records(stage.fast, 1e-6, checked=False)) == {
+        stage.task_variants.sketch_set.best_guess().key
+    }
 
 
 @pytest.mark.parametrize("where", [0, -1])
@@ -202,7 +206,7 @@ def test_failed_variant_never_wins(stage: Stage, where: int) -> None:
 
 
 def test_a_failed_generic_form_is_dispatched_only_with_a_note(stage: Stage) -> None:
-    generic = stage.choices.generic()
+    generic = stage.task_variants.sketch_set.generic()
     failure = Measurement("f", stage.task.key, stage.job.target.key, generic, {}, "failed", "wrong-result", "is off")
     job = paper_job(row_scale)
     filled(job, job.store, [failure])
@@ -231,7 +235,7 @@ def test_zero_times_and_other_shapes_say_nothing(stage: Stage) -> None:
 def test_all_samples_of_a_variant_count(stage: Stage) -> None:
     first = stage.records(stage.fast, 1e-6)
     again = [replace(r, id=f"{r.id}b", samples_secs=(5e-6,) * 7) for r in first]
-    times, _ = times_of(stage.choices, [*first, *again])
+    times, _ = times_of(stage.task_variants, [*first, *again])
     assert times[stage.fast.key] == [5e-6] * len(first)
 
 
@@ -246,7 +250,7 @@ def test_inapplicable_record_is_passed_over(stage: Stage, records: str) -> None:
     for kind in ("tuned", "library", "generic"):
         spoiled = stage.records(replace(odd, kind=kind), 1e-7)
         assert stage.winners(*spoiled, *stage.records(stage.slow, 1e-3)) == {stage.slow.key}
-        assert stage.winners(*spoiled) == {stage.choices.guess().key}
+        assert stage.winners(*spoiled) == {stage.task_variants.sketch_set.best_guess().key}
 
 
 def test_removed_sketch_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -254,17 +258,16 @@ def test_removed_sketch_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("RELAX_TUNE_CACHE", str(tmp_path))
     stage = Stage()
     job = paper_job(row_scale, fresh=True)
-    (choices,) = job.choices.values()
+    (task_variants,) = job.task_variants.values()
 
     def fewer(func: Any, machine: Any, rules: Any = None) -> Any:
         return tuple(s for s in generate_sketches(func, machine, rules) if s.trace.to_json() != stage.fast.trace)
 
-    monkeypatch.setattr(task_module, "iter_sketches", fewer)
-    monkeypatch.setattr(task_module, "generate_sketches", fewer)
+    monkeypatch.setattr(sketch_set_module, "iter_sketches", fewer)
     records = [*stage.records(stage.fast, 1e-6), *stage.records(stage.slow, 1e-3)]
-    assert plan_task(choices, records).plan.variants == (stage.slow.key,)
+    assert plan_task(task_variants, records).plan.variants == (stage.slow.key,)
     job.store.add_target(job.target)
-    job.store.add_workload(Workload(choices.task.key, choices.task.text, 1, choices.task.name))
+    job.store.add_workload(Workload(task_variants.task.key, task_variants.task.text, 1, task_variants.task.name))
     job.store.add_measurements(records)
     (note,) = job.build().notes
     assert "1 of the kernels on record" in note and "of another version or hand" in note and "relax-tune tune" in note
@@ -287,7 +290,7 @@ def test_record_of_another_hand_is_not_dispatched(change: str, monkeypatch: pyte
         "parts": replace(stage.fast, trace=json.dumps({"parts": [nested], "begins": []}, separators=(",", ":"))),
     }[change]
     forbidden: list[str] = []
-    monkeypatch.setattr(task_module, "replay_with", lambda trace, *_: forbidden.append(trace))
+    monkeypatch.setattr(sketch_set_module, "replay_with", lambda trace, *_: forbidden.append(trace))
     assert stage.winners(*stage.records(odd, 1e-9), *stage.records(stage.slow, 1e-3)) == {stage.slow.key}
     assert forbidden == []
 
@@ -295,17 +298,21 @@ def test_record_of_another_hand_is_not_dispatched(change: str, monkeypatch: pyte
 def test_record_found_to_be_own_is_replayed_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RELAX_TUNE_CACHE", str(tmp_path))
     stage = Stage()
-    first = replace(stage.choices, _programs={}, _stages={}, _drawn={})
+    first = replace(stage.task_variants)
     made = first.stages(stage.fast)
-    later = replace(stage.choices, _programs={}, _stages={}, _drawn={})
-    monkeypatch.setattr(task_module, "iter_sketches", lambda *_: pytest.fail("wanted no sketches made again"))
+    later = replace(stage.task_variants)
+
+    def no_sketches(*_: Any) -> Iterator[Any]:
+        yield pytest.fail("expected no sketches generated again")
+
+    monkeypatch.setattr(sketch_set_module, "iter_sketches", no_sketches)
     (again,), (before,) = later.stages(stage.fast), made
     assert structural_equal(again.func, before.func)
 
 
 def test_records_of_one_task_make_each_sketch_once(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
-    choices = replace(stage.choices, _drawn={})
+    task_variants = replace(stage.task_variants)
     made: list[str] = []
 
     def counted(func: Any, machine: Any, rules: Any) -> Any:
@@ -313,16 +320,18 @@ def test_records_of_one_task_make_each_sketch_once(monkeypatch: pytest.MonkeyPat
             made.append(sketch.name)
             yield sketch
 
-    monkeypatch.setattr(task_module, "iter_sketches", counted)
-    found = [choices.own_sketch(variant) for variant in (stage.slow, stage.fast, stage.slow, stage.fast)]
+    monkeypatch.setattr(sketch_set_module, "iter_sketches", counted)
+    found = [
+        task_variants.sketch_set.sketch_of(variant) for variant in (stage.slow, stage.fast, stage.slow, stage.fast)
+    ]
     assert found[0] is found[2] is not None and found[1] is found[3] is not None
-    assert 0 < len(made) <= len(generate_sketches(stage.task.func, choices.hardware))
-    assert choices.own_sketch(replace(stage.fast, sketch="another")) is None
+    assert 0 < len(made) <= len(generate_sketches(stage.task.func, task_variants.hardware))
+    assert task_variants.sketch_set.sketch_of(replace(stage.fast, sketch="another")) is None
 
 
 def test_a_kernel_must_beat_the_library_beyond_noise() -> None:
     stage = Stage(feed_forward)
-    (library, *_) = stage.choices.library_variants()
+    (library, *_) = stage.task_variants.library.variants
     measured = stage.records(library, 1.0)
     near, far = stage.records(stage.fast, 1.0 / (1 + NOISE) + 0.005), stage.records(stage.fast, 0.9)
     assert stage.winners(*measured, *near) == {library.key}
@@ -331,15 +340,15 @@ def test_a_kernel_must_beat_the_library_beyond_noise() -> None:
 
 def test_records_of_missing_library_do_not_win() -> None:
     stage = Stage(feed_forward)
-    (library, *_) = stage.choices.library_variants()
-    without = replace(stage.choices, alternatives=(), _programs={}, _stages={})
+    (library, *_) = stage.task_variants.library.variants
+    without = replace(stage.task_variants, alternatives=())
     records = [*stage.records(library, 1e-6), *stage.records(stage.slow, 1e-3)]
     assert set(plan_task(without, records).plan.variants) == {stage.slow.key}
 
 
 def test_library_variants_keep_recorded_keys() -> None:
-    task = next(iter(paper_job(feed_forward).choices.values())).task
-    found = {v.sketch: v.key[:10] for v in choices_of(task.func, task.domain).library_variants()}
+    task = next(iter(paper_job(feed_forward).task_variants.values())).task
+    found = {v.sketch: v.key[:10] for v in task_variants_of(task.func, task.domain).library.variants}
     assert found == {
         "openblas.sgemm+injective.parallel": "393e0077e3",
         "openblas.sgemm+injective.serial": "d9b3bfe533",

@@ -23,7 +23,7 @@ from relax_tune.ir.op.indexing.movement import Reshape, Take
 from relax_tune.ir.op.math.elementwise import Mul, Relu
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.program.program import program_from_json
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import DeviceJob, device_job
 from relax_tune.tuner.settings import Settings
 
 Array = np.ndarray[Any, Any]
@@ -35,8 +35,8 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
         yield found
 
 
-def job_of(module: IRModule, device: Device, checks: bool = True) -> Job:
-    return Job(module, device.info, MemoryStore(), Settings(target=device.info.kind, checks=checks))
+def job_of(module: IRModule, device: Device, checks: bool = True) -> DeviceJob:
+    return device_job(module, device.info, MemoryStore(), Settings(target=device.info.kind, checks=checks))
 
 
 def both(module: IRModule, device: Device, *inputs: Array, checks: bool = True, pack: bool = False) -> tuple[Any, Any]:
@@ -81,7 +81,7 @@ def test_computed_index_outside_fails_with_checks(device: Device, name: str, sym
         given = good.copy()
         given[(1, column) if last else 1] = 3
         at = f"1, {column}" if last else "1"
-        text = f"{op.name}: wanted indices of at least 0 and below {size}, found 9 at [{at}]"
+        text = f"{op.name}: expected indices of at least 0 and below {size}, got 9 at [{at}]"
         refused(text, module, device, TABLE, given, *more)
         agree(module, device, TABLE, given, *more, checks=False)
 
@@ -89,7 +89,7 @@ def test_computed_index_outside_fails_with_checks(device: Device, name: str, sym
 def test_parameter_outside_fails_with_checks_as_without(device: Device) -> None:
     module = indexed("take", True, False)
     for checks in (False, True):
-        refused("parameter i: wanted values from 0 to 4", module, device, TABLE, np.array([0, 5]), checks=checks)
+        refused("parameter i: expected values from 0 to 4", module, device, TABLE, np.array([0, 5]), checks=checks)
 
 
 def chain(returned: bool) -> IRModule:
@@ -107,7 +107,7 @@ def chain(returned: bool) -> IRModule:
 def test_index_inside_a_fused_chain_is_checked(device: Device, returned: bool, pack: bool) -> None:
     module, hops = chain(returned), np.array([1, 2, 1, 1, -1])
     agree(module, device, TABLE, hops, np.array([0, 1, 3]), pack=pack)
-    text = "take: wanted indices of at least 0 and below 5, found -4 at [2]"
+    text = "take: expected indices of at least 0 and below 5, got -4 at [2]"
     refused(text, module, device, TABLE, hops, np.array([0, 1, 4]), pack=pack)
     agree(module, device, TABLE, hops, np.array([0, 1, 4]), pack=pack, checks=False)
 
@@ -116,7 +116,7 @@ def test_constant_index_outside_fails_with_checks(device: Device) -> None:
     g = GraphBuilder()
     i = g.constant("i", np.array([0, 7]))
     module = g.finish(g.call(Take(), g.input("x", (5, g.symbol("k"))), i))
-    refused("take: wanted indices of at least 0 and below 5, found 7 at [1]", module, device, TABLE)
+    refused("take: expected indices of at least 0 and below 5, got 7 at [1]", module, device, TABLE)
 
 
 BRANCHES = """
@@ -148,13 +148,13 @@ def test_index_in_branch_is_checked_where_taken(device: Device, symbolic: bool) 
     for c in (yes, no):
         agree(module, device, c, TABLE, np.array([0, 1]))
     for checks in (False, True):
-        text = "parameter i: wanted values from 0 to 4"
+        text = "parameter i: expected values from 0 to 4"
         refused(text, module, device, no, TABLE, np.array([0, 5]), checks=checks)
     agree(module, device, yes, TABLE, np.array([0, 2]))
     agree(module, device, yes, TABLE, np.array([0, 3]), checks=False)
     agree(module, device, no, TABLE, np.array([0, 3]), checks=False)
     refused(
-        "take: wanted indices of at least 0 and below 5, found 9 at [1]",
+        "take: expected indices of at least 0 and below 5, got 9 at [1]",
         module,
         device,
         yes,
@@ -162,7 +162,7 @@ def test_index_in_branch_is_checked_where_taken(device: Device, symbolic: bool) 
         np.array([0, 3]),
     )
     refused(
-        "take: wanted indices of at least 0 and below 5, found 8 at [1]",
+        "take: expected indices of at least 0 and below 5, got 8 at [1]",
         module,
         device,
         no,

@@ -22,8 +22,8 @@ from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.library.clblast import ClBlast
 from relax_tune.runtime.program.program import Program
-from relax_tune.tuner.job.job import Job
-from relax_tune.tuner.job.loop import DEADLINE_SECS, LIBRARY_DEADLINE_SECS
+from relax_tune.tuner.job.batches import DEADLINE_SECS, LIBRARY_DEADLINE_SECS
+from relax_tune.tuner.job.device_job import device_job
 from relax_tune.tuner.task.unfused_variants import routines_of
 
 LIBRARIES = (("clblast", "build 0123; file libclblast.so.1.5.3"),)
@@ -63,8 +63,8 @@ def by_library(program: Program, symbols: Mapping[str, int]) -> float:
 
 
 def on(info: DeviceInfo) -> set[str]:
-    choices = Job(product(), info, MemoryStore(), QUICK).choices.values()
-    return {r for c in choices for v in c.library_variants() for r in routines_of(v)}
+    task_variants = device_job(product(), info, MemoryStore(), QUICK).task_variants.values()
+    return {r for c in task_variants for v in c.library.variants for r in routines_of(v)}
 
 
 def test_clblast_is_offered_only_to_opencl_devices_with_clblast() -> None:
@@ -76,20 +76,20 @@ def test_clblast_is_offered_only_to_opencl_devices_with_clblast() -> None:
 @pytest.mark.slow
 def test_clblast_is_dispatched_and_noted_when_missing_or_changed() -> None:
     runner, store = RecordedRunner(by_library, info=PAPER_OPENCL), MemoryStore()
-    job = Job(product(), PAPER_OPENCL, store, QUICK)
+    job = device_job(product(), PAPER_OPENCL, store, QUICK)
     job.tune(runner)
     built = job.build()
     assert routines(built.program) == {"clblast.sgemm"} and not [n for n in built.notes if "clblast" in n]
     patience = {(bool("clblast" in r.program_json), r.deadline_secs) for batch in runner.batches for r in batch}
     assert patience == {(True, LIBRARY_DEADLINE_SECS), (False, DEADLINE_SECS)}, "it compiles at first use"
 
-    bare = Job(product(), replace(PAPER_OPENCL, libraries=()), store, QUICK).build()
+    bare = device_job(product(), replace(PAPER_OPENCL, libraries=()), store, QUICK).build()
     assert not routines(bare.program)
     missing = [n for n in bare.notes if "clblast" in n]
-    assert missing and all("is not here" in n and "apt install libclblast1" in n for n in missing)
+    assert missing and all("is not installed" in n and "apt install libclblast1" in n for n in missing)
 
     other = replace(PAPER_OPENCL, libraries=(("clblast", "build 4567; file libclblast.so.1.6.3"),))
-    after = Job(product(), other, store, QUICK).build()
+    after = device_job(product(), other, store, QUICK).build()
     stale = [n for n in after.notes if "clblast" in n]
     assert stale and all("1.5.3 (here build 4567; file libclblast.so.1.6.3)" in n for n in stale)
     assert not routines(after.program)
@@ -103,11 +103,9 @@ def test_artifact_calls_clblast(batched: bool, asked: set[str], real: bool, tmp_
     module = products() if batched else product()
     with opened("opencl") as device:
         info = replace(device.info, libraries=LIBRARIES)
-        job = job_dispatching(info, module, lambda choices, _: choices.library_variants()[:1])
+        job = job_dispatching(info, module, lambda task_variants, _: task_variants.library.variants[:1])
         path = job.artifact(job.build()).save(tmp_path / "model.rta")
-        with pytest.raises(
-            BuildError, match=r"wanted the library clblast, found .*; install your distribution's CLBlast"
-        ):
+        with pytest.raises(BuildError, match=r"clblast.*install your distribution's CLBlast"):
             load_artifact(path).open(device, libraries={})
         found, rng = StandIn(device), np.random.default_rng(2)
         library = installed() if real else ClBlast(found)

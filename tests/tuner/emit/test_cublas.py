@@ -26,7 +26,7 @@ from relax_tune.runtime.device.cuda import CUDADevice
 from relax_tune.runtime.library.cublas import CuBlas
 from relax_tune.runtime.library.cublaslt import CuBlasLt
 from relax_tune.runtime.program.program import Program
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import device_job
 from relax_tune.tuner.measure.device_process.compiling import CompiledKernels
 from relax_tune.tuner.task.unfused_variants import routines_of
 
@@ -47,8 +47,8 @@ def routines(program: Program) -> set[str]:
 
 
 def on(info: DeviceInfo, dtype: DType) -> set[str]:
-    choices = Job(product(dtype), info, MemoryStore(), QUICK).choices.values()
-    return {r for c in choices for v in c.library_variants() for r in routines_of(v)}
+    task_variants = device_job(product(dtype), info, MemoryStore(), QUICK).task_variants.values()
+    return {r for c in task_variants for v in c.library.variants for r in routines_of(v)}
 
 
 @pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
@@ -64,7 +64,7 @@ def test_artifact_calls_cublas_routines(dtype: DType, tmp_path: Path) -> None:
     device = CUDADevice(0, driver, lambda architecture: EmulatedCompiler(tmp_path), lambda: driver)
     asked = StandIn(library_folder(tmp_path) / NAMES[0], driver)
     info = replace(device.info, libraries=LIBRARIES)
-    job = job_dispatching(info, module, lambda choices, _: choices.library_variants())
+    job = job_dispatching(info, module, lambda task_variants, _: task_variants.library.variants)
     built = job.build()
     assert routines(built.program) == {f"cublas.gemm_{dtype}", f"cublaslt.matmul_{dtype}"}
     path, rng, before = job.artifact(built).save(tmp_path / "model.rta"), np.random.default_rng(2), asked.products
@@ -100,9 +100,9 @@ def test_cublas_binds_through_a_device_wrapper(tmp_path: Path) -> None:
 def test_missing_cublas_note_states_the_gain() -> None:
     runner = RecordedRunner(lambda program, symbols: 1e-6 if routines(program) else 1.0, info=PAPER_CUDA)
     store = MemoryStore()
-    job = Job(product(), PAPER_CUDA, store, QUICK)
+    job = device_job(product(), PAPER_CUDA, store, QUICK)
     job.tune(runner)
     assert routines(job.build().program)
-    bare = Job(product(), replace(PAPER_CUDA, libraries=()), store, QUICK).build()
-    missing = [n for n in bare.notes if "is not here" in n]
+    bare = device_job(product(), replace(PAPER_CUDA, libraries=()), store, QUICK).build()
+    missing = [n for n in bare.notes if "is not installed" in n]
     assert not routines(bare.program) and len(missing) == 2 and all("relax-tune[cuda]" in n for n in missing)

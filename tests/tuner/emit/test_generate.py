@@ -20,10 +20,10 @@ from relax_tune.errors import UserError
 from relax_tune.ir.op.math.elementwise import Relu
 from relax_tune.runtime.calls.session import Session
 from relax_tune.runtime.generate import beam_search, generate, generate_steps
-from relax_tune.runtime.generation.decoder import Decoder
+from relax_tune.runtime.generation.decoder import Decoder, bounds
 from relax_tune.runtime.model import Model
 from relax_tune.tuner.cli.app import app
-from relax_tune.tuner.task.task import Choices
+from relax_tune.tuner.task.variants import TaskVariants
 
 pytestmark = [pytest.mark.ccompiler, pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")]
 BOUNDS = {"b": (1, 4)}
@@ -127,36 +127,36 @@ def test_generation_of_wrong_arguments_is_refused(llama: tuple[rt.Artifact, dict
     three = ids(1, 3)
     nan = np.full((1, VOCABULARY), np.nan, np.float32)
     cases: list[tuple[Any, dict[str, Any], str]] = [
-        (three[0], {}, "wanted token ids .rows, length., found an array of shape .3,."),
-        ("text", {}, "found a str; tokenize text first"),
-        ([[1, 2], []], {}, "wanted at least one token in every row, found none in row 1"),
-        ([[1.5]], {}, "row 0: wanted a list of token ids"),
-        ([[[1]]], {}, "row 0: wanted a list of token ids"),
-        (three, {"attention_mask": [[1, 0, 1]]}, "row 0: wanted padding before or after the tokens"),
-        (three, {"attention_mask": [[1, 1]]}, "wanted 0 and 1 in the shape of the prompts"),
-        (three, {"heat": 1}, "wanted options among max_new_tokens, .*; found heat; leave it out"),
-        (three, {"config": {}}, "wanted a GenerationConfig, found a dict"),
-        (three, {"stop_strings": "end"}, "wanted a tokenizer to read the tokens by, found none"),
+        (three[0], {}, "expected token ids .rows, length., got an array of shape .3,."),
+        ("text", {}, "got a str; tokenize text first"),
+        ([[1, 2], []], {}, "expected at least one token in every row, got none in row 1"),
+        ([[1.5]], {}, "row 0: expected a list of token ids"),
+        ([[[1]]], {}, "row 0: expected a list of token ids"),
+        (three, {"attention_mask": [[1, 0, 1]]}, "row 0: expected padding before or after the tokens"),
+        (three, {"attention_mask": [[1, 1]]}, "expected 0 and 1 in the shape of the prompts"),
+        (three, {"heat": 1}, "expected options among max_new_tokens, .*; got heat; leave it out"),
+        (three, {"config": {}}, "expected a GenerationConfig, got a dict"),
+        (three, {"stop_strings": "end"}, "expected a tokenizer to read the tokens by, got none"),
         (
             three,
             {"num_beams": 5},
-            "wanted at most 4, the rows that the model takes, found 5; build it with --bound b=1:5",
+            "expected at most 4, the rows that the model takes, got 5; build it with --bound b=1:5",
         ),
         (
             three,
             {"logits_processor": lambda i, s: s[:, 1:]},
-            r"wanted float32 scores of shape \(1, 37\), found float32",
+            r"expected float32 scores of shape \(1, 37\), got float32",
         ),
-        (three, {"logits_processor": lambda i, s: nan}, "found 37 NaN"),
-        (three, {"logits_processor": lambda i, s: s - np.inf, "do_sample": True}, "found only -inf"),
-        (three + 99, {}, "wanted values from 0 to 36"),
-        (ids(1, 65), {}, "wanted n <= 64, found 65"),
+        (three, {"logits_processor": lambda i, s: nan}, "got 37 NaN"),
+        (three, {"logits_processor": lambda i, s: s - np.inf, "do_sample": True}, "got only -inf"),
+        (three + 99, {}, "expected values from 0 to 36"),
+        (ids(1, 65), {}, "expected n <= 64, got 65"),
     ]
     with llama[0].open() as model:
         for prompts, options, says in cases:
             with pytest.raises(UserError, match=says):
                 generate(model, prompts, **{"max_new_tokens": 2, **options})
-        with pytest.raises(UserError, match="wanted 1 where tokens are given one by one, found 2; call generate"):
+        with pytest.raises(UserError, match=r"one by one.*got 2"):
             generate_steps(model, three, num_beams=2)
 
 
@@ -166,12 +166,14 @@ def test_a_tuned_decoder_gives_the_same_tokens(tmp_path: Path) -> None:
     module = rt.load_model(folder, BOUNDS | {"n": (1, 33), "m": (1, 60)})
     kinds: set[str] = set()
 
-    def drawn(choices: Choices, number: int) -> list[VariantRecord]:
-        kind = choices.task.name.rstrip("_0123456789")
+    def drawn(task_variants: TaskVariants, number: int) -> list[VariantRecord]:
+        kind = task_variants.task.name.rstrip("_0123456789")
         if kind in kinds:
             return []
         kinds.add(kind)
-        return [choices.tuned(choices.space.candidates(choices.space.sample(np.random.default_rng(number), 1))[0])]
+        sketch_set, rng = task_variants.sketch_set, np.random.default_rng(number)
+        (candidate,) = sketch_set.space.candidates(sketch_set.space.sample(rng, 1))
+        return [sketch_set.record_of(candidate)]
 
     with opened("c") as device:
         job = job_dispatching(device.info, module, drawn)
@@ -200,11 +202,11 @@ def test_an_artifact_of_two_functions(llama: tuple[rt.Artifact, dict[str, Any]],
         assert model.functions == ("decode", "prefill")
         for b, n in PROMPTS:
             np.testing.assert_array_equal(generate(model, ids(b, n), ADDED)[:, n:], wanted[f"tokens_{b}_{n}"])
-        with pytest.raises(UserError, match="wanted one of its functions, decode, prefill; found none named"):
+        with pytest.raises(UserError, match="decode, prefill; got none"):
             model.run([ids(1, 3)])
-        with pytest.raises(UserError, match="wanted one of its functions, decode, prefill; found 'main'"):
+        with pytest.raises(UserError, match="decode, prefill; got 'main'"):
             model.run([ids(1, 3)], "main")
-        with pytest.raises(UserError, match=r"decode: wanted 5 arguments .*, found 1"):
+        with pytest.raises(UserError, match=r"decode: expected 5 arguments .*, got 1"):
             model.run([ids(1, 1)], "decode")
 
 
@@ -228,7 +230,7 @@ def test_generate_without_decoder_functions_is_refused() -> None:
     g = rt.GraphBuilder()
     x = g.input("x", (g.symbol("n"), 2))
     artifact = rt.build(g.finish(g.call(Relu(), x)), target="c", db="memory://")
-    says = "wanted a model with the functions prefill and decode, found main"
+    says = "expected a model with the functions prefill and decode, got main"
     with artifact.open() as model, pytest.raises(UserError, match=says):
         generate(model, ids(1, 3), 4)
 
@@ -274,13 +276,45 @@ def test_text_goes_on(llama: tuple[rt.Artifact, dict[str, Any]], tmp_path: Path)
     assert added() == added("--stream") == ["".join(f" w{i}" for i in expected[:1])]
     for extra, says in (
         (["--function", "decode"], "--function goes with --inputs"),
-        (["--text", ""], "wants at least one token"),
-        (["--max-new-tokens", "-1"], "max_new_tokens: wanted a whole number, 0 or more, found -1"),
+        (["--text", ""], "expects at least one token"),
+        (["--max-new-tokens", "-1"], "max_new_tokens: expected a whole number, 0 or more, got -1"),
         (["--temperature", "0"], "without it and do_sample, the likeliest token is taken"),
-        (["--stream", "--beams", "2"], "--stream wants --beams 1, found 2"),
+        (["--stream", "--beams", "2"], "--stream expects --beams 1, got 2"),
     ):
         done = CliRunner().invoke(app, [*run, *extra])
         assert done.exit_code == 2 and says in done.output, done.output
+
+
+def test_text_beyond_the_bounds_of_a_decoder_is_refused_or_said(
+    llama: tuple[rt.Artifact, dict[str, Any]], tmp_path: Path
+) -> None:
+    """A prompt is not cut, and a text that ends for want of positions says so."""
+    artifact, _ = llama
+    path = artifact.save(tmp_path / "llama.rta")
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None, "post_processor": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with artifact.open() as model:
+        decoder = Decoder(model)
+        prefill = model.executors["prefill"].program
+        _, most = bounds(prefill, prefill.buffers[prefill.inputs[0]].shape[1])
+    assert decoder.room is not None and most is not None
+    run = ["run", str(path), "--model", str(tmp_path), "--text"]
+    done = CliRunner().invoke(app, [*run, " ".join(["w1"] * (most + 1))])
+    assert done.exit_code == 2 and f"got {most + 1}" in " ".join(done.stderr.split()) and "'w1 w1" in done.stderr
+    done = CliRunner().invoke(app, [*run, "w1 w2", "--truncate"])
+    assert done.exit_code == 2 and "--truncate expects an encoder" in done.stderr
+    short = " ".join(["w1"] * most)
+    left = decoder.limit(most, 10**6)
+    for extra in ([], ["--stream"]):
+        done = CliRunner().invoke(app, [*run, short, "--max-new-tokens", str(left + 5), *extra])
+        assert done.exit_code == 0 and f"ends after {left} of {left + 5}" in " ".join(done.stderr.split()), done.output
+        done = CliRunner().invoke(app, [*run, short, "--max-new-tokens", str(left), *extra])
+        assert done.exit_code == 0 and "ends after" not in done.stderr
 
 
 def test_caches_of_16_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,4 +333,4 @@ def test_caches_of_16_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     text = tmp_path / "model.relax"
     rt.save_model(rt.load_model(folder, BOUNDS), text)
     done = CliRunner().invoke(app, [*build, str(text), "--overwrite", "--cache-dtype", "bf16"])
-    assert done.exit_code == 2 and "wanted a Hugging Face folder" in " ".join(done.output.split())
+    assert done.exit_code == 2 and "expected a Hugging Face folder" in " ".join(done.output.split())

@@ -87,18 +87,18 @@ def test_first_tokens_of_a_text_stand_before_the_added_ones(t5: tuple[rt.Artifac
 def test_wrong_sources_are_refused(t5: tuple[rt.Artifact, dict[str, Any], Path], tmp_path: Path) -> None:
     ids, mask = SOURCE["input_ids"], SOURCE["attention_mask"]
     cases: list[tuple[Any, dict[str, Any], str]] = [
-        (ids, IDS, "wanted the encoder's inputs by name, found token ids; give a dict of input_ids, attention_mask"),
-        (SOURCE, {}, "decoder_start_token_id: wanted the first token of a text, found None"),
-        ({"input_features": np.zeros((1, 2, 3))}, IDS, "wanted the encoder's inputs input_ids, attention_mask by name"),
-        ({"input_ids": "text"}, IDS, "input_ids: wanted an array or a list of rows, found a str; tokenize text first"),
-        ({"input_ids": [[1], []]}, IDS, "input_ids: wanted at least one token in every row, found none in row 1"),
-        ({"input_ids": [[0.5]]}, IDS, "input_ids: row 0: wanted a list of token ids, whole numbers, found float64"),
-        ({"input_ids": ids, "attention_mask": mask[:2]}, IDS, "with equal numbers of rows, found {'input_ids': 3, 'attention_mask': 2}"),
-        ({"input_ids": ids, "attention_mask": 2 * mask}, IDS, "attention_mask: row 0: wanted 0 and 1 for each of its input_ids"),
-        ({"input_ids": ids, "attention_mask": mask[:, :2]}, IDS, "attention_mask: row 0: wanted 0 and 1"),
-        (SOURCE, {**IDS, "attention_mask": mask}, "attention_mask: wanted it once, found it among the encoder's inputs too"),
-        (SOURCE, {**IDS, "forced_bos_token_id": 999}, "forced_bos_token_id: wanted a token below 41, found 999"),
-        (SOURCE, {**IDS, "suppress_tokens": range(41)}, "found only -inf"),
+        (ids, IDS, "expected the encoder's inputs by name, got token ids; give a dict of input_ids, attention_mask"),
+        (SOURCE, {}, "decoder_start_token_id: expected the first token of a text, got None"),
+        ({"input_features": np.zeros((1, 2, 3))}, IDS, "expected the encoder's inputs input_ids, attention_mask by name"),
+        ({"input_ids": "text"}, IDS, "input_ids: expected an array or a list of rows, got a str; tokenize text first"),
+        ({"input_ids": [[1], []]}, IDS, "input_ids: expected at least one token in every row, got none in row 1"),
+        ({"input_ids": [[0.5]]}, IDS, "input_ids: row 0: expected a list of token ids, whole numbers, got float64"),
+        ({"input_ids": ids, "attention_mask": mask[:2]}, IDS, "with equal numbers of rows, got {'input_ids': 3, 'attention_mask': 2}"),
+        ({"input_ids": ids, "attention_mask": 2 * mask}, IDS, "attention_mask: row 0: expected 0 and 1 for each of its input_ids"),
+        ({"input_ids": ids, "attention_mask": mask[:, :2]}, IDS, "attention_mask: row 0: expected 0 and 1"),
+        (SOURCE, {**IDS, "attention_mask": mask}, "attention_mask: expected it once, got it among the encoder's inputs too"),
+        (SOURCE, {**IDS, "forced_bos_token_id": 999}, "forced_bos_token_id: expected a token below 41, got 999"),
+        (SOURCE, {**IDS, "suppress_tokens": range(41)}, "got only -inf"),
     ]  # fmt: skip
     with t5[0].open() as model:
         for prompts, settings, says in cases:
@@ -107,9 +107,9 @@ def test_wrong_sources_are_refused(t5: tuple[rt.Artifact, dict[str, Any], Path],
             assert says in str(error.value), str(error.value)
     folder, _ = write(tmp_path, "llama")
     with rt.build(rt.load_model(folder, {"b": (1, 4)}), target="c", db="memory://").open() as model:
-        with pytest.raises(UserError, match="wanted token ids, found inputs of an encoder, which this model lacks"):
+        with pytest.raises(UserError, match=r"token ids.*inputs of an encoder"):
             rt.generate(model, SOURCE, 2)
-        with pytest.raises(UserError, match="decoder_start_token_id: wanted a model with an encoder"):
+        with pytest.raises(UserError, match=r"decoder_start_token_id.*encoder"):
             rt.generate(model, [[1]], 2, decoder_start_token_id=3)
 
 

@@ -26,7 +26,7 @@ from relax_tune.ir.op.math.elementwise import Add, Cast, Mul
 from relax_tune.ir.op.math.logic import Less, Where
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.executor import Executor
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import device_job
 from relax_tune.tuner.settings import Settings
 
 Array = np.ndarray[Any, Any]
@@ -52,7 +52,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 def both(module: IRModule, device: Device, *inputs: Array) -> tuple[Any, Any]:
     """What the interpreter and the compiled program give: an array or the text of a refusal."""
-    job = Job(module, device.info, MemoryStore(), Settings(target=device.info.kind))
+    job = device_job(module, device.info, MemoryStore(), Settings(target=device.info.kind))
     program = job.build("generic").program
     names = {b.name for b in program.buffers if b.role == "const"}
     executor = Executor(program, device, {n: a for n, a in job.lowered.module.constants.items() if n in names})
@@ -92,7 +92,7 @@ def test_parameter_outside_column_is_refused(device: Device, name: str, symbolic
             given[(1, column) if last else 1] = wrong
             at = f"1, {column}" if last else "1"
             for text in both(module, device, TABLE, given, *more):
-                assert f"parameter i: wanted values from 0 to {size - 1}" in text and f"found {wrong} at [{at}]" in text
+                assert f"parameter i: expected values from 0 to {size - 1}" in text and f"got {wrong} at [{at}]" in text
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
@@ -121,7 +121,7 @@ def test_parameter_under_casts_and_wraps_is_refused_outside(device: Device, symb
     np.testing.assert_array_equal(found, wanted)
     for wrong in (-6, 5):
         for text in both(module, device, np.int32([0, wrong]), TABLE):
-            assert "parameter i: wanted values from -5 to 4" in text and f"found {wrong} at [1]" in text
+            assert "parameter i: expected values from -5 to 4" in text and f"got {wrong} at [1]" in text
 
 
 def test_column_of_a_parameter_is_checked_alone(device: Device) -> None:
@@ -132,4 +132,4 @@ def test_column_of_a_parameter_is_checked_alone(device: Device) -> None:
     wanted, found = both(module, device, np.array([[99, 4, -9, 99]]), TABLE)
     np.testing.assert_array_equal(found, wanted)
     for text in both(module, device, np.array([[0, 5, 0, 0]]), TABLE):
-        assert "parameter i: wanted values from 0 to 4" in text and "found 5 at [0, 1]" in text
+        assert "parameter i: expected values from 0 to 4" in text and "got 5 at [0, 1]" in text

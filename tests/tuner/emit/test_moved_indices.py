@@ -16,7 +16,7 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Function, GVar
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
-from relax_tune.ir.deduce.index_ranges import IndexRange, index_ranges, made_indices
+from relax_tune.ir.deduce.index_ranges import IndexRange, computed_indices, index_ranges
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.indexing.gather import GatherND
 from relax_tune.ir.op.indexing.movement import Concat, Flatten, Permute, Slice, Take
@@ -25,7 +25,7 @@ from relax_tune.ir.op.math.numeric import Abs
 from relax_tune.ir.op.reduction.scan import ArgMax
 from relax_tune.runtime.device.base import Device
 
-INDEX = "wanted indices of at least 0 and below 5"
+INDEX = "expected indices of at least 0 and below 5"
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -52,8 +52,8 @@ def test_rows_of_one_parameter_index_tables_of_different_sizes(device: Device) -
     i, a, b = g.input("i", (2, g.symbol("n")), i64), g.input("a", (5, 3)), g.input("b", (3, 3))
     module = g.finish(g.call(Add(), g.call(Take(), a, row(g, i, 0)), g.call(Take(), b, row(g, i, 1))))
     agree(module, device, np.array([[4, 0], [2, 1]]), TABLE, TABLE[:3], checks=False)
-    refused("below 3, found 3 at [0]", module, device, np.array([[4], [3]]), TABLE, TABLE[:3], checks=False)
-    refused(f"{INDEX}, found 5 at [0]", module, device, np.array([[5], [2]]), TABLE, TABLE[:3], checks=False)
+    refused("below 3, got 3 at [0]", module, device, np.array([[4], [3]]), TABLE, TABLE[:3], checks=False)
+    refused(f"{INDEX}, got 5 at [0]", module, device, np.array([[5], [2]]), TABLE, TABLE[:3], checks=False)
 
 
 @pytest.mark.parametrize("columns", [(0, 1), (1, 2)])
@@ -66,7 +66,7 @@ def test_columns_of_a_moved_parameter_are_checked_each(device: Device, columns: 
     good[list(columns)] = [[4, 0], [2, 1]]
     agree(module, device, good, TABLE, checks=False)
     good[columns[1], 0] = 3
-    refused("below 3, found 3 at [0, 1]", module, device, good, TABLE, checks=False)
+    refused("below 3, got 3 at [0, 1]", module, device, good, TABLE, checks=False)
 
 
 def test_no_columns_of_a_backward_slice_are_checked(device: Device) -> None:
@@ -83,7 +83,7 @@ def test_index_behind_a_deep_model_is_computed() -> None:
         h = g.call(Relu(), h)
     f = g.finish(g.call(Take(), g.input("table", (5, 3)), g.call(ArgMax(1), h))).functions["main"]
     assert isinstance(f, Function)
-    assert not list(made_indices(f, {})) and len(list(made_indices(f, {}, computed=True))) == 1
+    assert not list(computed_indices(f, {})) and len(list(computed_indices(f, {}, computed=True))) == 1
 
 
 def test_parameters_side_by_side_are_checked_each(device: Device) -> None:
@@ -93,27 +93,27 @@ def test_parameters_side_by_side_are_checked_each(device: Device) -> None:
     module = g.finish(g.call(GatherND(), g.input("x", (5, 3)), g.call(Concat(1), i, j)))
     agree(module, device, np.array([[4], [0]]), np.array([[2], [1]]), TABLE, checks=False)
     refused(
-        f"{INDEX}, found 5 at [1, 0]", module, device, np.array([[4], [5]]), np.array([[2], [1]]), TABLE, checks=False
+        f"{INDEX}, got 5 at [1, 0]", module, device, np.array([[4], [5]]), np.array([[2], [1]]), TABLE, checks=False
     )
-    refused("found -1 at [0, 1]", module, device, np.array([[4], [0]]), np.array([[-1], [1]]), TABLE, checks=False)
+    refused("got -1 at [0, 1]", module, device, np.array([[4], [0]]), np.array([[-1], [1]]), TABLE, checks=False)
 
 
 def test_whole_parts_of_floats_are_indices_from_outside(device: Device) -> None:
     module = taken(f32, Cast(i64))
     agree(module, device, np.float32([4.9, -0.5, 0]), TABLE, checks=False)
-    refused(f"{INDEX}, found 9 at [1]", module, device, np.float32([0, 9]), TABLE, checks=False)
+    refused(f"{INDEX}, got 9 at [1]", module, device, np.float32([0, 9]), TABLE, checks=False)
 
 
 def test_sums_of_few_bits_wrap_before_checks(device: Device) -> None:
     agree(taken(u8, AddScalar(100), Cast(i64)), device, np.uint8([160, 156]), TABLE, checks=False)
-    text = f"{INDEX}, found -56 at [0]"
+    text = f"{INDEX}, got -56 at [0]"
     refused(text, taken(i8, AddScalar(100), Cast(i64)), device, np.int8([100]), TABLE, checks=False)
 
 
 def test_added_constants_move_the_range_of_the_parameter(device: Device) -> None:
     module = taken(i32, AddScalar(-2), Cast(i64))
     agree(module, device, np.int32([2, 6]), TABLE, checks=False)
-    refused("parameter i: wanted values from 2 to 6", module, device, np.int32([7]), TABLE, checks=False)
+    refused("parameter i: expected values from 2 to 6", module, device, np.int32([7]), TABLE, checks=False)
 
 
 def test_products_of_parameters_are_computed_indices(device: Device) -> None:
@@ -121,7 +121,7 @@ def test_products_of_parameters_are_computed_indices(device: Device) -> None:
     i = g.input("i", (g.symbol("m"),), i64)
     module = g.finish(g.call(Take(), g.input("x", (5, 3)), g.call(Mul(), i, i)))
     agree(module, device, np.array([1, 9]), TABLE, checks=False)
-    refused(f"{INDEX}, found 81 at [1]", module, device, np.array([1, 9]), TABLE)
+    refused(f"{INDEX}, got 81 at [1]", module, device, np.array([1, 9]), TABLE)
 
 
 @pytest.mark.parametrize("op", [Relu(), MaximumScalar(1.0), Abs()])
@@ -138,7 +138,7 @@ def test_indices_behind_an_asserted_shape_are_from_outside(device: Device) -> No
     part = g.call(Slice(0, const(0), m), g.input("i", (m + 2,), i64))
     module = g.finish(g.call(Take(), g.input("x", (5, 3)), g.match_cast(part, TensorInfo((m,), i64))))
     agree(module, device, np.array([4, 0, 99, -9]), TABLE, checks=False)
-    refused(f"{INDEX}, found 5 at [1]", module, device, np.array([4, 5, 0, 0]), TABLE, checks=False)
+    refused(f"{INDEX}, got 5 at [1]", module, device, np.array([4, 5, 0, 0]), TABLE, checks=False)
 
 
 @pytest.mark.parametrize("read", ["whole", "part", "guarded", "clamped"])
@@ -169,4 +169,4 @@ def test_index_of_many_moves_is_from_outside() -> None:
         i = g.call(Permute((1, 0)), g.call(Permute((1, 0)), i))
     f = g.finish(g.call(Take(), g.input("x", (5, 3)), g.call(Concat(1), i, i))).functions["main"]
     assert isinstance(f, Function)
-    assert len(list(made_indices(f, {}))) == 1
+    assert len(list(computed_indices(f, {}))) == 1

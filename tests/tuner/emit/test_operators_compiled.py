@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.tuner_models import DEVICES, opened
+from tests.support.operator_samples import PLAIN_ELEMENTWISE, elementwise_arguments
+from tests.support.tuner_models import DEVICES, narrowed, opened
 
 from relax_tune.database.store import MemoryStore
-from relax_tune.ir.core.dtype import bool_, i8, i32, i64, u8
+from relax_tune.ir.core.dtype import bool_, dtype, f32, i8, i32, i64, u8
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
@@ -17,23 +18,9 @@ from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.ir.op.indexing.movement import Slice
 from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.indexing.scatter import ScatterElements, ScatterND
-from relax_tune.ir.op.math.elementwise import AddScalar, MulScalar, Tanh
+from relax_tune.ir.op.math.elementwise import Cast, DivScalar
 from relax_tune.ir.op.math.numeric import (
-    Acos,
-    Acosh,
-    Asin,
-    Asinh,
-    Atan,
-    Atanh,
-    Cos,
-    Cosh,
-    Fmod,
-    Modulo,
-    Quotient,
-    Rint,
-    Sin,
-    Sinh,
-    Tan,
+    Floor,
 )
 from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Quantize, Unpack4
 from relax_tune.ir.op.neural.attention import Attention
@@ -44,30 +31,31 @@ from relax_tune.ir.op.reduction.einsum import Einsum
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.scan import ArgMax, CumProd, CumSum, Prod, TopK
 from relax_tune.ir.passes.graph.quantize import QuantizeWeights
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import device_job
 from relax_tune.tuner.settings import Settings
-from relax_tune.tuner.task.domain import Range
+from relax_tune.tuner.task.allowed_sizes import Range
 
 Array = np.ndarray[Any, Any]
 
 
 def elementwise() -> tuple[IRModule, list[Array]]:
+    """Return a module of all elementwise operators, each of operands in its domain, with numbers at the ends of int32."""
     g = GraphBuilder()
     n = g.symbol("n", 1, 40)
-    x, k, m = g.input("x", (n, 6)), g.input("k", (n, 6), i32), g.input("m", (6,), i32)
-    inside = g.call(MulScalar(0.9), g.call(Tanh(), x))
-    results = [g.call(op, x) for op in (Sin(), Cos(), Sinh(), Cosh(), Asinh(), Atan(), Rint())]
-    results += [g.call(op, inside) for op in (Tan(), Asin(), Acos(), Atanh())]
-    results.append(g.call(Acosh(), g.call(AddScalar(2.0), inside)))
-    results.append(g.call(Fmod(), x, inside))
-    results += [g.call(op, k, m) for op in (Quotient(), Modulo())]
-    rng = np.random.default_rng(1)
-    low = np.array([-(2**31), 7, -9, 5, 0, -1], np.int32)
-    wide = rng.integers(-99, 99, (7, 6), dtype=np.int32)
-    wide[0] = low
-    return g.finish(results), [
-        (rng.standard_normal((7, 6)) * 3).astype(np.float32), wide, np.array([-1, -3, 4, 0, 5, 2], np.int32),
-    ]  # fmt: skip
+    results, arrays = [], []
+    for operator in PLAIN_ELEMENTWISE:
+        values = elementwise_arguments(operator, (7, 6))
+        if operator.operands == "integers":
+            values = [a.astype(np.int32) for a in values]
+            values[0][0, :3] = -(2**31), 2**31 - 1, 7
+            values[1:] = [np.array([-1, -3, 4, 0, 5, 2], np.int32)] * len(values[1:])
+        dims = [(n, 6), (6,)]
+        args = [g.input(f"x{len(arrays) + p}", dims[p], dtype(a.dtype)) for p, a in enumerate(values)]
+        arrays += values
+        results.append(g.call(operator(), *args))
+    k = g.input("k", (n, 6), i32)
+    results.append(g.call(Floor(), g.call(DivScalar(41.0), g.call(Cast(f32), k))))
+    return g.finish(results), [*arrays, np.arange(42, dtype=np.int32).reshape(7, 6) * 41]
 
 
 def along_axes() -> tuple[IRModule, list[Array]]:
@@ -155,7 +143,7 @@ def test_operator_kernels_agree_with_numpy(kind: str, make: Any) -> None:
     module, inputs = make()
     with opened(kind) as device:
         spots = {b.var.name: Range(b.lower + 1, b.lower + 1) for b in module.bounds}
-        job = Job(module, device.info, MemoryStore(), Settings(target=kind, effort="quick"), overrides=spots)
+        job = narrowed(device_job(module, device.info, MemoryStore(), Settings(target=kind, effort="quick")), spots)
         with job.artifact(job.build("generic")).open(device) as model:
             found = model.run(inputs)
     for position, (f, w) in enumerate(zip(found, evaluate_function(module, inputs), strict=True)):

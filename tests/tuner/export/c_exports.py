@@ -18,7 +18,9 @@ from relax_tune.tuner.export.c_export import export_c
 
 Array = np.ndarray[Any, Any]
 STRICT = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-Wno-psabi")
-GCC = ("gcc", "-march=native", "-fopenmp")
+TEAM = ("-Dnet_TEAM", "-pthread")
+"""Flags of an export whose loops run on several threads."""
+GCC = ("gcc", "-march=native", *TEAM)
 
 
 class Options(ctypes.Structure):
@@ -27,12 +29,13 @@ class Options(ctypes.Structure):
         ("weights", ctypes.c_void_p),
         ("weights_bytes", ctypes.c_size_t),
         ("workspace_bytes", ctypes.c_size_t),
+        ("threads", ctypes.c_int),
     )
 
 
 def sources(folder: Path) -> list[str]:
     """The C files of a library without linked weights."""
-    return [str(folder / "net.c"), *map(str, sorted(folder.glob("net_kernels*.c")))]
+    return [str(folder / "net.c"), str(folder / "net_team.c"), *map(str, sorted(folder.glob("net_kernels*.c")))]
 
 
 def compiled(folder: Path, *command: str) -> Path:

@@ -21,7 +21,7 @@ from relax_tune.errors import UserError
 from relax_tune.runtime.artifact import Artifact, load_artifact
 from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.export.c_export import export_c
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import device_job
 
 BRANCHES = """
     @function
@@ -40,7 +40,7 @@ BRANCHES = """
 
 
 def built(module: Any, folder: Path, device: Any = PAPER_DEVICE) -> Artifact:
-    job = Job(module, device, MemoryStore(), QUICK)
+    job = device_job(module, device, MemoryStore(), QUICK)
     return load_artifact(job.artifact(job.build("generic")).save(folder / "model.rta"))
 
 
@@ -56,29 +56,25 @@ def with_steps(artifact: Artifact, **changes: Any) -> Artifact:
 
 def test_artifact_of_another_target_is_refused(tmp_path: Path) -> None:
     artifact = built(row_scale(), tmp_path, replace(PAPER_DEVICE, kind="opencl", libraries=()))
-    with pytest.raises(
-        UserError, match=r"model\.rta: wanted one of target c, found one of opencl; build it with --target c"
-    ):
+    with pytest.raises(UserError, match=r"model\.rta.*opencl.*--target c"):
         export_c(artifact, tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
 
 def test_artifact_with_library_calls_names_the_way_around(tmp_path: Path) -> None:
     artifact = with_steps(built(row_scale(), tmp_path), kind="library", target="openblas.sgemm")
-    with pytest.raises(
-        UserError, match=r"main: wanted kernels alone, found openblas\.sgemm in 1 calls, .* --no-libraries"
-    ):
+    with pytest.raises(UserError, match=r"main.*openblas\.sgemm.*--no-libraries"):
         export_c(artifact, tmp_path / "c")
 
 
 def test_unknown_function_and_name_are_refused(tmp_path: Path) -> None:
     artifact = built(row_scale(), tmp_path)
-    with pytest.raises(UserError, match=r"--function 'encode': wanted one of main, which .*model.rta has"):
+    with pytest.raises(UserError, match=r"--function 'encode': .*main, .*model.rta"):
         export_c(artifact, tmp_path / "c", functions=["encode"])
-    with pytest.raises(UserError, match=r"--name 'my model': wanted letters, digits and _, a letter first"):
+    with pytest.raises(UserError, match=r"--name 'my model': .*a letter first"):
         export_c(artifact, tmp_path / "c", "my model")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file: wanted to write there, found: .*; give another folder"):
+    with pytest.raises(UserError, match="file: cannot be written"):
         export_c(artifact, tmp_path / "file")
 
 
@@ -91,13 +87,13 @@ def test_export_command_names_functions_or_reason(tmp_path: Path) -> None:
     }
     (tmp_path / "model.rta").write_bytes((tmp_path / "model.rta").read_bytes()[:-500])
     done = CliRunner().invoke(app, ["export", str(tmp_path / "model.rta"), "--c", str(tmp_path / "c")])
-    assert done.exit_code == 2 and "found none: truncated" in done.output
+    assert done.exit_code == 2 and "got none: truncated" in done.output
 
 
 def test_build_without_libraries_is_exported(tmp_path: Path) -> None:
     targets = {}
     for libraries in (True, False):
-        job = Job(feed_forward(), PAPER_DEVICE, MemoryStore(), replace(QUICK, libraries=libraries))
+        job = device_job(feed_forward(), PAPER_DEVICE, MemoryStore(), replace(QUICK, libraries=libraries))
         program = job.build("library").program
         targets[libraries] = {s.kind for c in program.calls for v in c.variants for s in v.steps}
     assert targets == {True: {"kernel", "library"}, False: {"kernel"}}
@@ -125,12 +121,12 @@ def test_wrong_weights_are_refused_in_c(tmp_path: Path) -> None:
 
     assert (
         refusal(data[:-1])
-        == f"{tmp_path}/w: wanted {len(data)} bytes of weights, found {len(data) - 1}; copy the file again"
+        == f"{tmp_path}/w: expected {len(data)} bytes of weights, got {len(data) - 1}; copy the file again"
     )
-    assert "found 0; copy" in refusal(b"") and "found none that can be read" not in refusal(b"x")
-    assert "found those of another model" in refusal(data[:16] + bytes([data[16] ^ 1]) + data[17:])
-    assert "found another kind of file" in refusal(b"\0" * len(data))
-    with pytest.raises(ValueError, match=r"nowhere: wanted the file of weights, found none that can be read"):
+    assert "got 0; copy" in refusal(b"") and "got none that can be read" not in refusal(b"x")
+    assert "got those of another model" in refusal(data[:16] + bytes([data[16] ^ 1]) + data[17:])
+    assert "got another kind of file" in refusal(b"\0" * len(data))
+    with pytest.raises(ValueError, match=r"nowhere.*weights"):
         ExportedModel(tmp_path / "c", library, Options(b"/nowhere"))
     memory = np.zeros(len(data) + 128, np.uint8)
     for shift in (0, 8):
@@ -140,7 +136,7 @@ def test_wrong_weights_are_refused_in_c(tmp_path: Path) -> None:
         if shift == 0:
             ExportedModel(tmp_path / "c", library, given).close()
         else:
-            with pytest.raises(ValueError, match=r"options.weights: wanted weights aligned to 64 bytes"):
+            with pytest.raises(ValueError, match=r"options.weights: expected weights aligned to 64 bytes"):
                 ExportedModel(tmp_path / "c", library, given)
 
 
@@ -161,9 +157,9 @@ def test_wrong_arrays_are_refused_in_c(tmp_path: Path) -> None:
         return str(model.library.net_error(model.model).decode())
 
     at = x.ctypes.data
-    assert refusal(None, at) == "main: parameter x: wanted an array, found NULL"
-    assert ": wanted memory for it, found NULL" in refusal(at, None)
-    assert ": wanted memory of its own, found that parameter x lies in it" in refusal(at, at + 64)
+    assert refusal(None, at) == "main: parameter x: expected an array, got NULL"
+    assert ": expected memory for it, got NULL" in refusal(at, None)
+    assert ": expected separate memory, but parameter x lies in it" in refusal(at, at + 64)
     assert model.run(0, artifact.program, [4], [x])[0].shape == (4, 16)
     model.close()
 
@@ -173,11 +169,11 @@ def test_kernel_of_another_form_is_refused(tmp_path: Path) -> None:
     program = artifact.program
     kernel = replace(program.kernels[0], source=C_KERNELS["sums"])
     wrong = replace(artifact, programs=(replace(program, kernels=(kernel, *program.kernels[1:])),))
-    with pytest.raises(Exception, match=f"kernel {kernel.name}: wanted the text .* found none; build it again"):
+    with pytest.raises(Exception, match=f"kernel {kernel.name}.*build it again"):
         export_c(wrong, tmp_path / "c")
 
 
 def test_branching_function_is_refused_by_name(tmp_path: Path) -> None:
     artifact = built(read(BRANCHES), tmp_path)
-    with pytest.raises(UserError, match=r"function main: wanted one without branches, .*, found that it branches; "):
+    with pytest.raises(UserError, match=r"function main.*it branches"):
         export_c(artifact, tmp_path / "c")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from relax_tune.runtime.device.base import Device
-from relax_tune.tuner.measure.device_process.flush import LINE_BYTES, MARK, CacheFlush
+from relax_tune.runtime.device.service_kernels import LINE_BYTES, MARK
+from relax_tune.tuner.measure.device_process.flush import CacheFlush
 
 
 def every_line_is_read(device: Device, flush: CacheFlush) -> None:

@@ -14,9 +14,10 @@ from relax_tune.database.store import MemoryStore
 from relax_tune.errors import MeasureError, UserError
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.device.service_kernels import LINE_BYTES
 from relax_tune.runtime.program.program import Program
-from relax_tune.tuner.job.job import Job
-from relax_tune.tuner.measure.device_process.flush import LINE_BYTES, CacheFlush, Eviction, flush_for, flushed_bytes
+from relax_tune.tuner.job.device_job import device_job
+from relax_tune.tuner.measure.device_process.flush import CacheFlush, Eviction, flush_for, flushed_bytes
 from relax_tune.tuner.measure.messages import REGIMES
 from relax_tune.tuner.plan.plans import plan_task
 
@@ -55,7 +56,10 @@ def test_eviction_keeps_the_contents(kind: str) -> None:
 
 def test_weights_smaller_than_the_last_cache_stay_warm() -> None:
     settings = replace(QUICK, caches="model")
-    fits, none = Job(MODEL, PAPER_DEVICE, MemoryStore(), settings), Job(MODEL, SMALL_CACHES, MemoryStore(), settings)
+    fits, none = (
+        device_job(MODEL, PAPER_DEVICE, MemoryStore(), settings),
+        device_job(MODEL, SMALL_CACHES, MemoryStore(), settings),
+    )
     assert {t.regime for t in fits.tasks} == {"warm"} and {t.regime for t in none.tasks} == {"warm", "flushed"}
 
 
@@ -82,8 +86,8 @@ def by_regime(program: Program, symbols: dict[str, int]) -> float:
 @pytest.mark.slow
 def test_records_of_the_two_regimes_never_mix() -> None:
     store = MemoryStore()
-    cold = Job(MODEL, SMALL_CACHES, store, replace(QUICK, caches="model"))
-    warm = Job(MODEL, SMALL_CACHES, store, replace(QUICK, caches="warm"))
+    cold = device_job(MODEL, SMALL_CACHES, store, replace(QUICK, caches="model"))
+    warm = device_job(MODEL, SMALL_CACHES, store, replace(QUICK, caches="warm"))
     regimes = {t.name: t.regime for t in cold.tasks}
     assert set(regimes.values()) == {"warm", "flushed"} and {t.regime for t in warm.tasks} == {"warm"}
     assert {t.key for t in cold.tasks} == {t.key for t in warm.tasks}
@@ -105,8 +109,8 @@ def test_records_of_the_two_regimes_never_mix() -> None:
 @pytest.mark.slow
 def test_warm_records_stand_in_until_tuned_ones_are_flushed() -> None:
     store = MemoryStore()
-    cold = Job(MODEL, SMALL_CACHES, store, QUICK)
-    warm = Job(MODEL, SMALL_CACHES, store, replace(QUICK, caches="warm"))
+    cold = device_job(MODEL, SMALL_CACHES, store, QUICK)
+    warm = device_job(MODEL, SMALL_CACHES, store, replace(QUICK, caches="warm"))
     warm.tune(RecordedRunner(by_regime))
     flushed = [t for t in cold.tasks if t.regime == "flushed"]
     built = cold.build()
@@ -123,7 +127,7 @@ def test_warm_records_stand_in_until_tuned_ones_are_flushed() -> None:
     )
     store.add_measurements([failure])
     found = cold.records(task.key, "flushed")
-    assert failure in found and own.variant.key not in plan_task(cold.choices[task.name], found).times
+    assert failure in found and own.variant.key not in plan_task(cold.task_variants[task.name], found).times
     store.add_measurements([replace(own, id="t", variant=replace(own.variant, sketch="other"), regime="flushed")])
     assert {r.regime for r in cold.records(task.key, "flushed")} == {"flushed"}
     assert {r.regime for r in cold.records(task.key, "warm")} == {"warm"}
@@ -134,5 +138,5 @@ def test_regime_names_of_measuring_and_records_agree() -> None:
 
 
 def test_an_unknown_regime_is_refused() -> None:
-    with pytest.raises(UserError, match="--caches wants one of warm, model"):
+    with pytest.raises(UserError, match="--caches expects one of warm, model"):
         replace(QUICK, caches="cold")  # type: ignore[arg-type]

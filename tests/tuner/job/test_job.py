@@ -16,6 +16,7 @@ from tests.support.tuner_models import (
     QUICK,
     feed_forward,
     feed_forward_reference,
+    narrowed,
     opened,
     row_scale,
 )
@@ -34,18 +35,20 @@ from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.op.math.elementwise import Exp
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.program.program import KernelSource, LaunchStep, Program
-from relax_tune.tuner.job import loop
-from relax_tune.tuner.job.job import Job, device_info, open_runner, parse_bounds
+from relax_tune.tuner.job import batches
+from relax_tune.tuner.job.device_job import DeviceJob, device_job
+from relax_tune.tuner.job.devices import device_info, open_runner
+from relax_tune.tuner.job.lowered_model import parse_bounds
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster.processes import start_scheduler
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.settings import Settings
-from relax_tune.tuner.task.domain import Range
+from relax_tune.tuner.task.allowed_sizes import Range
 from relax_tune.tuner.task.extract import extract_tasks
-from relax_tune.tuner.task.task import Choices
+from relax_tune.tuner.task.variants import TaskVariants
 
 # a thread pool that an earlier test has started keeps its size
-pytestmark = pytest.mark.filterwarnings("ignore:.*was tuned elsewhere")
+pytestmark = pytest.mark.filterwarnings("ignore:.*was tuned on another device")
 ROWS = (1, 2, 7, 64, 97)
 
 
@@ -84,7 +87,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
 def test_a_feed_forward_block_through_every_arrow(runner: Runner, tmp_path: Path) -> None:
     module = feed_forward(upper=128)
     with open_store(f"sqlite:///{tmp_path / 't.db'}") as store:
-        job = Job(module, runner.device_info(), store, QUICK)
+        job = device_job(module, runner.device_info(), store, QUICK)
         result = job.tune(runner)
         assert result.trials == 2 * len(job.tasks) and not result.problems
         assert result.measurements == store.count(job.target.key) and not store.check()
@@ -93,7 +96,7 @@ def test_a_feed_forward_block_through_every_arrow(runner: Runner, tmp_path: Path
         built = job.build()
         assert not built.notes
         path = job.artifact(built).save(tmp_path / "m.rta")
-        again = Job(module, runner.device_info(), store, QUICK)
+        again = device_job(module, runner.device_info(), store, QUICK)
         assert again.tune(runner).measurements == 0
         assert again.artifact(again.build()).save(tmp_path / "again.rta").read_bytes() == path.read_bytes()
     artifact = load_artifact(path)
@@ -115,7 +118,7 @@ def test_a_feed_forward_block_through_every_arrow(runner: Runner, tmp_path: Path
 def test_builds_without_tuning_are_right(kind: str, policy: Any, tmp_path: Path) -> None:
     with opened(kind) as device:
         module = feed_forward(upper=128)
-        job = Job(module, device.info, MemoryStore(), QUICK)
+        job = device_job(module, device.info, MemoryStore(), QUICK)
         with load_artifact(job.artifact(job.build(policy)).save(tmp_path / "m.rta")).open(device) as model:
             for rows in (1, 97):
                 x = np.random.default_rng(rows).standard_normal((rows, 24)).astype(np.float32)
@@ -147,24 +150,24 @@ def spoiled(program: Program, how: str) -> Program:
 @pytest.mark.process
 @pytest.mark.ccompiler
 def test_bad_candidates_are_recorded_and_cost_only_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "DEADLINE_SECS", 3.0)
-    real = Choices.program
+    monkeypatch.setattr(batches, "DEADLINE_SECS", 3.0)
+    real = TaskVariants.program
     spoil: dict[str, str] = {}
 
-    def program(self: Choices, record: VariantRecord) -> Program:
+    def program(self: TaskVariants, record: VariantRecord) -> Program:
         found = real(self, record)
         if record.kind == "tuned" and record.key not in spoil and len(spoil) < len(BAD):
             spoil[record.key] = list(BAD)[len(spoil)]
         return spoiled(found, spoil[record.key]) if record.key in spoil else found
 
-    monkeypatch.setattr(Choices, "program", program)
+    monkeypatch.setattr(TaskVariants, "program", program)
     store: Store = MemoryStore()
     with opened("c"):
         pass
     runner = LocalRunner("c")
     try:
         settings = Settings(target="c", trials=6, effort="quick")
-        job = Job(row_scale(), runner.device_info(), store, settings)
+        job = device_job(row_scale(), runner.device_info(), store, settings)
         result = job.tune(runner)
     finally:
         runner.close()
@@ -176,14 +179,14 @@ def test_bad_candidates_are_recorded_and_cost_only_themselves(monkeypatch: pytes
     assert len({r.variant.key for r in records if r.status == "ok" and r.variant.kind == "tuned"}) == 2
     assert not set(spoil) & set(job.build().plans[task.name].plan.variants)
     # and nothing of it is tried again
-    again = Job(row_scale(), job.device, store, settings)
+    again = device_job(row_scale(), job.device, store, settings)
     assert again.tune(_Unused(job)).measurements == 0
 
 
 class _Unused:
     """A runner nobody may ask."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: DeviceJob) -> None:
         self.info = job.device
 
     def submit(self, batch: Any) -> Any:
@@ -206,21 +209,21 @@ class _Unused:
 
 
 def test_tasks_are_unique_and_named_by_content() -> None:
-    job = Job(feed_forward(), PAPER_DEVICE, MemoryStore(), QUICK)
-    other = Job(feed_forward(upper=40), PAPER_DEVICE, MemoryStore(), QUICK)
+    job = device_job(feed_forward(), PAPER_DEVICE, MemoryStore(), QUICK)
+    other = device_job(feed_forward(upper=40), PAPER_DEVICE, MemoryStore(), QUICK)
     assert len({t.key for t in job.tasks}) == len(job.tasks) == 3
     assert [t.key for t in job.tasks] == [t.key for t in other.tasks]  # bounds are no part of a record's key
     assert [t.domain for t in job.tasks] != [t.domain for t in other.tasks]
-    assert [t.key for t in Job(feed_forward(width=32), PAPER_DEVICE, MemoryStore(), QUICK).tasks] != [
+    assert [t.key for t in device_job(feed_forward(width=32), PAPER_DEVICE, MemoryStore(), QUICK).tasks] != [
         t.key for t in job.tasks
     ]
 
 
 def test_overrides_narrow_the_ranges_and_must_name_symbols() -> None:
-    job = Job(feed_forward(), PAPER_DEVICE, MemoryStore(), QUICK, overrides={"n": Range(4, 8)})
+    job = narrowed(device_job(feed_forward(), PAPER_DEVICE, MemoryStore(), QUICK), {"n": Range(4, 8)})
     assert all(p[0] in range(4, 9) for t in job.tasks for p in t.domain.points)
     assert job.build().program.symbols[0].upper == 128
-    with pytest.raises(UserError, match="--bound m: wanted a symbol of the model, which has n"):
+    with pytest.raises(UserError, match=r"--bound m.*has n"):
         extract_tasks(job.lowered, 6, {"m": Range(1, 2)})
 
 
@@ -260,7 +263,7 @@ def test_task_with_scalar_symbol_is_tuned() -> None:
     scaled = g.call_tir(g.add(b.finish()), [x], TensorInfo((n, const(8)), f32), scalars=[m])
     module = g.finish([scaled, g.call(Exp(), z)])
     with MemoryStore() as store, closing(open_runner(QUICK)) as runner:
-        job = Job(module, runner.device_info(), store, QUICK)
+        job = device_job(module, runner.device_info(), store, QUICK)
         work = job.tune(runner)
         task = next(t for t in job.tasks if t.name == "scale")
         tuned = store.query(job.target.key, task.key, kinds=("tuned",))

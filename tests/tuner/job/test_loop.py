@@ -25,6 +25,7 @@ from tests.support.tuner_models import (
     add_records,
     by_text,
     feed_forward,
+    narrowed,
     ok_record,
     paper_job,
     row_scale,
@@ -36,19 +37,22 @@ from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.job import loop, task_leases
-from relax_tune.tuner.job.job import Job
-from relax_tune.tuner.job.loop import Tuner
+from relax_tune.tuner.job.device_job import DeviceJob, device_job
+from relax_tune.tuner.job.loop import JobContext, Tuner
 from relax_tune.tuner.job.progress import TuningProgress
+from relax_tune.tuner.learn.similar_devices import SearchKnowledge
+from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.measure.messages import MeasureRequest
 from relax_tune.tuner.task import check
-from relax_tune.tuner.task.domain import Range
-from relax_tune.tuner.task.task import Choices
+from relax_tune.tuner.task.allowed_sizes import Range
+from relax_tune.tuner.task.sketch_set import SketchSet
 from relax_tune.tuner.task.unfused_variants import in_parts
+from relax_tune.tuner.task.variants import TaskVariants
 
 FOUR = replace(QUICK, trials=4)
 
 
-def all_records(job: Job) -> list[Any]:
+def all_records(job: DeviceJob) -> list[Any]:
     return [r for t in job.tasks for r in job.store.query(job.target.key, t.key)]
 
 
@@ -89,8 +93,7 @@ def half_fail(program: Any, symbols: Any) -> float | str:
 def test_loop_records_trials_and_failures_and_second_run_measures_nothing() -> None:
     store, runner, seen = MemoryStore(), RecordedRunner(half_fail), list[TuningProgress]()
     job = paper_job(feed_forward, store, FOUR)
-    job.report = seen.append
-    result = job.tune(runner)
+    result = job.tune(runner, seen.append)
     records = all_records(job)
     assert result.measurements == len(records) == store.count(job.target.key)
     assert {r.variant.kind for r in records} == {"generic", "library", "tuned"}
@@ -130,7 +133,7 @@ def test_loop_over_another_range_shares_records() -> None:
     by_shape = [[r for r in ok if r.symbols == s] for s in narrow.tasks[0].bindings()]
     fastest = {min(found, key=lambda r: r.samples_secs).variant.key for found in by_shape}
     wide = paper_job(row_scale, store, FOUR, fresh=True)
-    wide.overrides = {"n": Range(1, 300)}
+    narrowed(wide, {"n": Range(1, 300)})
     assert wide.tasks[0].key == narrow.tasks[0].key and wide.tasks[0].domain != narrow.tasks[0].domain
     wide.tune(RecordedRunner())
     complete = set(wide.tasks[0].domain.points)
@@ -142,7 +145,7 @@ def test_loop_over_another_range_shares_records() -> None:
     assert wide.build().plans[wide.tasks[0].name].plan.variants
     third = RecordedRunner()
     again = paper_job(row_scale, store, FOUR, fresh=True)
-    again.overrides = {"n": Range(1, 300)}
+    narrowed(again, {"n": Range(1, 300)})
     again.tune(third)
     assert not third.batches
 
@@ -155,7 +158,7 @@ def test_loop_times_contenders_twice_and_hopeless_variants_once() -> None:
     job.tune(RecordedRunner(answer))
     task = job.tasks[0]
     visits = Counter(r.variant.key for r in all_records(job) if r.symbols == {"s0": 1})
-    assert visits[job.choices[task.name].generic().key] == 1
+    assert visits[job.task_variants[task.name].sketch_set.generic().key] == 1
     dispatched = job.build().plans[task.name].plan.variants
     assert dispatched and all(visits[key] >= 2 for key in dispatched)
 
@@ -211,7 +214,7 @@ def test_interrupted_loop_resumes_to_the_same_total(error: BaseException) -> Non
 
     paper_job(feed_forward, store, FOUR).tune(RecordedRunner())
 
-    def tried(j: Job) -> dict[str, int]:
+    def tried(j: DeviceJob) -> dict[str, int]:
         records = all_records(j)
         return {
             t.key: len({r.variant.key for r in records if r.workload == t.key and r.variant.kind == "tuned"})
@@ -225,34 +228,34 @@ def test_interrupted_loop_resumes_to_the_same_total(error: BaseException) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["sketches", "reference", "program", "baselines"])
+@pytest.mark.parametrize("part", ["sketches", "reference", "program"])
 def test_untunable_task_does_not_stop_the_loop(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     job = paper_job(feed_forward, store, QUICK, fresh=part != "reference")
     bad = job.tasks[1]
     if part == "reference":
-        real = check.check_case
+        real = check.check_at
 
-        def check_case(task: Any, number: int) -> Any:
+        def check_at(task: Any, *rest: Any, **named: Any) -> Any:
             if task.key == bad.key:
                 raise VerifyError("the reference cannot read this")
-            return real(task, number)
+            return real(task, *rest, **named)
 
-        monkeypatch.setattr(check, "check_case", check_case)
+        monkeypatch.setattr(check, "check_at", check_at)
     else:
-        method = {"sketches": "sketches", "program": "program", "baselines": "generic"}[part]
-        original = getattr(Choices, method)
+        owner: Any = TaskVariants if part == "program" else SketchSet
+        original = getattr(owner, part)
 
-        def broken(self: Choices, *rest: Any) -> Any:
+        def broken(self: Any, *rest: Any) -> Any:
             if self.task.key == bad.key:
                 raise (KeyError if part == "program" else RuntimeError)(f"a bug in {part}")
-            return original.__get__(self)(*rest) if method != "sketches" else original.func(self)
+            return original.__get__(self)(*rest) if part != "sketches" else original.func(self)
 
         patched: Any = broken
-        if method == "sketches":
+        if part == "sketches":
             patched = cached_property(broken)
-            patched.__set_name__(Choices, "sketches")
-        monkeypatch.setattr(Choices, method, patched)
+            patched.__set_name__(SketchSet, "sketches")
+        monkeypatch.setattr(owner, part, patched)
     result = job.tune(RecordedRunner(lambda _program, _symbols: 1e-3))  # no candidate fails by itself
     failures = store.query(job.target.key, bad.key, status="failed")
     assert failures and all(r.stage == "constraint" and r.message for r in failures)
@@ -260,10 +263,10 @@ def test_untunable_task_does_not_stop_the_loop(part: str, monkeypatch: pytest.Mo
     expected = {"reference": "the reference cannot read this", "program": "KeyError"}.get(part, f"bug in {part}")
     assert any(expected in r.message for r in failures)
     if part != "program":
-        assert [name for name, _ in result.problems] == [bad.name]
+        assert {name for name, _ in result.problems} == {bad.name}
     for task in job.tasks:
         kinds = {r.variant.kind for r in store.query(job.target.key, task.key, status="ok")}
-        assert ("tuned" in kinds) == (task.key != bad.key or part == "baselines"), task.name
+        assert ("tuned" in kinds) == (task.key != bad.key), task.name
     if part == "sketches":
         assert {r.variant.kind for r in store.query(job.target.key, bad.key, status="ok")} >= {"generic"}
     again = RecordedRunner()
@@ -272,10 +275,10 @@ def test_untunable_task_does_not_stop_the_loop(part: str, monkeypatch: pytest.Mo
 
 
 def test_failing_reference_leaves_a_working_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check_case(task: Any, number: int) -> Any:
+    def check_at(*_: Any, **__: Any) -> Any:
         raise VerifyError("the reference cannot read this")
 
-    monkeypatch.setattr(check, "check_case", check_case)
+    monkeypatch.setattr(check, "check_at", check_at)
     job = paper_job(feed_forward)
     job.tune(RecordedRunner())
     built = job.build()
@@ -327,10 +330,8 @@ def test_a_task_another_job_holds_is_left_for_last_and_not_measured_twice(monkey
 
     monkeypatch.setattr(loop.time, "sleep", sleep)
     said: list[str] = []
-    job.notice = said.append
-    job.report = lambda p: worked.append(next(t.key for t in job.tasks if t.name == p.task))
-    job.tune(runner)
-    assert held.key not in worked and said == [f"waiting for {held.name}, held by job another"]
+    job.tune(runner, lambda p: worked.append(next(t.key for t in job.tasks if t.name == p.task)), said.append)
+    assert held.key not in worked and said == [f"waiting for {held.name}, leased by job another"]
     assert store.query(job.target.key, held.key) == other.store.query(job.target.key, held.key)
 
 
@@ -366,7 +367,7 @@ import json, sys, time
 sys.path.insert(0, sys.argv[1])
 from dataclasses import replace
 from relax_tune.database.store import open_store
-from relax_tune.tuner.job.loop import ROUNDS
+from relax_tune.tuner.job.batches import ROUNDS
 from tests.support.tuner_models import QUICK, RecordedRunner, feed_forward, paper_job
 
 times = []
@@ -419,8 +420,8 @@ def test_a_job_is_given_records_of_a_bad_database_without_harm() -> None:
     job = paper_job(row_scale, settings=QUICK)
     job.store.add_target(job.target)
     task = job.tasks[0]
-    choices = job.choices[task.name]
-    tuned = [choices.tuned(c) for c in choices.seeds(1)]
+    task_variants = job.task_variants[task.name]
+    tuned = [task_variants.sketch_set.record_of(c) for c in task_variants.sketch_set.seeds(1)]
     odd = [
         replace(tuned[0], trace='{"tunables": {}, "steps": [["nothing", {}]]}'),
         replace(tuned[0], parameters='{"Z": 3}'),
@@ -441,7 +442,10 @@ def test_records_of_other_rules_do_not_end_the_search() -> None:
         job = paper_job(feed_forward, settings=settings)
         job.store.add_target(job.target)
         (task, *_) = job.tasks
-        (own,) = (job.choices[task.name].tuned(c) for c in job.choices[task.name].seeds(1))
+        (own,) = (
+            job.task_variants[task.name].sketch_set.record_of(c)
+            for c in job.task_variants[task.name].sketch_set.seeds(1)
+        )
         foreign = [replace(own, sketch=f"{own.sketch}.{n}") for n in range(8)]
         records = [ok_record(task, job.target.key, v, p, 1e-9) for v in foreign for p in task.domain.points]
         add_records(job.store, task, records if others else ())
@@ -455,7 +459,10 @@ def test_guesses_of_a_changed_sketch_are_tried() -> None:
     first = paper_job(row_scale, settings=replace(QUICK, trials=24))
     first.tune(RecordedRunner())
     (task,) = first.tasks
-    (seed,) = (first.choices[task.name].tuned(c) for c in first.choices[task.name].seeds(1))
+    (seed,) = (
+        first.task_variants[task.name].sketch_set.record_of(c)
+        for c in first.task_variants[task.name].sketch_set.seeds(1)
+    )
     records = all_records(first)
     assert seed.sketch in {r.variant.sketch for r in records}
     for changed in (False, True):
@@ -469,7 +476,7 @@ def test_guesses_of_a_changed_sketch_are_tried() -> None:
             old = [replace(r, variant=replace(r.variant, trace="[]")) if o else r for r, o in zip(old, own)]
         add_records(store, task, old)
         job.tune(RecordedRunner())
-        guesses = {v.key for v in job.choices[task.name].guesses({seed.sketch})}
+        guesses = {v.key for v in job.task_variants[task.name].sketch_set.guesses({seed.sketch})}
         assert {r.variant.key for r in all_records(job) if r.id[:3] != "old"} == (guesses if changed else set())
 
 
@@ -483,13 +490,13 @@ def test_no_sketch_is_left_untried_where_others_are_slow() -> None:
     weights = np.random.default_rng(0).standard_normal((256, 4096)).astype(np.float32)
     module = g.finish(g.call(Matmul(), g.input("x", (1, 256)), g.constant("w", weights)))
     settings = replace(QUICK, trials=24, weights="int4", activations="int8")
-    job = Job(module, PAPER_DEVICE, MemoryStore(), settings)
+    job = device_job(module, PAPER_DEVICE, MemoryStore(), settings)
     job.tune(RecordedRunner(slow))
-    for choices in job.choices.values():
-        records = job.store.query(job.target.key, choices.task.key)
+    for task_variants in job.task_variants.values():
+        records = job.store.query(job.target.key, task_variants.task.key)
         tried = {r.variant.sketch for r in records if r.variant.kind == "tuned" and not in_parts(r.variant)}
-        assert {s.name for s in choices.sketches} <= tried
-    assert max(len(c.sketches) for c in job.choices.values()) > QUICK.batch
+        assert {s.name for s in task_variants.sketch_set.sketches} <= tried
+    assert max(len(c.sketch_set.sketches) for c in job.task_variants.values()) > QUICK.batch
 
 
 def test_an_altered_database_is_an_error(tmp_path: Path) -> None:
@@ -507,5 +514,6 @@ def test_an_altered_database_is_an_error(tmp_path: Path) -> None:
 def test_tuner_asks_nothing_of_an_empty_model() -> None:
     job = paper_job(row_scale)
     job.store.add_target(job.target)
-    tuner = Tuner([], job.target, RecordedRunner(), job.store, QUICK, "job", {})
+    knowledge = SearchKnowledge(job.target, RecordedHistory(job.store, job.target.key, ()))
+    tuner = Tuner([], job.device_records, RecordedRunner(), QUICK, knowledge, JobContext("job"))
     assert tuner.run().measurements == 0

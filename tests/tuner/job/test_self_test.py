@@ -22,7 +22,7 @@ from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.program.program import program_from_json
 from relax_tune.tuner.emit.build import BuildResult
-from relax_tune.tuner.job.job import Job, build_here
+from relax_tune.tuner.job.device_job import DeviceJob, build_here, device_job
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult
 
@@ -73,9 +73,11 @@ def gelu() -> IRModule:
     return g.finish(g.call(Gelu(), g.input("x", (g.symbol("n", 1, 64), 16))))
 
 
-def tuned_job(runner: LocalRunner) -> Job:
+def tuned_job(runner: LocalRunner) -> DeviceJob:
     """A job whose records make a tuned kernel win everywhere."""
-    return job_dispatching(runner.device_info(), gelu(), lambda c, _: [c.tuned(c.seeds(1)[0])])
+    return job_dispatching(
+        runner.device_info(), gelu(), lambda c, _: [c.sketch_set.record_of(c.sketch_set.seeds(1)[0])]
+    )
 
 
 def labels(built: BuildResult) -> set[str]:
@@ -111,15 +113,15 @@ def test_tested_build_with_wrong_stored_plan_plans_anew(runner: LocalRunner) -> 
 
 def test_tested_build_without_right_form_names_the_function(runner: LocalRunner) -> None:
     job = tuned_job(runner)
-    (name,) = job.choices
-    with pytest.raises(BuildError, match=f"{name}: wanted a form with right results .* failed the self-test"):
+    (name,) = job.task_variants
+    with pytest.raises(BuildError, match=f"{name}: no form.*failed the self-test"):
         job.tested_build(AlteringRunner(runner, ("tuned", "generic")))
 
 
 def test_tested_build_with_cheap_work_on_large_arrays_takes_small_sizes(runner: LocalRunner) -> None:
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n", 1, 1 << 20), 1024))
-    job = Job(
+    job = device_job(
         g.finish(g.call(Exp(), g.call(Slice(0, const(0), const(1)), x))), runner.device_info(), MemoryStore(), QUICK
     )
     spy = AlteringRunner(runner, ())
@@ -131,5 +133,5 @@ def test_tested_build_with_cheap_work_on_large_arrays_takes_small_sizes(runner: 
 def test_build_here_without_self_test_starts_no_device(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tuned_job(runner)
     job.settings = replace(job.settings, target="c", self_test=False)
-    monkeypatch.setattr("relax_tune.tuner.job.job.LocalRunner", None)
+    monkeypatch.setattr("relax_tune.tuner.job.device_job.LocalRunner", None)
     assert build_here(job, "measured").self_test is None

@@ -136,7 +136,8 @@ def test_a_tune_beside_a_build(folder: Path, running: list[JobProcess], whole: D
     while tuning.process.poll() is None:
         building = build(folder, sql_url, f"build{number}")
         running.append(building)
-        assert building.wait() == 0 and not building.said(), building.said()
+        complaints = [line for line in building.said().splitlines() if "no usable record" not in line]
+        assert building.wait() == 0 and not complaints, building.said()
         load_artifact(folder / f"build{number}.rta")
         number += 1
     assert tuning.wait() == 0 and not tuning.said(), tuning.said()

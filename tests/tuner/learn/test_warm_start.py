@@ -17,14 +17,14 @@ from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import Softmax
 from relax_tune.schedules.cost.features import FeatureFunction
-from relax_tune.tuner.job.job import Job
-from relax_tune.tuner.job.loop import FORMAT_VERSION
+from relax_tune.tuner.job.device_job import DeviceJob, device_job
 from relax_tune.tuner.learn import warm_start
 from relax_tune.tuner.learn.recorded_rows import roofline
 from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.search.base import Result, SearchProblem, TrainingRows
 from relax_tune.tuner.search.strategies.evolution import ENOUGH, EvolutionarySearch
-from relax_tune.tuner.task.task import Choices, points_array
+from relax_tune.tuner.task.task import FORMAT_VERSION, points_array
+from relax_tune.tuner.task.variants import TaskVariants
 
 OTHER = Target(PAPER_DEVICE.kind, "another", (("compiler", "newer"),))
 
@@ -37,60 +37,62 @@ def product(inner: int, outer: int, rows: int = 256) -> IRModule:
     return g.finish(g.call(Matmul(), g.input("x", (n, inner)), weight))
 
 
-def job_of(module: IRModule) -> Job:
-    return Job(module, PAPER_DEVICE, MemoryStore(), QUICK)
+def job_of(module: IRModule) -> DeviceJob:
+    return device_job(module, PAPER_DEVICE, MemoryStore(), QUICK)
 
 
 @pytest.fixture(scope="module")
-def small() -> Choices:
-    return next(iter(job_of(product(96, 160)).choices.values()))
+def small() -> TaskVariants:
+    return next(iter(job_of(product(96, 160)).task_variants.values()))
 
 
 @pytest.fixture(scope="module")
-def wide() -> Choices:
-    return next(iter(job_of(product(128, 512)).choices.values()))
+def wide() -> TaskVariants:
+    return next(iter(job_of(product(128, 512)).task_variants.values()))
 
 
-def seconds(choices: Choices, codes: Any, points: Any) -> Any:
+def seconds(task_variants: TaskVariants, codes: Any, points: Any) -> Any:
     """A machine made of the features alone: flops over the lanes in use, and the bytes that tiles load again."""
-    functions = {f: i for i, f in enumerate(feature_names(choices))}
-    f = choices.space.features(codes, points).astype(np.float64)
+    functions = {f: i for i, f in enumerate(feature_names(task_variants))}
+    f = task_variants.sketch_set.space.features(codes, points).astype(np.float64)
     log = {n: f[:, :, i] for n, i in functions.items()}
     work = log["flops"] + 2.0 * np.abs(log["registers"] - 4) - 1.5 * log["lane_use"] + log["padding"]
     return 1e-9 * (np.exp2(0.7 * work) + np.exp2(0.5 * log["traffic"] + log["loads_per_point"]))
 
 
-def feature_names(choices: Choices) -> tuple[str, ...]:
-    return FeatureFunction(choices.sketches[0], choices.hardware).names
+def feature_names(task_variants: TaskVariants) -> tuple[str, ...]:
+    return FeatureFunction(task_variants.sketch_set.sketches[0], task_variants.hardware).names
 
 
 def records(
-    choices: Choices, target: str, count: int, points: Sequence[Sequence[int]], seed: int = 0
+    task_variants: TaskVariants, target: str, count: int, points: Sequence[Sequence[int]], seed: int = 0
 ) -> list[Measurement]:
-    codes = choices.space.sample(np.random.default_rng(seed), count)
-    times = seconds(choices, codes, points_array(points))
+    codes = task_variants.sketch_set.space.sample(np.random.default_rng(seed), count)
+    times = seconds(task_variants, codes, points_array(points))
     found = []
-    for number, candidate in enumerate(choices.space.candidates(codes)):
-        variant = choices.tuned(candidate)
+    for number, candidate in enumerate(task_variants.sketch_set.space.candidates(codes)):
+        variant = task_variants.sketch_set.record_of(candidate)
         for spot, point in enumerate(points):
             symbols = {f"s{a}": x for a, x in enumerate(point)}
             text = f"{variant.key}-{target[:6]}.{spot}"
             if number % 10 == 9:
                 failed: dict[str, Any] = {"status": "failed", "stage": "compile", "message": "no"}
-                found.append(Measurement(text, choices.task.key, target, variant, **failed))
+                found.append(Measurement(text, task_variants.task.key, target, variant, **failed))
                 break
             samples = (float(times[number, spot]),) * 3
             found.append(
-                Measurement(text, choices.task.key, target, variant, symbols, samples_secs=samples, checked=True)
+                Measurement(text, task_variants.task.key, target, variant, symbols, samples_secs=samples, checked=True)
             )
     return found
 
 
-def store_with(choices: Choices, made: Sequence[Measurement], order: int | None = None) -> MemoryStore:
+def store_with(task_variants: TaskVariants, made: Sequence[Measurement], order: int | None = None) -> MemoryStore:
     store = MemoryStore()
     store.add_target(Target(PAPER_DEVICE.kind, PAPER_DEVICE.name, PAPER_DEVICE.fingerprint))
     store.add_target(OTHER)
-    store.add_workload(Workload(choices.task.key, choices.task.text, FORMAT_VERSION, choices.task.name))
+    store.add_workload(
+        Workload(task_variants.task.key, task_variants.task.text, FORMAT_VERSION, task_variants.task.name)
+    )
     rows = list(made)
     if order is not None:
         rows = [rows[int(i)] for i in np.random.default_rng(order).permutation(len(rows))]
@@ -103,19 +105,19 @@ HERE = Target(PAPER_DEVICE.kind, PAPER_DEVICE.name, PAPER_DEVICE.fingerprint).ke
 POINTS = ((8,), (200,))
 
 
-def history(store: MemoryStore, of: Choices, model: set[str] | None = None) -> TrainingRows | None:
-    return RecordedHistory(store, HERE, {of.task.key} if model is None else model).rows(of)
+def history(store: MemoryStore, of: TaskVariants, model: set[str] | None = None) -> TrainingRows | None:
+    return RecordedHistory(store, HERE, {of.task.key} if model is None else model).rows(of.sketch_set)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["other shapes", "another device", "another task"])
-def test_each_source_is_told(small: Choices, wide: Choices, source: str) -> None:
+def test_each_source_is_told(small: TaskVariants, wide: TaskVariants, source: str) -> None:
     of = wide if source == "another task" else small
     store = store_with(of, records(of, OTHER.key if source == "another device" else HERE, 40, POINTS))
     found = history(store, small)
     assert found is not None and found.features.dtype == np.float32
-    example = small.space.features(
-        small.space.sample(np.random.default_rng(0), 3), points_array(small.task.domain.points)
+    example = small.sketch_set.space.features(
+        small.sketch_set.space.sample(np.random.default_rng(0), 3), points_array(small.task.domain.points)
     )
     assert found.features.shape == (len(found.log_time), example.shape[2]) and len(found.log_time) >= 24
     assert set(found.groups.tolist()) == {0, 1} and np.isnan(found.log_time).any()
@@ -124,7 +126,7 @@ def test_each_source_is_told(small: Choices, wide: Choices, source: str) -> None
     assert np.nanmin(found.log_time) > -12 and np.nanmax(found.log_time) < 12
 
 
-def test_history_leaves_out_unusable_records(small: Choices, wide: Choices) -> None:
+def test_history_leaves_out_unusable_records(small: TaskVariants, wide: TaskVariants) -> None:
     anchors = small.task.domain.points
     assert (
         history(store_with(small, records(small, HERE, 20, anchors)), small) is None
@@ -155,23 +157,27 @@ def test_history_leaves_out_unusable_records(small: Choices, wide: Choices) -> N
 
 
 @pytest.mark.slow
-def test_any_order_of_records_gives_the_same_history_and_the_same_candidates(small: Choices, wide: Choices) -> None:
+def test_any_order_of_records_gives_the_same_history_and_the_same_candidates(
+    small: TaskVariants, wide: TaskVariants
+) -> None:
     made = records(wide, HERE, 120, POINTS)
     found = [history(store_with(wide, made, order), small) for order in (None, 1, 2)]
     asked = []
     for rows in found:
         assert rows is not None
         assert np.array_equal(rows.features, found[0].features, equal_nan=True)  # type: ignore[union-attr]
-        problem = SearchProblem(small.space, points_array(small.task.domain.points), history=lambda rows=rows: rows)
+        problem = SearchProblem(
+            small.sketch_set.space, points_array(small.task.domain.points), history=lambda rows=rows: rows
+        )
         asked.append(EvolutionarySearch(problem, np.random.default_rng(3)).ask(8))
     assert asked[0] == asked[1] == asked[2]
     cold = EvolutionarySearch(
-        SearchProblem(small.space, points_array(small.task.domain.points)), np.random.default_rng(3)
+        SearchProblem(small.sketch_set.space, points_array(small.task.domain.points)), np.random.default_rng(3)
     )
     assert cold.ask(8) != asked[0]
 
 
-def test_the_cost_is_bounded(small: Choices, wide: Choices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_is_bounded(small: TaskVariants, wide: TaskVariants, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_start, "OTHER_ROWS", 20)
     asked: list[int | None] = []
 
@@ -189,18 +195,18 @@ def test_the_cost_is_bounded(small: Choices, wide: Choices, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_history_of_another_task_speeds_up_search(small: Choices, wide: Choices) -> None:
+def test_history_of_another_task_speeds_up_search(small: TaskVariants, wide: TaskVariants) -> None:
     """Sixteen trials of one product with and without the records of a wider one; times are those of `seconds`."""
     rows = history(store_with(wide, records(wide, HERE, 150, POINTS)), small)
     points = points_array(small.task.domain.points)
-    scale, weights = roofline(small.space, points, small.hardware), list(small.task.domain.weights)
+    scale, weights = roofline(small.sketch_set.space, points, small.hardware), list(small.task.domain.weights)
 
     def reached(told: TrainingRows | None, seed: int) -> float:
-        problem = SearchProblem(small.space, points, weights, scale, history=lambda: told)
+        problem = SearchProblem(small.sketch_set.space, points, weights, scale, history=lambda: told)
         search, best = EvolutionarySearch(problem, np.random.default_rng(seed)), np.inf
         for _ in range(2):
             asked = search.ask(8)
-            times = seconds(small, small.space.encode(asked), points)
+            times = seconds(small, small.sketch_set.space.encode(asked), points)
             search.tell([Result(c, dict(enumerate(map(float, t)))) for c, t in zip(asked, times)])
             best = min(best, float((np.log(times) @ np.asarray(weights)).min()))
         return best
@@ -217,7 +223,7 @@ def test_the_loop_reads_the_records_of_another_model() -> None:
 
     def programs(first: MemoryStore) -> list[list[str]]:
         runner = RecordedRunner()
-        job = Job(softmax_of(24), PAPER_DEVICE, first, replace(QUICK, trials=8))
+        job = device_job(softmax_of(24), PAPER_DEVICE, first, replace(QUICK, trials=8))
         job.tune(runner)
         return [sorted(r.program_json for r in batch) for batch in runner.batches]
 
@@ -243,22 +249,27 @@ def copied(store: MemoryStore) -> MemoryStore:
     return fresh
 
 
-def test_fastest_of_similar_functions_are_tried_first(small: Choices, wide: Choices) -> None:
+def test_fastest_of_similar_functions_are_tried_first(small: TaskVariants, wide: TaskVariants) -> None:
     made = records(wide, HERE, 40, POINTS)
-    found = RecordedHistory(store_with(wide, made), HERE, {small.task.key}).alike(small, 4)
-    assert found and all(small.space.contains(c) for c in found)
+    found = RecordedHistory(store_with(wide, made), HERE, {small.task.key}).of_similar_functions(small.sketch_set, 4)
+    assert found and all(small.sketch_set.space.contains(c) for c in found)
     timed = [m for m in made if m.status == "ok" and m.symbols == {"s0": 200}]
     best = min(timed, key=lambda m: m.median_secs).variant
-    like = small.candidate_like(best)
+    like = small.sketch_set.similar_candidate(best)
     if like is not None:
-        assert like in found and small.sketches[like.sketch].name == best.sketch
-    assert RecordedHistory(store_with(wide, []), HERE, {small.task.key}).alike(small, 4) == []
-    assert RecordedHistory(store_with(wide, made), HERE, {small.task.key, wide.task.key}).alike(small, 4) == []
+        assert like in found and small.sketch_set.sketches[like.sketch].name == best.sketch
+    assert RecordedHistory(store_with(wide, []), HERE, {small.task.key}).of_similar_functions(small.sketch_set, 4) == []
+    assert (
+        RecordedHistory(store_with(wide, made), HERE, {small.task.key, wide.task.key}).of_similar_functions(
+            small.sketch_set, 4
+        )
+        == []
+    )
 
 
-def test_candidate_like_needs_the_sketch_and_equal_tunables(small: Choices, wide: Choices) -> None:
-    candidate = wide.space.candidates(wide.space.sample(np.random.default_rng(1), 1))[0]
-    variant = wide.tuned(candidate)
-    assert wide.candidate_like(variant) == candidate
-    assert small.candidate_like(replace(variant, sketch="no such")) is None
-    assert small.candidate_like(replace(variant, parameters="{}")) is None
+def test_candidate_like_needs_the_sketch_and_equal_tunables(small: TaskVariants, wide: TaskVariants) -> None:
+    candidate = wide.sketch_set.space.candidates(wide.sketch_set.space.sample(np.random.default_rng(1), 1))[0]
+    variant = wide.sketch_set.record_of(candidate)
+    assert wide.sketch_set.similar_candidate(variant) == candidate
+    assert small.sketch_set.similar_candidate(replace(variant, sketch="no such")) is None
+    assert small.sketch_set.similar_candidate(replace(variant, parameters="{}")) is None

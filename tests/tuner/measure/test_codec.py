@@ -80,6 +80,16 @@ def test_equal_expected_arrays_travel_once() -> None:
     assert len(encode_batch(batch)) < 2 * len(encode_batch(batch[:1]))
 
 
+def test_codec_keeps_the_slack_of_each_output() -> None:
+    slack = np.arange(6.0).reshape(2, 3)
+    case = CheckCase({}, 0, (np.zeros((2, 3)), np.zeros(4)), (0.0, 0.0), (0.0, 0.0), (slack, None))
+    ((request,),) = (decode_batch(encode_batch([MeasureRequest("a", "{}", (case,), ())])),)
+    first, second = request.checks[0].slack
+    assert first is not None and np.array_equal(first, slack) and second is None
+    with pytest.raises(MeasureError, match="slack"):
+        CheckCase({}, 0, (np.zeros((2, 3)),), (0.0,), (0.0,), (np.zeros(6),))
+
+
 def batch_of(*expected: np.ndarray) -> list[MeasureRequest]:
     return [
         MeasureRequest(str(n), "{}", (CheckCase({}, 0, (array,), (0.0,), (0.0,)),), ())
@@ -172,7 +182,7 @@ def test_codec_malformed_answer_is_refused(text: str) -> None:
 
 def test_codec_repeated_ids_are_refused() -> None:
     text = encode_results([MeasureResult("a", "ok"), MeasureResult("a", "ok")])
-    with pytest.raises(MeasureError, match="differ"):
+    with pytest.raises(MeasureError, match="distinct ids"):
         decode_results(text)
 
 

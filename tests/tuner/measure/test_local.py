@@ -21,11 +21,11 @@ from tests.tuner.measure.measure_programs import BODIES, LIMIT_SECS, POLICY, che
 
 from relax_tune.errors import MeasureError
 from relax_tune.tuner.measure.device_process.sandbox import landlock_version
+from relax_tune.tuner.measure.ledger import Blame
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.measure.messages import MeasureRequest
 from relax_tune.tuner.measure.process import DeviceProcess
 from relax_tune.tuner.measure.protocol import FrameReader, ProgressFile, write_frame
-from relax_tune.tuner.measure.supervised import _Blame
 
 pytestmark = [
     pytest.mark.ccompiler,
@@ -86,8 +86,8 @@ def test_the_child_imports_the_runtime_and_nothing_heavier() -> None:
 @pytest.mark.process
 def test_close_runner_ends_process_group() -> None:
     with LocalRunner("c") as opened:
-        assert opened._process is not None
-        pid = opened._process.pid
+        assert opened.transport._process is not None
+        pid = opened.transport._process.pid
         assert alive(pid) and os.getpgid(pid) == pid
     assert wait_until_gone(pid)
 
@@ -102,7 +102,7 @@ def test_child_of_killed_supervisor_ends(busy: bool) -> None:
         "from tests.tuner.measure.measure_programs import request\n"
         "runner = LocalRunner('c')\n"
         + ("runner.submit([request('hang', 'c')])\ntime.sleep(0.7)\n" if busy else "")
-        + "print(runner._process.pid, flush=True)\ntime.sleep(600)\n"
+        + "print(runner.transport._process.pid, flush=True)\ntime.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout is not None
@@ -116,8 +116,8 @@ def test_child_of_killed_supervisor_ends(busy: bool) -> None:
 def test_a_child_killed_from_outside_costs_nothing(runner: LocalRunner) -> None:
     kinds = ["good", "also-good"]
     future = runner.submit([request(kind, "c", id=f"{kind}{n}") for n in range(10) for kind in kinds])
-    assert runner._process is not None
-    os.kill(runner._process.pid, signal.SIGKILL)
+    assert runner.transport._process is not None
+    os.kill(runner.transport._process.pid, signal.SIGKILL)
     assert [result.status for result in future.result(LIMIT_SECS)] == ["ok"] * 20
 
 
@@ -165,7 +165,7 @@ def marked(mark: str) -> list[int]:
 @pytest.mark.process
 def test_kernel_forking_is_ended_with_all_processes() -> None:
     with LocalRunner("c") as opened:
-        mark = f"TMPDIR={opened._folder.path}"
+        mark = f"TMPDIR={opened.transport._folder.path}"
         batch = [request("good", "c"), request("forking", "c", deadline_secs=3.0), request("also-good", "c")]
         results = opened.submit(batch).result(LIMIT_SECS)
         assert [r.stage for r in results] == [None, "timeout", None], results
@@ -223,7 +223,7 @@ def test_opencl_kernel_reaching_files_network_and_processes_is_refused(
             ]  # fmt: skip
             assert not (tmp_path / "made").exists()
             monkeypatch.setattr(opened, "_confined", False)  # and without: what it tries would succeed
-            opened._discard_process()
+            opened.transport._discard_process()
             (result,) = opened.submit([prying("reads", tries["reads"], "opencl")]).result(LIMIT_SECS)
             assert result.stage == "crash" and opened.sandbox == 0
 
@@ -312,8 +312,8 @@ def test_device_process_has_limits_and_no_secrets(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("OMP_PROC_BIND", "false")
     with LocalRunner("c") as opened:
-        assert opened._process is not None
-        folder = Path(f"/proc/{opened._process.pid}")
+        assert opened.transport._process is not None
+        folder = Path(f"/proc/{opened.transport._process.pid}")
         environment, limits = (folder / "environ").read_bytes(), (folder / "limits").read_text()
         status = (folder / "status").read_text()
     assert b"secret" not in environment and b"OMP_PROC_BIND=false" in environment
@@ -323,11 +323,11 @@ def test_device_process_has_limits_and_no_secrets(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.process
 def test_hang_between_requests_loses_no_result(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, ends = runner._attempt, [_Blame("timeout", (), "idle")]
-    monkeypatch.setattr(runner, "_attempt", lambda *given: ends.pop() if ends else whole(*given))
+    whole, ends = runner.transport._attempt, [Blame("timeout", (), "idle")]
+    monkeypatch.setattr(runner.transport, "_attempt", lambda *given: ends.pop() if ends else whole(*given))
     (result,) = runner.submit([request("good", "c")]).result(LIMIT_SECS)
     assert result.status == "ok" and not ends
-    monkeypatch.setattr(runner, "_attempt", lambda *given: _Blame("timeout", (), "idle"))
+    monkeypatch.setattr(runner.transport, "_attempt", lambda *given: Blame("timeout", (), "idle"))
     (result,) = runner.submit([request("good", "c")]).result(LIMIT_SECS)
     assert result.stage == "timeout"
 

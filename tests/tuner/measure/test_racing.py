@@ -65,12 +65,12 @@ def test_the_luckiest_first_timing_does_not_win(seed: int) -> None:
         if record.symbols == task.bindings()[0] and len(record.samples_secs) == 3:
             by_first[record.variant.key] = record.median_secs
     luckiest = min(by_first, key=by_first.__getitem__)
-    choices = job.choices[task.name]
+    task_variants = job.task_variants[task.name]
     tried = {r.variant.key: r.variant for r in job.store.query(job.target.key, task.key, status="ok")}
     binding = task.bindings()[0]
     plan = job.build().plans[task.name].plan.variants
-    ours = min(truth(choices.program(tried[k]), binding) for k in plan)
-    lucky = truth(choices.program(tried[luckiest]), binding)
+    ours = min(truth(task_variants.program(tried[k]), binding) for k in plan)
+    lucky = truth(task_variants.program(tried[luckiest]), binding)
     naive = by_first[luckiest] / lucky
     assert naive < 0.9  # its first timing was too good to be true
     assert ours <= lucky
@@ -88,9 +88,9 @@ def test_choosing_by_first_timings_would_be_worse() -> None:
         runner = Noisy(seed=10 + seed)
         job.tune(runner)
         task = job.tasks[0]
-        choices, binding = job.choices[task.name], task.bindings()[-1]
+        task_variants, binding = job.task_variants[task.name], task.bindings()[-1]
         rows = job.store.query(job.target.key, task.key, status="ok", symbols=binding)
-        true = {r.variant.key: truth(choices.program(r.variant), binding) for r in rows}
+        true = {r.variant.key: truth(task_variants.program(r.variant), binding) for r in rows}
         first = {r.variant.key: r.median_secs for r in rows if len(r.samples_secs) == 3}
         best = min(true.values())
         naive.append(true[min(first, key=first.__getitem__)] / best)

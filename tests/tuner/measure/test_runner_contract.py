@@ -139,7 +139,7 @@ def test_every_bad_candidate_fails_by_itself(runner: Runner) -> None:
     assert ("lost its device" if language == "webgpu" else "SIG") in found["crash"].message and "check" in found[
         "crash"
     ].message
-    assert "behind its 16384 bytes" in found["overrun"].message
+    assert "after its 16384 bytes" in found["overrun"].message
 
 
 def test_runner_repeated_id_is_measured_once_per_batch(runner: Runner) -> None:

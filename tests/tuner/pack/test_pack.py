@@ -27,13 +27,14 @@ from tests.support.tuner_models import (
 from relax_tune.database.exchange.jsonl import export_lines, merge
 from relax_tune.database.records import Target, VariantRecord, Workload
 from relax_tune.database.store import MemoryStore
-from relax_tune.errors import ArtifactError, BuildError
+from relax_tune.errors import ArtifactError, BuildError, UserError
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.math.elementwise import Add
 from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.device.base import DeviceInfo
-from relax_tune.tuner.job.job import model_key
-from relax_tune.tuner.learn.like_devices import like_targets, winners
+from relax_tune.tuner.job.lowered_model import model_key
+from relax_tune.tuner.learn.device_records import similar_targets
+from relax_tune.tuner.learn.similar_devices import winners
 from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.pack.install import Installation, Installer
 from relax_tune.tuner.pack.pack import ModelPack, make_pack, read_pack
@@ -155,19 +156,19 @@ def test_forged_parts_with_fitting_hashes_are_refused(packed: Path, tmp_path: Pa
     copy.write_bytes(packed.read_bytes())
     assert read_pack(forged(copy, {})).model, "the forger of this test makes files that would be read"
     attempts: list[tuple[Mapping[str, bytes], str]] = [
-        ({"program.relax": program.replace("16", "17").encode()}, "program and weights of its manifest"),
+        ({"program.relax": program.replace("16", "17").encode()}, "key in the manifest"),
         ({"program.relax": b"main("}, "line 1, column 5"),
         ({"program.relax": b"\xff\xfe"}, "UTF-8"),
         ({"program.relax": b""}, "empty text"),
         ({"weights.safetensors": b"\0" * 16}, "safetensors"),
         ({"records.jsonl": (records + "{}\n").encode()}, rf"records.jsonl: line {len(lines) + 1}"),
         ({"records.jsonl": "\n".join(lines[1:]).encode()}, "records.jsonl: line"),
-        ({"records.jsonl": records.replace('"entries":"{', '"entries":"[').encode()}, "wanted"),
-        ({"manifest.json": changed(packed, settings=settings | {"qkv": "both"})}, "--qkv wants one of"),
-        ({"manifest.json": changed(packed, settings=settings | {"db": "x.db"})}, "wanted the settings"),
-        ({"manifest.json": changed(packed, small={"w": "complex64"})}, "types of its small weights"),
-        ({"manifest.json": changed(packed, model="0" * 32)}, "program and weights of its manifest"),
-        ({"x.py": b"boom"}, "wanted the members"),
+        ({"records.jsonl": records.replace('"entries":"{', '"entries":"[').encode()}, "plan entries"),
+        ({"manifest.json": changed(packed, settings=settings | {"qkv": "both"})}, "--qkv expects one of"),
+        ({"manifest.json": changed(packed, settings=settings | {"db": "x.db"})}, "expected settings among"),
+        ({"manifest.json": changed(packed, small={"w": "complex64"})}, "unknown types of weights"),
+        ({"manifest.json": changed(packed, model="0" * 32)}, "key in the manifest"),
+        ({"x.py": b"boom"}, "expected the members"),
     ]
     for change, says in attempts:
         copy.write_bytes(packed.read_bytes())
@@ -196,10 +197,13 @@ def test_forged_bytes_with_fitting_hashes_end_in_one_kind_of_error(packed: Path,
 def test_pack_of_another_hash_or_format_is_refused(packed: Path, tmp_path: Path) -> None:
     digest = read_pack(packed).digest
     assert read_pack(packed, digest.upper()).digest == digest
-    with pytest.raises(ArtifactError, match="wanted the hash 00"):
+    with pytest.raises(ArtifactError, match="expected the hash 00"):
         read_pack(packed, "00" * 32)
     manifest = json.loads(members(packed)["manifest.json"])
-    for field, value, says in (("schema", 2, "wanted schema 1 "), ("format", "relax-tune artifact", "wanted format")):
+    for field, value, says in (
+        ("schema", 2, "expected schema 1 "),
+        ("format", "relax-tune artifact", "expected format"),
+    ):
         copy = tmp_path / "copy.rtp"
         copy.write_bytes(packed.read_bytes())
         forged(copy, {"manifest.json": json.dumps(manifest | {field: value}).encode()})
@@ -210,7 +214,7 @@ def test_pack_of_another_hash_or_format_is_refused(packed: Path, tmp_path: Path)
 def test_module_with_lossy_text_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     other = paper_job(attention).module
     monkeypatch.setattr("relax_tune.tuner.pack.pack.parse_module", lambda *_: other)
-    with pytest.raises(BuildError, match="text gives it back"):
+    with pytest.raises(BuildError, match="does not parse to the same"):
         make_pack(row_scale(), MemoryStore(), SETTINGS)
 
 
@@ -219,12 +223,12 @@ def test_install_tries_winners_of_like_devices_first(packed: Path) -> None:
     before = list(export_lines(pack.records))
     made, runner = installed(pack)
     assert list(export_lines(pack.records)) == before
-    (choices,) = made.job.choices.values()
-    best = winners(pack.records, made.job.target, choices, 4)
+    (task_variants,) = made.job.task_variants.values()
+    best = winners(pack.records, made.job.target, task_variants.sketch_set, 4)
     assert len(best) == 4 and made.like == ("paper",)
-    wanted = [choices.program(choices.tuned(c)).to_json() for c in best]
+    wanted = [task_variants.program(task_variants.sketch_set.record_of(c)).to_json() for c in best]
     assert first_batches(runner)[:4] == wanted
-    there = RecordedHistory(pack.records, made.job.target.key, (), made.job.target.kind).rows(choices)
+    there = RecordedHistory(pack.records, made.job.target.key, (), made.job.target.kind).rows(task_variants.sketch_set)
     assert there is not None and len(there.log_time) > 0
     cold, _ = installed(ModelPack(pack.module, pack.settings, MemoryStore(), pack.model))
     assert cold.like == () and cold.work.trials > 0
@@ -248,30 +252,39 @@ def test_install_trusting_records_measures_less(packed: Path) -> None:
     assert not elsewhere.warm
 
 
+def test_install_refuses_trusted_records_of_a_slower_unit(packed: Path) -> None:
+    pack, store = read_pack(packed), MemoryStore()
+    made, _ = installed(pack, PAPER_DEVICE)
+    for known, secs in ((pack.records, 1e-2), (store, 1e-3)):
+        known.add_target(replace(made.job.target, reference=(("compute", secs),)))
+    with pytest.raises(UserError, match="compute"):
+        installed(pack, PAPER_DEVICE, store, trust_records=True)
+
+
 @pytest.mark.parametrize("budget", [0, 1, 7])
 def test_install_times_no_more_than_the_budget(budget: int) -> None:
     pack = make_pack(feed_forward(), MemoryStore(), SETTINGS)
     store = MemoryStore()
     made, _ = installed(pack, store=store, budget=budget)
     tried = {m.variant.key for m in store.query(made.job.target.key) if m.variant.kind == "tuned"}
-    own = {key for c in made.job.choices.values() for key in tried if _is_candidate(c, key, store, made)}
+    own = {key for c in made.job.task_variants.values() for key in tried if _is_candidate(c, key, store, made)}
     assert made.work.trials == len(own) <= budget and (made.work.trials > 0) == (budget > 0)
     assert {m.variant.kind for m in store.query(made.job.target.key)} >= {"generic"}
     again, _ = installed(pack, store=store, budget=budget)
     assert again.warm and again.artifact.programs == made.artifact.programs
 
 
-def _is_candidate(choices: Any, key: str, store: MemoryStore, made: Installation) -> bool:
-    found = [m.variant for m in store.query(made.job.target.key, choices.task.key) if m.variant.key == key]
-    return bool(found) and choices.candidate_of(found[0]) is not None
+def _is_candidate(task_variants: Any, key: str, store: MemoryStore, made: Installation) -> bool:
+    found = [m.variant for m in store.query(made.job.target.key, task_variants.task.key) if m.variant.key == key]
+    return bool(found) and task_variants.sketch_set.candidate_of(found[0]) is not None
 
 
 def test_install_without_measuring_dispatches_the_plan_of_the_likest_device(packed: Path, store: MemoryStore) -> None:
     pack = read_pack(packed)
     made, runner = installed(pack, measure=False)
     assert runner.batches == [] and made.work.measurements == 0
-    (name,) = made.job.choices
-    (target,) = like_targets(pack.records, made.job.target)
+    (name,) = made.job.task_variants
+    (target,) = similar_targets(pack.records, made.job.target)
     home = paper_job(row_scale, store, SETTINGS)
     assert target.name == "paper"
     assert made.built.plans[name].plan == home.build().plans[name].plan
@@ -300,21 +313,21 @@ def test_record_of_another_hand_in_a_pack_is_not_dispatched(packed: Path) -> Non
 def test_install_notes_records_of_functions_made_otherwise(packed: Path) -> None:
     pack = read_pack(packed)
     made, _ = installed(pack, measure=False)
-    assert not [n for n in made.built.notes if "makes otherwise" in n]
+    assert not [n for n in made.built.notes if "fit no task" in n]
     pack.records.add_workload(Workload("0" * 32, "old text", 1, "old_softmax"))
     made, _ = installed(pack, measure=False)
-    (note,) = [n for n in made.artifact.notes if "makes otherwise" in n]
+    (note,) = [n for n in made.artifact.notes if "fit no task" in n]
     assert "1 functions" in note and "old_softmax" in note
 
 
-def test_like_targets_order_by_shared_facts() -> None:
+def test_similar_targets_order_by_shared_facts() -> None:
     store = MemoryStore()
     here = Target("c", "b", (("compiler", "1"), ("cpu", "x")), (("workers", 2),))
     near = Target("c", "a", (("compiler", "1"), ("cpu", "y")), (("workers", 2),))
     far = Target("c", "z", (("compiler", "0"), ("cpu", "y")), (("workers", 9),))
     for target in (far, near, Target("opencl", "b", (("compiler", "1"),)), here):
         store.add_target(target)
-    assert [t.name for t in like_targets(store, here)] == ["b", "a", "z"]
+    assert [t.name for t in similar_targets(store, here)] == ["b", "a", "z"]
 
 
 @pytest.mark.parametrize(("budget", "wanted"), [(4, 4), (10_000, 6)])

@@ -12,7 +12,7 @@ from relax_tune.database.store import MemoryStore
 from relax_tune.errors import UserError
 from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.shapes import Histogram, ShapeProfile
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import device_job
 from relax_tune.tuner.settings import Settings
 
 SERVED = {37: 500, 41: 100, 5: 3, 4000: 1}  # more than the bounds allow cannot have been served by this build
@@ -33,10 +33,10 @@ def answer(program: Program, symbols: dict[str, int]) -> float:
 @pytest.mark.slow
 def test_a_profile_reaches_the_anchors_the_search_the_plans_and_the_report(tmp_path: Path) -> None:
     module, store = feed_forward(), MemoryStore()
-    uniform = Job(module, PAPER_DEVICE, store, QUICK)
-    job = Job(module, PAPER_DEVICE, store, replace(QUICK, trials=1, profile=profile_file(tmp_path, uniform.key)))
+    uniform = device_job(module, PAPER_DEVICE, store, QUICK)
+    job = device_job(module, PAPER_DEVICE, store, replace(QUICK, trials=1, profile=profile_file(tmp_path, uniform.key)))
     with pytest.raises(UserError, match="--record-shapes"):
-        _ = Job(module, PAPER_DEVICE, store, replace(QUICK, shapes="profile")).tasks
+        _ = device_job(module, PAPER_DEVICE, store, replace(QUICK, shapes="profile")).tasks
     assert not uniform.tasks[0].domain.served
     for task in job.tasks:
         domain = task.domain
@@ -45,7 +45,7 @@ def test_a_profile_reaches_the_anchors_the_search_the_plans_and_the_report(tmp_p
     work = job.tune(RecordedRunner(answer))
     assert work.measurements > 0
     assert job.tune(RecordedRunner(answer)).measurements == 0, "what is asked for is on record"
-    stored = Job(module, PAPER_DEVICE, store, replace(QUICK, trials=1, shapes="profile"))
+    stored = device_job(module, PAPER_DEVICE, store, replace(QUICK, trials=1, shapes="profile"))
     assert [t.domain.points for t in stored.tasks] == [t.domain.points for t in job.tasks]
     assert stored.build().program.to_json() == job.build().program.to_json()
     assert {t.key for t in stored.tasks} == {t.key for t in uniform.tasks}, (
@@ -56,11 +56,11 @@ def test_a_profile_reaches_the_anchors_the_search_the_plans_and_the_report(tmp_p
 def test_profile_of_another_model_is_refused(tmp_path: Path) -> None:
     file = profile_file(tmp_path, "0" * 32)
     with pytest.raises(UserError, match="for each model"):
-        _ = Job(feed_forward(), PAPER_DEVICE, MemoryStore(), replace(QUICK, profile=file)).tasks
+        _ = device_job(feed_forward(), PAPER_DEVICE, MemoryStore(), replace(QUICK, profile=file)).tasks
     profile = ShapeProfile()
     profile.add("prefill", "k", Histogram.of({1: 1}))
     profile.save(file)
     with pytest.raises(UserError, match="prefill: k"):
-        _ = Job(feed_forward(), PAPER_DEVICE, MemoryStore(), replace(QUICK, profile=file)).tasks
+        _ = device_job(feed_forward(), PAPER_DEVICE, MemoryStore(), replace(QUICK, profile=file)).tasks
     with pytest.raises(UserError, match="--shapes profile"):
         Settings(shapes="uniform", profile=file)

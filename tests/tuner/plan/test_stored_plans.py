@@ -30,7 +30,7 @@ from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.shapes import Histogram, ShapeProfile
 from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.cli.commands import plan as plan_command
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import DeviceJob, device_job
 from relax_tune.tuner.plan import select
 from relax_tune.tuner.plan.drift import ALLOWED, drift
 from relax_tune.tuner.plan.plans import TaskPlan, plan_task
@@ -43,39 +43,42 @@ Answers = Mapping[int, Sequence[float]]
 FAST_WHERE_SMALL: Answers = {1: (1e-6, 9e-6), 8: (2e-6, 9e-6), 64: (9e-5, 3e-5)}
 
 
-def recorded(job: Job, answers: Answers) -> Job:
+def recorded(job: DeviceJob, answers: Answers) -> DeviceJob:
     """The job with these times on record."""
     job.store.add_target(job.target)
     environment = add_environment(job)
-    (choices,) = job.choices.values()
-    forms = (choices.generic(), choices.tuned(choices.seeds(1)[0]))
+    (task_variants,) = job.task_variants.values()
+    forms = (
+        task_variants.sketch_set.generic(),
+        task_variants.sketch_set.record_of(task_variants.sketch_set.seeds(1)[0]),
+    )
     records = [
-        ok_record(choices.task, job.target.key, form, (n,), secs, environment=environment)
+        ok_record(task_variants.task, job.target.key, form, (n,), secs, environment=environment)
         for n, both in answers.items()
         for form, secs in zip(forms, both, strict=True)
     ]
-    add_records(job.store, choices.task, records)
+    add_records(job.store, task_variants.task, records)
     return job
 
 
-def with_points(job: Job, points: Sequence[int]) -> Job:
+def with_points(job: DeviceJob, points: Sequence[int]) -> DeviceJob:
     """The job with anchors of one's own."""
-    (choices,) = job.choices.values()
+    (task_variants,) = job.task_variants.values()
     domain = Domain(tuple((n,) for n in points), (1 / len(points),) * len(points))
-    task = replace(choices.task, domain=domain)
-    vars(job)["choices"] = {task.name: replace(choices, task=task)}
+    task = replace(task_variants.task, domain=domain)
+    vars(job)["task_variants"] = {task.name: replace(task_variants, task=task)}
     return job
 
 
-def small_job() -> Job:
+def small_job() -> DeviceJob:
     return recorded(with_points(paper_job(row_scale), tuple(FAST_WHERE_SMALL)), FAST_WHERE_SMALL)
 
 
 @pytest.mark.slow
 def test_a_set_is_stored_once_and_replaced_whole() -> None:
     job = small_job()
-    (choices,) = job.choices.values()
-    with pytest.raises(UserError, match=r"found none.*relax-tune tune"):
+    (task_variants,) = job.task_variants.values()
+    with pytest.raises(UserError, match=r"got none.*relax-tune tune"):
         job.current_plans()
     built = job.build()
     job.store_plans(built)
@@ -83,30 +86,40 @@ def test_a_set_is_stored_once_and_replaced_whole() -> None:
     (first,) = job.plan_sets()
     assert [p.version for p in job.store.plans(job.target.key)] == [1]
     (made,) = built.plans.values()
-    plan, variants = first.plan(choices.task.key)
+    plan, variants = first.plan(task_variants.task.key)
     assert plan.entries == made.plan.entries and set(variants) == set(plan.variants)
-    only = DispatchPlan((PlanEntry((), choices.generic().key),), 0.0)
-    other = replace(built, plans={choices.task.name: TaskPlan(only, {choices.generic().key: choices.generic()}, {})})
+    only = DispatchPlan((PlanEntry((), task_variants.sketch_set.generic().key),), 0.0)
+    other = replace(
+        built,
+        plans={
+            task_variants.task.name: TaskPlan(
+                only, {task_variants.sketch_set.generic().key: task_variants.sketch_set.generic()}, {}
+            )
+        },
+    )
     job.store_plans(other)
     assert [s.name == first.name for s in job.plan_sets()] == [True, False]
-    stored = job.build("stored").plans[choices.task.name]
-    assert stored.plan.entries == only.entries != job.build().plans[choices.task.name].plan.entries
+    stored = job.build("stored").plans[task_variants.task.name]
+    assert stored.plan.entries == only.entries != job.build().plans[task_variants.task.name].plan.entries
     job.store.put_plans(job.target.key, {w: r.entries for w, r in first.records.items()})  # the way back
     assert job.current_plans().name == first.name and len(job.store.plans(job.target.key)) == 3
-    assert job.build("stored").plans[choices.task.name].plan.entries == made.plan.entries
+    assert job.build("stored").plans[task_variants.task.name].plan.entries == made.plan.entries
 
 
 @pytest.mark.slow
 def test_stored_plan_with_lost_kernels_gives_way_to_records() -> None:
     job = small_job()
-    (choices,) = job.choices.values()
-    gone = replace(choices.tuned(choices.seeds(1)[0]), trace='[["split", {"loop": "nowhere"}]]')
+    (task_variants,) = job.task_variants.values()
+    gone = replace(
+        task_variants.sketch_set.record_of(task_variants.sketch_set.seeds(1)[0]),
+        trace='[["split", {"loop": "nowhere"}]]',
+    )
     plan = TaskPlan(DispatchPlan((PlanEntry((), gone.key),), 0.0), {gone.key: gone}, {})
-    job.store_plans(replace(job.build(), plans={choices.task.name: plan}))
+    job.store_plans(replace(job.build(), plans={task_variants.task.name: plan}))
     built = job.build("stored")
-    found = built.plans[choices.task.name]
-    assert found.plan.entries == job.build().plans[choices.task.name].plan.entries and gone.key in found.lost
-    assert any("can no longer be made" in note for note in built.notes)
+    found = built.plans[task_variants.task.name]
+    assert found.plan.entries == job.build().plans[task_variants.task.name].plan.entries and gone.key in found.lost
+    assert any("can no longer be generated" in note for note in built.notes)
 
 
 tests_of_one_symbol = st.builds(
@@ -117,8 +130,8 @@ tests_of_one_symbol = st.builds(
 @pytest.mark.slow
 @given(st.lists(st.lists(st.tuples(tests_of_one_symbol, st.booleans()), max_size=3), max_size=4))
 def test_plan_text_round_trips(guards: list[list[tuple[select.GuardTest, bool]]]) -> None:
-    (choices,) = paper_job(row_scale).choices.values()
-    generic = choices.generic()
+    (task_variants,) = paper_job(row_scale).task_variants.values()
+    generic = task_variants.sketch_set.generic()
     entries = (*(PlanEntry(tuple(g), generic.key) for g in guards if g), PlanEntry((), generic.key))
     (text,) = plan_texts("m", {"w": TaskPlan(DispatchPlan(entries, 0.0), {generic.key: generic}, {})}).values()
     plan, variants = read_plan(PlanRecord("w", "t" * 32, 1, text))
@@ -153,19 +166,19 @@ def at(*points: int) -> Domain:
 
 def test_drift_predicts_loss_between_timed_shapes() -> None:
     job = small_job()
-    (choices,) = job.choices.values()
-    records = job.records(choices.task.key, choices.task.regime)
-    fits = plan_task(choices, records)
-    generic = DispatchPlan((PlanEntry((), choices.generic().key),), 0.0)
+    (task_variants,) = job.task_variants.values()
+    records = job.records(task_variants.task.key, task_variants.task.regime)
+    fits = plan_task(task_variants, records)
+    generic = DispatchPlan((PlanEntry((), task_variants.sketch_set.generic().key),), 0.0)
     kept = (fits.plan, {k: fits.variants[k] for k in fits.plan.variants})
-    only = (generic, {choices.generic().key: choices.generic()})
+    only = (generic, {task_variants.sketch_set.generic().key: task_variants.sketch_set.generic()})
     for domain in (at(1, 2, 5), at(1, 8, 40, 64), at(64)):
-        assert drift(choices, records, kept, domain).regret <= ALLOWED
-    assert drift(choices, records, only, at(1, 2, 5)).regret == 0
-    assert drift(choices, records, only, at(64)).regret == pytest.approx(2.0)
-    between = drift(choices, records, only, at(1, 64))  # 1 us and 90 us, where 1 us and 30 us would do
+        assert drift(task_variants, records, kept, domain).regret <= ALLOWED
+    assert drift(task_variants, records, only, at(1, 2, 5)).regret == 0
+    assert drift(task_variants, records, only, at(64)).regret == pytest.approx(2.0)
+    between = drift(task_variants, records, only, at(1, 64))  # 1 us and 90 us, where 1 us and 30 us would do
     assert between.regret == pytest.approx(60 / 31)
-    beyond = drift(choices, records, only, at(1, 300))
+    beyond = drift(task_variants, records, only, at(1, 300))
     assert beyond.unmeasured == 0.5 and beyond.regret == 0
 
 
@@ -182,11 +195,11 @@ def test_the_command_shows_checks_and_restores(tmp_path: Path, monkeypatch: pyte
         return done
 
     with open_store(db) as store:
-        job = Job(plan_command.load_model(str(model), {}), PAPER_DEVICE, store, QUICK)
-        points = [n for (n,) in next(iter(job.choices.values())).task.domain.points]
+        job = device_job(plan_command.load_model(str(model), {}), PAPER_DEVICE, store, QUICK)
+        points = [n for (n,) in next(iter(job.task_variants.values())).task.domain.points]
         recorded(job, {n: ((1e-6, 2e-6) if n < 20 else (9e-5, 1e-5)) for n in points})
-        (name,) = job.choices
-        generic = job.choices[name].generic()
+        (name,) = job.task_variants
+        generic = job.task_variants[name].sketch_set.generic()
         first = job.build()
         job.store_plans(
             replace(

@@ -10,17 +10,17 @@ import pytest
 from tests.support.tuner_models import QUICK, RecordedRunner, feed_forward, paper_job, row_scale
 
 from relax_tune.runtime.program.program import Program
-from relax_tune.tuner.cli.report.table import dispatch_table
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import DeviceJob
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, failed
 from relax_tune.tuner.plan.select import DispatchPlan, GuardTest, PlanEntry
 from relax_tune.tuner.plan.task_rows import task_rows
 from relax_tune.tuner.plan.validation import SHAPES, VALIDATIONS, shapes_on_product, validation_of, validation_shapes
+from relax_tune.tuner.report.builds import dispatch_table
 from relax_tune.tuner.search.base import SearchProblem
 from relax_tune.tuner.task.domain import Point
 
 
-def trained(job: Job) -> set[Point]:
+def trained(job: DeviceJob) -> set[Point]:
     return set(job.tasks[0].domain.points)
 
 
@@ -46,7 +46,7 @@ class Surprising(RecordedRunner):
         return super()._result(request)
 
 
-def plan_of(job: Job) -> Any:
+def plan_of(job: DeviceJob) -> Any:
     (plan,) = job.build().plans.values()
     return plan
 
@@ -68,7 +68,7 @@ def test_variant_wrong_or_slow_between_anchors_is_not_dispatched(wrong: bool) ->
         [tuple(c.symbols.values()) for c in r.checks] == [tuple(t.values()) for t in r.timings] for r in asked[0]
     )
     plan = plan_of(job)
-    rows = task_rows(job.choices, {task.name: plan}, {task.name: records})
+    rows = task_rows(job.task_variants, {task.name: plan}, {task.name: records})
     found = rows[0].to_json()["validation"]
     if wrong:
         gone = {r.variant.key for r in records if r.stage == "wrong-result"}
@@ -85,7 +85,7 @@ def test_finished_job_validates_nothing_again_and_reports_results() -> None:
     again = RecordedRunner()
     assert paper_job(row_scale, job.store, QUICK).tune(again).measurements == 0 and not again.batches
     task = job.tasks[0]
-    found = validation_of(job.choices[task.name], plan_of(job), job.store.query(job.target.key, task.key))
+    found = validation_of(job.task_variants[task.name], plan_of(job), job.store.query(job.target.key, task.key))
     assert found.shapes == SHAPES["quick"] and found.worst == pytest.approx(1.0) and not found.added
 
 

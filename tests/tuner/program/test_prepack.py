@@ -25,17 +25,19 @@ from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.passes.graph.lift import LiftParameters
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.library.registry import open_libraries
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import device_job
 from relax_tune.tuner.program.prepack import PackingStep, pack_weights, packed
-from relax_tune.tuner.task.task import Choices
+from relax_tune.tuner.task.variants import TaskVariants
 
 
-def packing_variants(choices: Choices, _: int) -> list[VariantRecord]:
+def packing_variants(task_variants: TaskVariants, _: int) -> list[VariantRecord]:
     """Two tuned variants that pack a weight, of different panels where there are such."""
-    sketches = [k for k, s in enumerate(choices.sketches) if s.name.endswith(".packed")]
-    found = choices.space.candidates(choices.space.sample(np.random.default_rng(5), 400))
+    sketches = [k for k, s in enumerate(task_variants.sketch_set.sketches) if s.name.endswith(".packed")]
+    found = task_variants.sketch_set.space.candidates(
+        task_variants.sketch_set.space.sample(np.random.default_rng(5), 400)
+    )
     first = {(c.sketch, str(c)): c for c in found if c.sketch in sketches}
-    return [choices.tuned(c) for _, c in sorted(first.items())[:2]]
+    return [task_variants.sketch_set.record_of(c) for _, c in sorted(first.items())[:2]]
 
 
 @pytest.mark.ccompiler
@@ -67,8 +69,8 @@ def test_packed_artifacts_give_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.skipif("onednn" not in open_libraries(), reason="needs the package onednn-cpu-gomp")
 @pytest.mark.parametrize("pack", [False, True])
 def test_weights_packed_by_a_library_are_packed_once_when_a_model_is_opened(pack: bool) -> None:
-    def by_library(choices: Choices, _: int) -> list[VariantRecord]:
-        return [v for v in choices.library_variants() if v.sketch.startswith("onednn.matmul_packed")]
+    def by_library(task_variants: TaskVariants, _: int) -> list[VariantRecord]:
+        return [v for v in task_variants.library.variants if v.sketch.startswith("onednn.matmul_packed")]
 
     module = feed_forward()
     with opened("c") as device:
@@ -95,7 +97,7 @@ def test_lifted_parameters_are_prepared_by_a_function_of_the_same_artifact() -> 
     rng = np.random.default_rng(2)
     arrays = [rng.standard_normal(s).astype(np.float32) for s in ((5, 4), (3, 4), (3, 1), (3,))]
     with opened("c") as device:
-        job = Job(LiftParameters(("w", "scale", "bias"))(module), device.info, MemoryStore(), QUICK)
+        job = device_job(LiftParameters(("w", "scale", "bias"))(module), device.info, MemoryStore(), QUICK)
         with job.artifact(job.build("generic")).open(device) as model:
             prepared = model.run(arrays[1:3], "main_prepare")
             (found,) = model.run([arrays[0], arrays[3], *prepared], "main")

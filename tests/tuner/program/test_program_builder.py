@@ -15,10 +15,10 @@ from tests.support.tuner_models import (
     PAPER_DEVICE,
     QUICK,
     attention,
-    choices_of,
     feed_forward,
     opened,
     paper_job,
+    task_variants_of,
 )
 
 from relax_tune.database.records import VariantRecord
@@ -36,13 +36,13 @@ from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.program.program import Fill, Program, program_from_json, verify_program
 from relax_tune.runtime.program.scalars import ScalarBuilder, evaluate
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import DeviceJob, device_job
 from relax_tune.tuner.measure.device_process.inputs import buffer_shapes, random_constants, random_inputs
 from relax_tune.tuner.program.program_builder import ProgramBuilder, input_fill, is_constant, lower_scalar, nbytes
 from relax_tune.tuner.task.domain import Domain
 from relax_tune.tuner.task.reference import evaluate as reference
 from relax_tune.tuner.task.reference import tolerances
-from relax_tune.tuner.task.task import Choices
+from relax_tune.tuner.task.variants import TaskVariants
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -51,15 +51,15 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
         yield found
 
 
-def job_on(make: Callable[[], IRModule], device: Device) -> Job:
-    return Job(make(), device.info, MemoryStore(), QUICK)
+def job_on(make: Callable[[], IRModule], device: Device) -> DeviceJob:
+    return device_job(make(), device.info, MemoryStore(), QUICK)
 
 
-def check(choices: Choices, variant: VariantRecord, device: Device, shapes: list[tuple[int, ...]]) -> None:
+def check(task_variants: TaskVariants, variant: VariantRecord, device: Device, shapes: list[tuple[int, ...]]) -> None:
     """A variant's program gives the reference's outputs."""
-    program = choices.program(variant)
+    program = task_variants.program(variant)
     verify_program(program)
-    func = choices.task.func
+    func = task_variants.task.func
     constants = random_constants(program)
     executor = Executor(program, device, constants)
     try:
@@ -81,9 +81,9 @@ def check(choices: Choices, variant: VariantRecord, device: Device, shapes: list
         executor.close()
 
 
-def shapes_of(choices: Choices) -> list[tuple[int, ...]]:
+def shapes_of(task_variants: TaskVariants) -> list[tuple[int, ...]]:
     """One, a prime off every tile, and the largest anchor."""
-    points = choices.task.domain.points
+    points = task_variants.task.domain.points
     middle = tuple(min(7, max(p[a] for p in points)) for a in range(len(points[0])))
     return sorted({points[0], middle, points[-1]})
 
@@ -92,28 +92,32 @@ def shapes_of(choices: Choices) -> list[tuple[int, ...]]:
 def test_every_form_of_every_task_is_right(make: Callable[[], IRModule], device: Device) -> None:
     job = job_on(make, device)
     libraries = 0
-    for choices in job.choices.values():
-        variants = [choices.generic(), *(choices.tuned(c) for c in choices.seeds(2)), *choices.library_variants()[:1]]
-        libraries += bool(choices.library_variants())
+    for task_variants in job.task_variants.values():
+        variants = [
+            task_variants.sketch_set.generic(),
+            *(task_variants.sketch_set.record_of(c) for c in task_variants.sketch_set.seeds(2)),
+            *task_variants.library.variants[:1],
+        ]
+        libraries += bool(task_variants.library.variants)
         for variant in variants:
-            check(choices, variant, device, shapes_of(choices))
+            check(task_variants, variant, device, shapes_of(task_variants))
     assert libraries == 2
 
 
 def test_library_forms_pack_before_and_permute_after(device: Device) -> None:
     """q k^T reads both operands permuted; its weights times v writes a permuted result."""
     job = job_on(attention, device)
-    forms = [f for c in job.choices.values() for f in c.forms]
+    forms = [f for c in job.task_variants.values() for f in c.library.forms]
     assert "openblas.sgemm_batched" in {f.routine for f in forms}
     assert any(f.before for f in forms) and any(f.after for f in forms)
-    for choices in job.choices.values():
-        for variant in choices.library_variants():
-            (form,) = (f for f in choices.forms if f.routine == variant.sketch.split("+")[0])
-            steps = choices.program(variant).calls[0].variants[0].steps
+    for task_variants in job.task_variants.values():
+        for variant in task_variants.library.variants:
+            (form,) = (f for f in task_variants.library.forms if f.routine == variant.sketch.split("+")[0])
+            steps = task_variants.program(variant).calls[0].variants[0].steps
             kinds = [s.kind for s in steps]
             assert kinds.count("library") == 1
             assert kinds.index("library") >= len(form.before) and (kinds[-1] == "kernel") == (form.after is not None)
-            check(choices, variant, device, shapes_of(choices))
+            check(task_variants, variant, device, shapes_of(task_variants))
 
 
 @pytest.mark.slow
@@ -129,30 +133,34 @@ def test_program_of_many_calls_shares_equal_parts() -> None:
     for weight in (shared, own, shared):
         bias = g.constant(f"bias{len(g._constants)}", rng.standard_normal(32).astype(np.float32))
         y = g.call(Add(), g.call(Matmul(), y, weight), bias)
-    job = Job(g.finish(y), PAPER_DEVICE, MemoryStore(), QUICK)
-    (choices,) = job.choices.values()
-    assert len(choices.task.sites) == 3
-    packed = next(v for v in map(choices.tuned, choices.seeds(12)) if choices.program(v).prepare and "pack" in v.sketch)
+    job = device_job(g.finish(y), PAPER_DEVICE, MemoryStore(), QUICK)
+    (task_variants,) = job.task_variants.values()
+    assert len(task_variants.task.sites) == 3
+    packed = next(
+        v
+        for v in map(task_variants.sketch_set.record_of, task_variants.sketch_set.seeds(12))
+        if task_variants.program(v).prepare and "pack" in v.sketch
+    )
     builder = ProgramBuilder("m", job.code_target)
-    s = {choices.task.func.symbols[0]: builder.symbol("n", 1, 64)}
+    s = {task_variants.task.func.symbols[0]: builder.symbol("n", 1, 64)}
     weights: dict[str, int] = {}
     workspaces: list[int] = []
     for number, name in enumerate(("shared", "own", "shared")):
         arguments = {}
-        for b in choices.task.func.buffers:
+        for b in task_variants.task.func.buffers:
             role = (
                 "const"
-                if b in choices.task.func.consts
+                if b in task_variants.task.func.consts
                 else "output"
-                if b in choices.task.func.output_buffers
+                if b in task_variants.task.func.output_buffers
                 else "input"
             )
             key = f"{name}.{b.name}" if role == "const" else f"{b.name}{number}"
             if key not in weights:
                 weights[key] = builder.buffer(key, b, role, s)  # type: ignore[arg-type]
             arguments[b] = weights[key]
-        for record in (packed, choices.library_variants()[0]):
-            stages = choices.stages(record)
+        for record in (packed, task_variants.library.variants[0]):
+            stages = task_variants.stages(record)
             needed = builder.workspaces(stages, arguments)
             workspaces += [builder.storage(size, s) for size in needed[len(workspaces) :]]
             builder.variant(record.kind, record.key, stages, arguments, s, workspaces[: len(needed)])
@@ -165,21 +173,25 @@ def test_program_of_many_calls_shares_equal_parts() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [feed_forward, attention])
 def test_programs_verify_and_survive_json(make: Callable[[], IRModule]) -> None:
-    for choices in paper_job(make).choices.values():
-        for variant in (choices.generic(), *map(choices.tuned, choices.seeds(3)), *choices.library_variants()):
-            program = choices.program(variant)
+    for task_variants in paper_job(make).task_variants.values():
+        for variant in (
+            task_variants.sketch_set.generic(),
+            *map(task_variants.sketch_set.record_of, task_variants.sketch_set.seeds(3)),
+            *task_variants.library.variants,
+        ):
+            program = task_variants.program(variant)
             assert program_from_json(program.to_json()) == program
             (call,) = program.calls
             assert [v.label for v in call.variants] == [variant.kind]
             names = [k.name for k in program.kernels]
             assert len(names) == len(set(names)) == len({k.source for k in program.kernels})
-            _every_scalar_is_a_size(program, choices)
+            _every_scalar_is_a_size(program, task_variants)
 
 
-def _every_scalar_is_a_size(program: Program, choices: Choices) -> None:
+def _every_scalar_is_a_size(program: Program, task_variants: TaskVariants) -> None:
     """Shapes of the declared arrays are those of the function's parameters, at every anchor."""
-    func = choices.task.func
-    for point in choices.task.domain.points:
+    func = task_variants.task.func
+    for point in task_variants.task.domain.points:
         shapes = buffer_shapes(program, {f"s{a}": x for a, x in enumerate(point)})
         for spec, shape in zip(program.buffers, shapes):
             if spec.name.startswith("p") and spec.name[1:].isdigit():
@@ -206,7 +218,7 @@ def test_a_foreign_symbol_or_a_float_is_refused() -> None:
     with pytest.raises(BuildError, match="'m'"):
         lower_scalar(slots, n + m, {n: slots.symbol(0)})
     x = Buffer("x", (n,), f32)
-    with pytest.raises(BuildError, match="wanted an integer expression"):
+    with pytest.raises(BuildError, match="expected an integer expression"):
         lower_scalar(slots, load(x, (n,)), {n: slots.symbol(0)})
 
 
@@ -266,8 +278,8 @@ def test_bytes_of_a_buffer() -> None:
 def test_the_generic_form_of_every_function_of_the_zoo(case: zoo.Case, device: Device) -> None:
     job = job_on(feed_forward, device)
     top = tuple(max(d[v.name] for d in case.sizes) for v in case.func.symbols)
-    choices = choices_of(case.func, Domain((top,), (1.0,)), job.hardware)
-    program = choices.program(choices.generic())
+    task_variants = task_variants_of(case.func, Domain((top,), (1.0,)), job.hardware)
+    program = task_variants.program(task_variants.sketch_set.generic())
     verify_program(program)
     rng = np.random.default_rng(1)
     consts = [f"p{n}" for n, b in enumerate(case.func.input_buffers) if is_constant(case.func, b)]
@@ -284,11 +296,11 @@ def test_the_generic_form_of_every_function_of_the_zoo(case: zoo.Case, device: D
 
 
 def test_inapplicable_records_are_build_errors() -> None:
-    choices = next(iter(paper_job(feed_forward).choices.values()))
+    task_variants = next(iter(paper_job(feed_forward).task_variants.values()))
     for record in (
         VariantRecord("tuned", "gone", "[]"),
         VariantRecord("library", "nolib.gemm"),
         VariantRecord("tuned", "fallback", '{"tunables": {}, "steps": [["split", {}]]}'),
     ):
-        with pytest.raises(BuildError, match=r"apply|not at hand"):
-            choices.program(record)
+        with pytest.raises(BuildError, match=r"apply|not available"):
+            task_variants.program(record)

@@ -40,7 +40,7 @@ def cosine_of(note: str) -> float:
 
 def test_build_says_the_loss_of_activations() -> None:
     note = noted()
-    assert note.endswith("against the model as it is, on drawn inputs")
+    assert note.endswith("against the unquantised model, on random inputs")
     assert 0.999 < cosine_of(note) < 1
 
 
@@ -98,14 +98,14 @@ def test_results_have_eight_bits() -> None:
 
 def test_unfit_samples_are_refused_before_tuning(tmp_path: Path) -> None:
     np.savez(tmp_path / "calls.npz", y=np.ones((4, 9, 32), np.float32))
-    with pytest.raises(UserError, match="wanted the model's inputs, x; found a file that lacks x; has y"):
+    with pytest.raises(UserError, match=r"inputs, x; .*lacks x; has y"):
         rt.tune(two_layers(), target="c", db="memory://", activations="int8", samples=tmp_path / "calls.npz")
 
 
 @pytest.mark.parametrize(("name", "value"), [("activations", "int8"), ("weights", "int4")])
 def test_quality_excludes_a_type_for_all(name: str, value: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "calls.npz", x=np.ones((4, 9, 32), np.float32))
-    with pytest.raises(UserError, match=f"found --{name} {value} for all; leave one of them out"):
+    with pytest.raises(UserError, match=f"--{name} {value}"):
         rt.build(
             two_layers(),
             target="c",

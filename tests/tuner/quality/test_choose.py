@@ -21,7 +21,8 @@ from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.signature import dim_of
-from relax_tune.tuner.job.job import Job, device_info
+from relax_tune.tuner.job.device_job import DeviceJob, device_job
+from relax_tune.tuner.job.devices import device_info
 from relax_tune.tuner.quality.choose import Choice, built_choice, read_goal, tuned_choice
 from relax_tune.tuner.quality.samples import SplitSamples
 from relax_tune.tuner.settings import Settings
@@ -45,10 +46,10 @@ def settings_of(folder: Path, bound: str, samples: Array, **more: Any) -> Settin
     return Settings(**{**fast, "quality": bound, "samples": str(folder / "samples.npz"), **more})
 
 
-def chosen(module: IRModule, settings: Settings, store: Store | None = None) -> tuple[Choice, Job]:
+def chosen(module: IRModule, settings: Settings, store: Store | None = None) -> tuple[Choice, DeviceJob]:
     with opened("c") as device:
         info = device.info
-    job = Job(module, info, MemoryStore() if store is None else store, settings)
+    job = device_job(module, info, MemoryStore() if store is None else store, settings)
     goal = read_goal(settings, module)
     assert goal is not None
     found, _ = tuned_choice(job, goal, RecordedRunner(by_bytes, info=info))
@@ -76,7 +77,7 @@ def random_samples(count: int = 6, rows: int = 4) -> Array:
 
 def results(artifact: Artifact, samples: SplitSamples) -> list[Array]:
     with artifact.open("c") as model:
-        return [model.run(s)[0] for s in samples.held_out]
+        return [model.run(s)[0] for s in samples.validation]
 
 
 def test_sensitive_weight_stays_and_the_other_gets_few_bits(tmp_path: Path) -> None:
@@ -168,7 +169,9 @@ def test_bound_met_by_nothing_gives_the_exact_artifact(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "max_abs<=0", random_samples())
     found, job = chosen(module, settings, store)
     assert found.job is job and found.built.quality is not None and found.built.quality["types"] == {}
-    plain = Job(module, job.device, store, Settings(target="c", effort="quick", self_test=False, libraries=False))
+    plain = device_job(
+        module, job.device, store, Settings(target="c", effort="quick", self_test=False, libraries=False)
+    )
     wanted, exact = plain.artifact(plain.build()), job.artifact(found.built)
     extra = {n: v for n, v in exact.manifest["extra"].items() if n != "quality"}
     assert extra == wanted.manifest["extra"] and exact.programs == wanted.programs
@@ -182,10 +185,10 @@ def test_build_repeats_the_choice_of_tune(tmp_path: Path) -> None:
     found, job = chosen(module, settings, store)
     goal = read_goal(settings, module)
     assert goal is not None
-    again = built_choice(Job(module, job.device, store, settings), goal)
+    again = built_choice(device_job(module, job.device, store, settings), goal)
     paths = [c.job.artifact(c.built).save(tmp_path / f"{n}.rta") for n, c in enumerate((found, again))]
     assert paths[0].read_bytes() == paths[1].read_bytes()
-    empty = built_choice(Job(module, job.device, MemoryStore(), settings), goal)
+    empty = built_choice(device_job(module, job.device, MemoryStore(), settings), goal)
     assert empty.built.quality is not None and empty.built.quality["types"] == {}
     assert any(
         note == "int8: no times on record for 2 of 2 groups of weights; run `relax-tune tune --quality` to measure some"
@@ -215,18 +218,18 @@ def test_python_build_takes_the_bound_and_the_samples(tmp_path: Path) -> None:
 def test_settings_beside_a_bound_are_refused(tmp_path: Path) -> None:
     module = cancelling()
     for more, words in (
-        ({"precision": "bf16"}, "--quality chooses a type for each weight, found --precision bf16 for all"),
-        ({"scheduler": "tls://127.0.0.1:1"}, "--quality runs the model on this machine, found --scheduler"),
-        ({"target": "c:aarch64"}, "found --target c:aarch64; choose such a device"),
-        ({"target": "c,opencl"}, "found --target c,opencl; choose such a device"),
+        ({"precision": "bf16"}, "--quality chooses a type for each weight, got --precision bf16 for all"),
+        ({"scheduler": "tls://127.0.0.1:1"}, "--quality runs the model on this machine, got --scheduler"),
+        ({"target": "c:aarch64"}, "got --target c:aarch64; choose such a device"),
+        ({"target": "c,opencl"}, "got --target c,opencl; choose such a device"),
     ):
         with pytest.raises(UserError) as found:
             read_goal(settings_of(tmp_path, "cosine>=0.99", random_samples(), **more), module)
         assert words in str(found.value)
-    with pytest.raises(UserError, match="--quality chooses by measured times, found --policy library"):
+    with pytest.raises(UserError, match=r"--quality.*--policy library"):
         read_goal(settings_of(tmp_path, "cosine>=0.99", random_samples()), module, "library")
     for given, missing in (({"quality": "cosine>=0.9"}, "samples"), ({"samples": "s.npz"}, "quality")):
-        with pytest.raises(UserError, match=f"wants --{missing} too, found .* alone; give both or neither"):
+        with pytest.raises(UserError, match=f"expects --{missing} too.*give both"):
             read_goal(Settings(target="c", **given), module)  # type: ignore[arg-type]
     assert read_goal(Settings(), module) is None
 
@@ -238,5 +241,5 @@ def test_infinite_exact_results_are_refused(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "cosine>=0.99", np.ones((2, 3, WIDTH), "f4"))
     goal = read_goal(settings, module)
     assert goal is not None
-    with pytest.raises(UserError, match="wants samples with finite results, found infinity or NaN in result 0"):
-        built_choice(Job(module, device_info("c"), MemoryStore(), settings), goal)
+    with pytest.raises(UserError, match="infinity or NaN in result 0"):
+        built_choice(device_job(module, device_info("c"), MemoryStore(), settings), goal)

@@ -19,13 +19,14 @@ from relax_tune.database.records import Measurement, PlanRecord, Target, Variant
 from relax_tune.database.store import MemoryStore, open_store
 from relax_tune.errors import UserError
 from relax_tune.tuner.cli.app import app
+from relax_tune.tuner.measure.cluster.fleet import LentDevice
 from relax_tune.tuner.plan.select import DispatchPlan, GuardTest, PlanEntry
 from relax_tune.tuner.report.charts import bars, cleaned, drawn, lines
-from relax_tune.tuner.report.devices import UnitHealth, lent_units
-from relax_tune.tuner.report.figure import Figure
+from relax_tune.tuner.report.collect import of_device
+from relax_tune.tuner.report.devices import lent_units
 from relax_tune.tuner.report.pictures import convergence, failures, model_time, regret, time_over_shape
 from relax_tune.tuner.report.recorded import RecordedTask, all_tasks
-from relax_tune.tuner.report.subject import of_database
+from relax_tune.tuner.report.subject import Figure
 
 RUNNER = CliRunner()
 TUNED, OTHER = (VariantRecord("tuned", "tiles", "[]", f'{{"T": {n}}}') for n in (8, 16))
@@ -110,7 +111,7 @@ def test_report_of_artifact_and_of_job_counts_calls_and_progress(inside: Path) -
         float(row["first time over last"]) >= 1 for row in steps
     )
     document = json.loads(report(JOB[:6], "--db", "r.db", "--out", "job.html", "--json"))
-    assert document["sections"][0]["facts"]["progress"] == "3 of 8 candidates"
+    assert document["sections"][0]["facts"]["progress"] == "3/8"
     assert "has not measured yet" in document["sections"][0]["notes"][0]
     check_accessible((inside / "job.html").read_text())
 
@@ -119,14 +120,14 @@ def test_report_of_artifact_and_of_job_counts_calls_and_progress(inside: Path) -
 @pytest.mark.process
 @pytest.mark.slow
 def test_report_of_wrong_subject_is_refused(inside: Path) -> None:
-    assert "of which sqlite:///r.db has none" in report("nothing", "--db", "r.db", code=2)
-    assert "--bound wants a MODEL" in report("--bound", "n=1:4", "--db", "r.db", code=2)
-    assert "--tasks wants" in report("--tasks", "-1", "--db", "r.db", code=2)
-    assert "found no file" in report("none.db", code=2)
+    assert "sqlite:///r.db has none" in report("nothing", "--db", "r.db", code=2)
+    assert "--bound expects a MODEL" in report("--bound", "n=1:4", "--db", "r.db", code=2)
+    assert "--tasks expects" in report("--tasks", "-1", "--db", "r.db", code=2)
+    assert "no file exists" in report("none.db", code=2)
     with open_store("sqlite:///empty.db"):
         pass
     assert "give the database it was tuned with" in report("small.rta", "--db", "empty.db", code=2)
-    assert "wanted to write it" in report("--db", "empty.db", "--out", "r.db/x.html", code=2)
+    assert "expected to write it" in report("--db", "empty.db", "--out", "r.db/x.html", code=2)
     report("--db", "empty.db", "--out", "empty.html")
     assert "Nothing is on record in this database" in (inside / "empty.html").read_text()
 
@@ -206,12 +207,12 @@ def test_figures_without_data_are_sentences() -> None:
 
 def test_units_lent_show_reference_times_and_quarantine() -> None:
     units = [
-        UnitHealth("w1", "h", "u1", "c", "paper", {"add": 1e-3}, "", 1.0),
-        UnitHealth("w2", "h", "u2", "c", "paper", {"add": 3e-3}, "3.0 times slower than at the start", 2.0),
+        LentDevice("tcp://1", "c", "w1", "h", "u1", "id", "paper", {"add": 1e-3}, 1.5, "", 1.0),
+        LentDevice("tcp://2", "c", "w2", "h", "u2", "id", "paper", {"add": 3e-3}, 1.5, "3.0 times slower", 2.0),
     ]
     figure = lent_units(units, "u")
     assert "quarantined: w2" in figure.summary and figure.table is not None
-    assert [row[-2] for row in figure.table.rows] == ["lent", "quarantined: 3.0 times slower than at the start"]
+    assert [row[-2] for row in figure.table.rows] == ["lent", "quarantined: 3.0 times slower"]
     assert figure.table.rows[1][5] == "3.00 ms"
 
 
@@ -222,7 +223,8 @@ def test_report_reads_malformed_plans_as_notes() -> None:
         records = [Measurement(f"{n}", "w", key, TUNED, {"s0": n}, samples_secs=(1e-6,), checked=True) for n in (1, 2)]
         store.add_measurements(records)
         store.add_plans([PlanRecord("w", key, 1, '{"entries": []}')])
-        (view,) = of_database(store).devices
+        (target,) = store.targets()
+        view = of_device(store, target)
     assert view.tasks[0].plan is None and "left out a plan" in view.notes[0]
 
 
@@ -234,7 +236,8 @@ def test_flushed_and_warm_times_are_separate_tasks() -> None:
             store.add_measurements(
                 [Measurement(regime, "w", key, TUNED, {"s0": 1}, samples_secs=(secs,), checked=True, regime=regime)]  # type: ignore[arg-type]
             )
-        (view,) = of_database(store).devices
+        (target,) = store.targets()
+        view = of_device(store, target)
     assert [(t.name, t.best((("s0", 1),))) for t in view.tasks] == [("task (flushed caches)", 5e-6), ("task", 1e-6)]
 
 
@@ -251,6 +254,6 @@ def test_pictures_hold_names_as_text_and_refuse_other_elements() -> None:
             assert "<script" not in svg and "\x1b" not in svg and "&lt;script&gt;" in svg
             assert "var(--ink)" in svg and "style=" not in svg and "href" not in svg
     head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"'
-    with pytest.raises(UserError, match="wanted a picture of lines"):
+    with pytest.raises(UserError, match="expected a picture of lines"):
         cleaned(f"{head}><script>1</script></svg>")
     assert cleaned(f'{head} onload="x()"><g style="x"/></svg>') == '<svg viewBox="0 0 1 1" />'

@@ -18,7 +18,7 @@ from relax_tune.errors import UserError
 from relax_tune.ir.core.expr import Var, le
 from relax_tune.tuner.search.expressions import TextConstraint
 from relax_tune.tuner.search.named import Search, SearchSpace
-from relax_tune.tuner.search.registry import STRATEGIES
+from relax_tune.tuner.search.registry import strategy_names
 
 VALUES: dict[str, list[Any]] = {"a": [0, 1, 2, 3, 8], "b": [-3, 0, 1, 4], "c": [0.5, 1.0, 2.0], "f": [False, True]}
 NAMES = [*VALUES, "s"]
@@ -75,7 +75,7 @@ def test_constraint_mask_agrees_with_python(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a <=", "found 'a <='"),
+        ("a <=", "got 'a <='"),
         ("a + tile > 3", r"'tile' is no parameter; there are a, b.*\n  a \+ tile > 3\n      \^"),
         ("__import__('os').system('x')", r"may use parameters, numbers"),
         ("a.real == 1", "may use"),
@@ -84,8 +84,8 @@ def test_constraint_mask_agrees_with_python(text: str) -> None:
         ("max(a) > 1", "may use"),
         ("a in b", "may use"),
         ("9 ** 9 ** 9 << a", "may use"),
-        ("-" * 4000 + "a", "found|deep"),
-        ("(" * 5000 + "a" + ")" * 5000 + " > 0", "found"),
+        ("-" * 4000 + "a", "constraint.*(recursion|deep)"),
+        ("(" * 5000 + "a" + ")" * 5000 + " > 0", "constraint.*parentheses"),
         ("+".join("a" * 100) + " > 0", "nested at most"),
         ("99999999999999999999 > a", "may use"),
     ],
@@ -121,7 +121,7 @@ def test_values_of_every_kind_and_constraints_of_both() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [s for s in STRATEGIES if not s.startswith("optuna")])
+@pytest.mark.parametrize("strategy", [s for s in strategy_names() if not s.startswith("optuna")])
 def test_ask_and_tell_find_the_best(strategy: str) -> None:
     space = rt.SearchSpace({"x": list(range(1, 13)), "y": list(range(1, 13)), "mode": ["a", "b"]}, ["x + y < 20"])
 
@@ -163,14 +163,14 @@ def test_wrong_tells_and_constraints_are_refused() -> None:
     search = Search(space)
     for told, message in [
         (({"x": 1}, 1.0), "a value for each of x, t"),
-        (({"x": 3, "t": "u"}, 1.0), "wanted x as one of"),
+        (({"x": 3, "t": "u"}, 1.0), "expected x as one of"),
         (({"x": 2, "t": "v"}, 1.0), "breaks its constraints"),
         (({"x": 1, "t": "v"}, -1.0), "positive"),
     ]:
         with pytest.raises(UserError, match=message):
             search.tell([told])
     assert search.best is None
-    with pytest.raises(UserError, match="over integer parameters, found 't'"):
+    with pytest.raises(UserError, match="over integer parameters, got 't'"):
         SearchSpace({"x": [1], "t": ["u", "v"]}, [le(Var("t"), 3)])
     with pytest.raises(UserError, match="text parameter; compare it with =="):
         Search(SearchSpace({"t": ["u", "v"]}, ["t + 1 > 2"])).ask(1)

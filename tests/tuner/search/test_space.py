@@ -13,7 +13,7 @@ from tests.tuner.search.search_fixtures import flat, tiles, wide
 
 from relax_tune.errors import ScheduleError, UserError
 from relax_tune.tuner.search.space import Candidate, Parameter, ParameterSpace, SketchSpace
-from relax_tune.tuner.search.strategies.genetic import crossover, mutate
+from relax_tune.tuner.search.strategies.evolution import crossover, mutate
 
 domains = st.lists(st.integers(-4, 64), min_size=1, max_size=4, unique=True).map(tuple)
 parameters = st.lists(domains, min_size=0, max_size=4).map(
@@ -43,7 +43,7 @@ def test_listing_sampling_and_codes_agree(boxes: list[tuple[Parameter, ...]], co
     assert all(space.contains(c) for c in wanted)
     rng = np.random.default_rng(seed)
     if not wanted:
-        with pytest.raises(ScheduleError, match="found none"):
+        with pytest.raises(ScheduleError, match="got none"):
             space.sample(rng, 1)
         return
     assert sorted(space.candidates(space.sample(rng, len(wanted) + 5))) == wanted

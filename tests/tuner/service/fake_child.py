@@ -25,8 +25,11 @@ if kind == "later":
     print(json.dumps({"error": "the scheduler is away"}), flush=True)
     sys.exit(4)
 if kind == "wrong":
-    print(json.dumps({"error": "wanted another model"}), flush=True)
+    print(json.dumps({"error": "expected another model"}), flush=True)
     sys.exit(2)
+if kind == "broken":
+    print(json.dumps({"error": "KeyError: 'workers'"}), flush=True)
+    sys.exit(1)
 if kind == "crash":
     os.abort()
 if kind == "endless":

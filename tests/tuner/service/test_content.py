@@ -37,14 +37,27 @@ def test_cut_file_is_refused_then_stored_anew(store: ContentStore, tmp_path: Pat
     key = store.put_file(given)
     with store._fs.open(store._place(key), "wb") as file:
         file.write(b"who")
-    with pytest.raises(UserError, match="altered or cut"):
+    with pytest.raises(UserError, match="altered or truncated"):
         store.fetch_file(key, tmp_path / "copy")
     assert store.put_file(given) == key
     assert store.fetch_file(key, tmp_path / "copy").read_bytes() == b"whole"
 
 
+def test_fetched_file_follows_no_link_and_replaces_nothing(store: ContentStore, tmp_path: Path) -> None:
+    given, precious = tmp_path / "given.bin", tmp_path / "precious"
+    given.write_bytes(b"fetched")
+    precious.write_bytes(b"precious")
+    key = store.put_file(given)
+    (tmp_path / "link").symlink_to(precious)
+    (tmp_path / "dangling").symlink_to(tmp_path / "none")
+    for name in ("link", "dangling", "precious"):
+        with pytest.raises((TryAgainLater, UserError)):
+            store.fetch_file(key, tmp_path / name)
+    assert precious.read_bytes() == b"precious" and not (tmp_path / "none").exists()
+
+
 def test_missing_file_and_wrong_key_are_named(store: ContentStore, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"found none; give the --files"):
+    with pytest.raises(UserError, match=r"has no file"):
         store.fetch_file("0" * 64, tmp_path / "copy")
     with pytest.raises(UserError, match="64 hex digits"):
         store.fetch_file("../x", tmp_path / "copy")
@@ -71,19 +84,35 @@ def test_folder_of_a_model_comes_back_whole(store: ContentStore, tmp_path: Path)
         {"opens": "", "files": [["/etc/x", "0" * 64]]},
         {"opens": "", "files": [["a"]]},
         {"opens": 1, "files": [["a", "0" * 64]]},
+        {"opens": "", "files": [["a", "0" * 64], ["./a", "0" * 64]]},
+        {"opens": "", "files": [["a", "0" * 64], ["a/b", "0" * 64]]},
+        {"opens": "", "files": [["a\n\u001b[2Jb", "0" * 64]]},
+        {"opens": "", "files": [["a" * 256, "0" * 64]]},
+        {"opens": "", "files": [[".", "0" * 64]]},
+        {"opens": "", "files": [["\ud800", "0" * 64]]},
     ],
 )
 def test_list_of_files_leading_outside_is_refused(document: object, tmp_path: Path) -> None:
     pytest.importorskip("fsspec", reason="fsspec is not installed (extra jobs)")
     store = ContentStore(str(tmp_path / "files"))
     (tmp_path / "list").write_text(json.dumps(document))
-    with pytest.raises(UserError, match="wanted a model in the file"):
+    with pytest.raises(UserError, match=r"is not a model|lacks its file"):
         store.fetch_model(store.put_file(tmp_path / "list"), tmp_path / "fetched")
+
+
+@pytest.mark.parametrize("name", ["重み\u3000一.json", "a b.json", "1_Pooling/config.json", "caf\u00e9\u00a0.json"])
+def test_model_of_names_in_any_language_comes_back(store: ContentStore, tmp_path: Path, name: str) -> None:
+    bert = make_bert(tmp_path / "bert")
+    (bert / name).parent.mkdir(exist_ok=True)
+    (bert / name).write_text("{}")
+    (tmp_path / "work").mkdir()
+    found = store.fetch_model(store.put_model(bert, tmp_path / "work"), tmp_path / "fetched")
+    assert (found / name).read_text() == "{}"
 
 
 def test_unknown_and_unreachable_places_are_named(tmp_path: Path) -> None:
     pytest.importorskip("fsspec", reason="fsspec is not installed (extra jobs)")
-    with pytest.raises(UserError, match="--files wants a folder or a URL"):
+    with pytest.raises(UserError, match="--files expects a folder or a URL"):
         ContentStore("nowhere://x")
     (tmp_path / "file").write_text("")
     with pytest.raises(TryAgainLater, match="could not store file"):
@@ -96,7 +125,7 @@ def test_model_files_of_a_text_are_text_and_weights(tmp_path: Path) -> None:
     assert model_files(tmp_path / "m.relax") == (tmp_path, ["m.relax", "m.safetensors"])
     with pytest.raises(UserError, match="no such file"):
         model_files(tmp_path / "none.onnx")
-    with pytest.raises(UserError, match="found none of its files"):
+    with pytest.raises(UserError, match=r"config.json is missing"):
         model_files(tmp_path)
 
 
@@ -114,5 +143,5 @@ def test_model_files_of_onnx_have_external_data(tmp_path: Path) -> None:
     entry.value = "../secret"
     path.write_bytes(found.SerializeToString())
     (tmp_path.parent / "secret").write_text("")
-    with pytest.raises(UserError, match=r"'../secret' in the folder beside it"):
+    with pytest.raises(UserError, match=r"'../secret' is not in the same folder"):
         model_files(path)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sqlalchemy import text
 from tests.tuner.job.job_processes import JobProcess, small_model, work_done
 from typer.testing import CliRunner
 
@@ -17,7 +19,9 @@ import relax_tune as rt
 from relax_tune.database.jobs.queue import open_queue
 from relax_tune.database.store import open_store
 from relax_tune.errors import UserError
+from relax_tune.printable import CONTROL
 from relax_tune.tuner.cli.app import app
+from relax_tune.tuner.service.content import ContentStore
 
 pytest.importorskip("fsspec", reason="fsspec is not installed (extra jobs)")
 RUNNER = CliRunner()
@@ -52,18 +56,18 @@ def test_submitted_job_is_listed_cancelled_and_retried(elsewhere: Path) -> None:
     assert listed["settings"] == {"bounds": {"n": [1, 8]}, "target": "cuda:H100", "trials": 4}
     assert json.loads(answer("list", "--db", "q.db", "--user", "ann", "--json")) == []
     assert "cuda:H100" in answer("list", "--db", "q.db") and "for Ann" in answer("show", id[:5], "--db", "q.db")
-    assert "queued; cancel it first" in answer("retry", id, "--db", "q.db", code=2)
+    assert "cancel it first" in answer("retry", id, "--db", "q.db", code=2)
     assert answer("cancel", id[:6], "--db", "q.db") == f"{id}: cancelled\n"
     answer("wait", id, "--db", "q.db", code=130)
-    assert "wanted a job that is done" in answer("fetch", id, "--db", "q.db", code=2)
+    assert "has no artifact" in answer("fetch", id, "--db", "q.db", code=2)
     assert answer("retry", id, "--db", "q.db") == f"{id}: queued\n"
     assert answer("logs", id, "--db", "q.db") == ""
-    assert "has none" in answer("show", "nothing", "--db", "q.db", code=2)
+    assert "has no job" in answer("show", "nothing", "--db", "q.db", code=2)
 
 
 def test_wrong_arguments_are_named(elsewhere: Path) -> None:
     small_model(elsewhere)
-    assert "wanted --files" in answer(
+    assert "needs --files" in answer(
         "submit", "small.onnx", "--db", "postgresql://x@127.0.0.1:1/y", "--wait-secs", "1", code=2
     )
     assert "no such file" in answer("submit", "none.onnx", "--db", "q.db", code=2)
@@ -71,8 +75,8 @@ def test_wrong_arguments_are_named(elsewhere: Path) -> None:
     assert "priority" in answer("submit", "small.onnx", "--db", "q.db", "--priority", str(10**9), code=2)
     assert "--max-minutes" in answer("submit", "small.onnx", "--db", "q.db", "--max-minutes", "0", code=2)
     assert "--attempts" in answer("submit", "small.onnx", "--db", "q.db", "--attempts", "0", code=2)
-    assert "wanted at least one --device" in answer("work", "--db", "q.db", code=2)
-    assert "--state wants one of queued" in answer("list", "--db", "q.db", "--state", "lost", code=2)
+    assert "expected at least one --device" in answer("work", "--db", "q.db", code=2)
+    assert "--state expects one of queued" in answer("list", "--db", "q.db", "--state", "lost", code=2)
 
 
 def test_submit_from_python_keeps_a_module(elsewhere: Path) -> None:
@@ -83,8 +87,69 @@ def test_submit_from_python_keeps_a_module(elsewhere: Path) -> None:
     assert stored == job and job.values("settings") == {"effort": "quick", "target": "c"}
     with pytest.raises(UserError, match=r"rt.submit takes the settings"):
         rt.submit(module, db=elsewhere / "q.db", scheduler="tcp://127.0.0.1:1")
-    with pytest.raises(UserError, match="bounds belong to the loading"):
+    with pytest.raises(UserError, match="bounds apply"):
         rt.submit(module, db=elsewhere / "q.db", bounds={"n": (1, 4)})
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The bytes of some artifact of target c."""
+    folder = tmp_path_factory.mktemp("built")
+    built = rt.build(rt.load_model(small_model(folder), {"n": (1, 8)}), target="c", db="memory://", self_test=False)
+    return built.save(folder / "small.rta").read_bytes()
+
+
+def done_job(folder: Path, content: bytes, result: dict[str, object] | None = None, name: str = "small.onnx") -> str:
+    """A job that is done as its row says, whose artifact has any content. Returns its id."""
+    small_model(folder)
+    job = rt.submit(str(folder / "small.onnx"), db=folder / "q.db", target="c")
+    (folder / "content").write_bytes(content)
+    key = ContentStore(str(folder / "q.db.files")).put_file(folder / "content")
+    with open_queue("q.db") as queue, queue._write("alter") as connection:
+        values = {"result": json.dumps({"artifact": key, **(result or {})}), "name": name, "id": job.id}
+        connection.execute(
+            text("UPDATE submitted_jobs SET state = 'done', result = :result, name = :name WHERE id = :id"), values
+        )
+    return job.id
+
+
+@pytest.mark.ccompiler
+@pytest.mark.parametrize(
+    "told", ["ctypes.py", "../x.py", "/tmp/x.py", ".bashrc", "a\x1b]0;t\x07", "..", "", "x/../../y", "\u202e"]
+)
+def test_fetch_names_the_file_itself(elsewhere: Path, artifact: bytes, told: str) -> None:
+    """Whatever name a row gives, the file ends in .rta, lies in the current folder and is an artifact."""
+    id = done_job(elsewhere, artifact, {"name": told}, told or " ")
+    before = set(elsewhere.iterdir())
+    said = answer("fetch", id, "--db", "q.db")
+    (path,) = set(elsewhere.iterdir()) - before
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*-c\.rta", path.name) and path.read_bytes() == artifact
+    assert not CONTROL.search(said)
+
+
+@pytest.mark.parametrize("content", [b"import os", b"", b"PK\x03\x04", b"\x7fELF"])
+def test_fetch_of_another_file_leaves_none(elsewhere: Path, content: bytes) -> None:
+    id = done_job(elsewhere, content, {"name": "ctypes.py"})
+    before = set(elsewhere.iterdir())
+    assert "is not an artifact" in answer("fetch", id, "--db", "q.db", code=2)
+    answer("fetch", id, "--db", "q.db", "--out", "x.rta", code=2)
+    assert set(elsewhere.iterdir()) == before
+
+
+@pytest.mark.ccompiler
+def test_fetch_follows_no_link(elsewhere: Path, artifact: bytes) -> None:
+    id = done_job(elsewhere, artifact)
+    precious = elsewhere / "precious"
+    precious.write_text("precious")
+    for name in (".x.rta.part", "y.rta", "x.rta.part"):
+        (elsewhere / name).symlink_to(precious)
+    (elsewhere / "z.rta").symlink_to(elsewhere / "none")
+    answer("fetch", id, "--db", "q.db", "--out", "x.rta")
+    assert (elsewhere / "x.rta").read_bytes() == artifact
+    for name in ("y.rta", "z.rta", "precious"):
+        assert "exists; choose another name" in answer("fetch", id, "--db", "q.db", "--out", name, code=2)
+    assert precious.read_text() == "precious" and not (elsewhere / "none").exists()
+    assert (elsewhere / "z.rta").is_symlink()
 
 
 @pytest.mark.process
@@ -127,4 +192,4 @@ def test_job_of_killed_service_is_done_by_another(elsewhere: Path) -> None:
     x = np.ones((3, 16), np.float32)
     (found,) = rt.load("small.rta", device="c").run({"x": x})
     assert found.shape == (3, 12) and np.allclose(found.sum(-1), 1, atol=1e-5)
-    assert "is there already" in answer("fetch", done.id, "--db", "q.db", "--out", "small.rta", code=2)
+    assert "exists; choose another name" in answer("fetch", done.id, "--db", "q.db", "--out", "small.rta", code=2)

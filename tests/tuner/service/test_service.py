@@ -49,24 +49,40 @@ def ledger(folder: Path) -> list[str]:
 
 
 @pytest.mark.process
-def test_service_ends_each_job_as_the_process_ends(queue: JobQueue, tmp_path: Path) -> None:
+def test_service_ends_each_job_as_the_process_ends(
+    queue: JobQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_module, "_LATER_SECS", 0.2)
+    monkeypatch.setattr(serving_module, "_MOST_RUNS", 3)
     for name, attempts in (("quick", 5), ("wrong", 5), ("later", 5), ("crash", 2)):
         queue.submit(job(name, name, attempts=attempts))
     said: list[str] = []
-    assert service(queue, tmp_path, said).serve(until_empty=True) == 3
+    assert service(queue, tmp_path, said).serve(until_empty=True) == 4, "it waits for the job that was put back"
     found = {j.id: j for j in queue.submitted()}
     assert {id: j.state for id, j in found.items()} == {
         "quick": "done",
         "wrong": "failed",
-        "later": "queued",
+        "later": "failed",
         "crash": "failed",
     }
-    assert (found["wrong"].exit_code, found["wrong"].message) == (2, "wanted another model")
-    assert "the scheduler is away" in found["later"].message and found["later"].not_before > time.time() + 20
+    assert (found["wrong"].exit_code, found["wrong"].message) == (2, "expected another model")
+    assert "the scheduler is away" in found["later"].message and found["later"].runs == 3
     assert "killed by signal 6, as 1 times before" in found["crash"].message and found["crash"].runs == 2
     assert found["quick"].values("result")["settings"] == {"target": "c", "trials": 4}
     assert [text for _, _, text in queue.log("crash")] == ["log of crash\n"] * 2
     assert ledger(tmp_path) == ["quick"] and any(line.startswith("job quick: done") for line in said)
+
+
+@pytest.mark.process
+def test_unforeseen_end_of_a_process_costs_an_attempt_and_names_the_reason(queue: JobQueue, tmp_path: Path) -> None:
+    """It is no end of the job: a network that breaks has many faces."""
+    queue.submit(job("one", "broken", attempts=3))
+    said: list[str] = []
+    assert service(queue, tmp_path, said).serve(until_empty=True) == 1
+    (ended,) = queue.submitted()
+    assert (ended.state, ended.runs, ended.losses) == ("failed", 3, 3)
+    assert "ended with exit code 1 (KeyError: 'workers'), as 2 times before" in ended.message
+    assert sum("it is now queued" in line for line in said) == 2
 
 
 @pytest.mark.process
@@ -80,7 +96,7 @@ def test_service_told_to_end_puts_the_job_back(queue: JobQueue, tmp_path: Path) 
     thread.join(30)
     (found,) = queue.submitted()
     assert (found.state, found.losses, found.spent_secs > 0) == ("queued", 0, True)
-    assert "goes back to the queue" in queue.log("one")[-1][2]
+    assert "goes back into the queue" in queue.log("one")[-1][2]
 
 
 @pytest.mark.process
@@ -140,18 +156,18 @@ def test_endless_log_is_cut(queue: JobQueue, tmp_path: Path, monkeypatch: pytest
     service(queue, tmp_path).serve(until_empty=True)
     parts = [text for _, _, text in queue.log("one")]
     assert 100_000 <= sum(map(len, parts)) <= 100_100 and max(map(len, parts)) <= 32 << 10
-    assert "\ufffdyyy" in "".join(parts) and parts[-1].endswith("left out)\n")
+    assert "\ufffdyyy" in "".join(parts) and parts[-1].endswith("not stored)\n")
 
 
 def test_row_chooses_no_path_host_or_trust() -> None:
     for settings in ('{"trust_model":true}', '{"scheduler":"tcp://x:1"}', '{"db":"x.db"}', '{"prior":"/etc/passwd"}'):
-        with pytest.raises(UserError, match="wanted settings among"):
+        with pytest.raises(UserError, match="expected settings among"):
             work_order(SubmittedJob("one", KEY, "m", settings, "c"), {}, "files")
     with pytest.raises(UserError, match="64 hex digits"):
         work_order(SubmittedJob("one", KEY, "m", '{"profile":"/etc/passwd"}', "c"), {}, "files")
     with pytest.raises(UserError, match="64 hex digits"):
         work_order(SubmittedJob("one", "../../etc/passwd", "m", "{}", "c"), {}, "files")
-    with pytest.raises(UserError, match="wanted bounds"):
+    with pytest.raises(UserError, match="expected bounds"):
         work_order(SubmittedJob("one", KEY, "m", '{"bounds":{"n":[1]}}', "c"), {}, "files")
 
 
@@ -229,7 +245,7 @@ def test_job_without_a_written_end_is_given_up(
     queue: JobQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unfit(*_: object) -> WorkOrder:
-        raise UserError("wanted another setting")
+        raise UserError("expected another setting")
 
     def away(*_: object) -> bool:
         serving.stop.set()
@@ -242,4 +258,4 @@ def test_job_without_a_written_end_is_given_up(
     serving = service(queue, tmp_path, said)
     serving.observe = seen.append
     assert serving.serve() == 0 and seen == ["taken", "lost"]
-    assert "given up here" in said[-1]
+    assert "abandoned" in said[-1]

@@ -27,12 +27,12 @@ def test_service_metrics_count_events_and_running_jobs() -> None:
 
 @pytest.mark.parametrize("address", ["", "port", "127.0.0.1:", "127.0.0.1:70000", "1:2:x"])
 def test_service_metrics_refuse_other_than_a_port(address: str) -> None:
-    with pytest.raises(UserError, match="--metrics wants"), ServiceMetrics().served(address):
+    with pytest.raises(UserError, match="--metrics expects"), ServiceMetrics().served(address):
         pass
 
 
 def test_service_metrics_name_a_taken_port() -> None:
     with ServiceMetrics().served("0") as url:
         address = url.removeprefix("http://").removesuffix("/metrics")
-        with pytest.raises(UserError, match="wanted to listen there"), ServiceMetrics().served(address):
+        with pytest.raises(UserError, match="cannot be opened"), ServiceMetrics().served(address):
             pass

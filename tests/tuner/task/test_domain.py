@@ -11,7 +11,8 @@ from tests.support.effort import examples
 
 from relax_tune.errors import UserError
 from relax_tune.ir.core.expr import Expr, Var, const
-from relax_tune.tuner.task.domain import SERVED_SHARE, Domain, Range, anchors
+from relax_tune.tuner.task.allowed_sizes import Range
+from relax_tune.tuner.task.domain import SERVED_SHARE, Domain, anchors
 
 bounds = st.tuples(st.integers(0, 600), st.integers(0, 600)).map(lambda p: Range(min(p), max(p)))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 from tests.support import zoo
-from tests.support.tuner_models import choices_of
+from tests.support.tuner_models import task_variants_of
 
 from relax_tune.errors import VerifyError
 from relax_tune.ir.core.buffer import Buffer
@@ -19,6 +19,7 @@ from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Stmt
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.interp import reference
 from relax_tune.ir.interp.interp import bind_symbols, run_prim
+from relax_tune.ir.interp.rounding_errors import rounding_errors
 from relax_tune.tuner.task.check import check_case
 from relax_tune.tuner.task.domain import Domain
 from relax_tune.tuner.task.reference import evaluate, tolerances
@@ -63,9 +64,9 @@ def turned(name: str, reduce: bool) -> PrimFunc:
 def test_reference_evaluates_row_invariant_parts_once(chunk: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large matrix costs as much for many rows as for one."""
     monkeypatch.setattr(reference, "CHUNK", chunk)
-    contract, found = reference._Block._contract, list[int]()
+    contract, found = reference.BlockEvaluator._contract, list[int]()
     monkeypatch.setattr(
-        reference._Block, "_contract", lambda s, a, b, x: (found.append(a.size), contract(s, a, b, x))[1]
+        reference.BlockEvaluator, "_contract", lambda s, a, b, x: (found.append(a.size), contract(s, a, b, x))[1]
     )
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((7, 5), np.float32), rng.standard_normal((5, 3), np.float32)
@@ -99,21 +100,44 @@ def test_reference_of_empty_reduction_is_the_initial_value() -> None:
         assert found.tolist() == [start] * 4
 
 
+def alternating(transposed: bool) -> PrimFunc:
+    """y[i, j] = x[i, 2, j] - (x[i, 1, j] - (x[i, 0, j] - 1)), or the same at y[j, i]: no sum, product, max or min."""
+    n, i, j, k = Var("n"), Var("i"), Var("j"), Var("k")
+    x = Buffer("x", (n, const(3), const(4)), f32)
+    y = Buffer("y", (const(4), n) if transposed else (n, const(4)), f32)
+    place = (j, i) if transposed else (i, j)
+    iters = (IterVar(i, n), IterVar(j, const(4)), IterVar(k, const(3), "reduce"))
+    loops = (Var("li"), Var("lj"), Var("lk"))
+    step = BufferStore(y, place, load(x, (i, k, j)) - load(y, place))
+    body: Stmt = Block("alternating", iters, loops, step, BufferStore(y, place, const(1.0)))
+    for var, it in reversed(list(zip(loops, iters, strict=True))):
+        body = For(var, it.extent, body)
+    return PrimFunc("alternating", (x, y), 1, body)
+
+
+@pytest.mark.parametrize("chunk", [1, reference.CHUNK])
+def test_reduction_other_than_a_sum_is_evaluated_by_steps(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "CHUNK", chunk)
+    func, x = alternating(False), np.random.default_rng(0).standard_normal((5, 3, 4)).astype(np.float32)
+    wide, symbols = x.astype(np.float64), dict(zip(func.symbols, (5,), strict=True))
+    (found,) = evaluate(func, [x], symbols)
+    np.testing.assert_allclose(found, wide[:, 2] - (wide[:, 1] - (wide[:, 0] - 1)), rtol=1e-12, atol=1e-12)
+    out = np.full((5, 4), np.nan, np.float32)
+    run_prim(func, [x, out])
+    np.testing.assert_allclose(out, found, rtol=1e-5, atol=1e-5)
+    (error,) = rounding_errors(func, [x], symbols)
+    assert error.shape == out.shape and (error > 0).all() and (np.abs(out - found) <= error).all()
+    assert error.max() < 1e-4
+
+
 def test_reference_of_unsupported_function_falls_back_to_interpreter() -> None:
-    """The difference of a row's numbers, one after the other: no sum, product, max or min."""
-    n, i, k = Var("n"), Var("i"), Var("k")
-    x, y = Buffer("x", (n, const(3)), f32), Buffer("y", (n,), f32)
-    iters = (IterVar(i, n), IterVar(k, const(3), "reduce"))
-    loops = (Var("li"), Var("lk"))
-    block = Block(
-        "fall", iters, loops, BufferStore(y, (i,), load(x, (i, k)) - load(y, (i,))), BufferStore(y, (i,), const(1.0))
-    )
-    func = PrimFunc("fall", (x, y), 1, For(loops[0], n, For(loops[1], const(3), block)))
-    with pytest.raises(VerifyError, match="wanted a sum, product, max or min"):
-        evaluate(func, [np.ones((2, 3), np.float32)], {n: 2})
-    check = check_case(choices_of(func, Domain(((1,), (40,)), (0.5, 0.5))).task, 1)
+    """Reductions by steps are only supported where the results are in the order of the iterators."""
+    func = alternating(True)
+    with pytest.raises(VerifyError, match="expected results at its iterators"):
+        evaluate(func, [np.ones((2, 3, 4), np.float32)], dict(zip(func.symbols, (2,), strict=True)))
+    check = check_case(task_variants_of(func, Domain(((1,), (40,)), (0.5, 0.5))).task, 1)
     (expected,) = check.expected
-    assert expected.shape == (check.symbols["s0"],) and np.isfinite(expected).all()
+    assert expected.shape == (4, check.symbols["s0"]) and np.isfinite(expected).all() and np.ptp(expected) > 0
 
 
 @pytest.mark.parametrize("name", sorted(MATH))
@@ -132,7 +156,7 @@ def test_reference_scalar_functions_agree_with_interpreter(name: str) -> None:
 
 def test_stores_at_computed_places() -> None:
     case = next(c for c in zoo.cases() if c.name == "concat_blocks")
-    check = check_case(choices_of(case.func, Domain(((1, 1), (40, 40)), (0.5, 0.5))).task, 1)
+    check = check_case(task_variants_of(case.func, Domain(((1, 1), (40, 40)), (0.5, 0.5))).task, 1)
     (expected,) = check.expected
     assert expected.shape == (sum(check.symbols.values()), 3) and np.isfinite(expected).all()
 

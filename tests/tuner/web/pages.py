@@ -21,8 +21,8 @@ CALL = """async ([name, inputs]) => {
   const { Model, tensor } = await import('/static/relax-tune.js');
   window.model ??= await Model.load(await (await fetch('/model.json')).json(), () => {}, () => {});
   const given = inputs.map(([name, dtype, shape, numbers]) => [name, tensor(dtype, shape, numbers)]);
-  const found = await window.model.run(name, Object.fromEntries(given));
-  return found.map(({ shape, data }) => [shape, [...data].map(Number)]);
+  const got = await window.model.run(name, Object.fromEntries(given));
+  return got.map(({ shape, data }) => [shape, [...data].map(Number)]);
 }"""
 
 
@@ -32,7 +32,7 @@ def served(model: ServedModel) -> Iterator[str]:
     for name in ("starlette", "uvicorn"):
         pytest.importorskip(name, reason=f"{name} is not installed (extra dashboard)")
     addresses: Queue[str] = Queue()
-    app = make_web_app(model)
+    app = make_web_app(model, None)
     threading.Thread(target=serve, args=(app, "127.0.0.1", 0, addresses.put), daemon=True).start()
     yield addresses.get(timeout=60)
 

@@ -173,16 +173,16 @@ def test_damaged_and_foreign_artifacts_are_refused(browser: Any, address: str, l
 def test_wrong_arguments_are_refused(browser: Any, address: str, generation: str) -> None:
     page = shown(browser, address + "model.json")
     for rows, width, message in (
-        (129, 24, "wanted n from 1 to 128, found 129"),
-        (2, 23, "wanted 24 in dim 1, found 23"),
+        (129, 24, "expected n from 1 to 128, got 129"),
+        (2, 23, "expected 24 in dim 1, got 23"),
     ):
         with pytest.raises(Exception, match=message):
             call(page, "main", {"x": np.zeros((rows, width), np.float32)})
     page.context.close()
     page = ready(shown(browser, generation))
     for text, message in (
-        (f"1 {tiny_decoders.VOCABULARY} 2", f"wanted values from 0 to {tiny_decoders.VOCABULARY - 1}"),
-        ("a cat", "Wanted token ids such as 12 7 305, found a"),
+        (f"1 {tiny_decoders.VOCABULARY} 2", f"expected values from 0 to {tiny_decoders.VOCABULARY - 1}"),
+        ("a cat", "Expected token ids such as 12 7 305, got a"),
         (" ", "Write a beginning"),
     ):
         page.fill("#prompt", text)

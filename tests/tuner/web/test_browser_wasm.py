@@ -1,4 +1,4 @@
-"""Artifacts in a headless Chromium without WebGPU: the same pages on WebAssembly, alone and as the fallback of an artifact for WebGPU."""
+"""Artifacts in a headless Chromium without WebGPU: the same pages on WebAssembly, and as the fallback of an artifact for WebGPU."""
 
 from __future__ import annotations
 

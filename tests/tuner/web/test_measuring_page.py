@@ -124,7 +124,7 @@ def test_page_loaded_again_goes_on_and_old_address_is_refused(browser: Any) -> N
         other = browser.new_context().new_page()
         other.goto(first)
         other.wait_for_selector("#trouble:not([hidden])")
-        assert "found one that is used already" in other.locator("#trouble").inner_text()
+        assert "got one that is used already" in other.locator("#trouble").inner_text()
         assert waited(page, runner.submit([request("good", "webgpu")]))[0].ok
         other.context.close()
     page.context.close()

@@ -1,1 +1,1 @@
-"""Stands in for pycuda where a test's child process wants a GPU: see `tests/cuda_emulation/driver.py`."""
+"""Stand-in for pycuda in child processes of tests that use the emulated GPU (`tests/cuda_emulation/driver.py`)."""

@@ -11,7 +11,7 @@ with suppress(OSError):  # where LD_LIBRARY_PATH names no folder of `cublas.libr
 
 
 def init() -> None:
-    """Nothing has to start."""
+    """Do nothing: the emulation needs no start."""
 
 
 def __getattr__(name: str) -> object:

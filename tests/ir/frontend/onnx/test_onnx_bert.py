@@ -28,7 +28,7 @@ from relax_tune.ir.passes.memory.memory_plan import PlanMemory
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.executor import Executor
-from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.device_job import device_job
 from relax_tune.tuner.settings import Settings
 
 DATA = Path(__file__).parents[3] / "data"
@@ -64,7 +64,7 @@ def test_exported_bert_compiled() -> None:
     device = open_device("c")
     try:
         module = load_onnx(DATA / "tiny_bert.onnx", {"batch": (1, 8), "seq": (1, 48)})
-        job = Job(module, device.info, MemoryStore(), Settings(target="c"))
+        job = device_job(module, device.info, MemoryStore(), Settings(target="c"))
         built = job.build("generic").program
         names = {b.name for b in built.buffers if b.role == "const"}
         weights = {n: np.asarray(a, order="C") for n, a in job.lowered.module.constants.items() if n in names}
@@ -174,7 +174,7 @@ def test_l2_normalisation_composition_is_recognised() -> None:
     assert [o.name for o in operators(check(model(text), [floats(3, 5)]))] == ["l2_normalize"]
 
 
-def test_scales_and_transpositions_of_operands_move_into_the_product() -> None:
+def test_scales_and_transpositions_of_operands_move_into_the_scores() -> None:
     text = """(float[b, h, n, 4] q, float[b, h, n, 4] k) => (float[b, h, n, n] y) <float s = {0.7}, int64[3] flat = {-1, 0, 4}> {
       m = Shape<start = 0>(k)
       len = Shape<start = 2, end = 3>(k)
@@ -188,9 +188,10 @@ def test_scales_and_transpositions_of_operands_move_into_the_product() -> None:
       u = Reshape(t, f4)
       qs = Mul(q, s)
       ks = Mul(u, s)
-      y = MatMul(qs, ks) }"""
+      scores = MatMul(qs, ks)
+      y = Softmax(scores) }"""
     found = operators(check(model(text), [floats(2, 3, 5, 4), floats(2, 3, 5, 4)]))
-    assert [o.name for o in found] == ["matmul", "mul_scalar"]
+    assert [o.name for o in found] == ["matmul", "mul_scalar", "softmax"]
     assert found[0].transpose_b  # type: ignore[attr-defined]
 
 
@@ -217,9 +218,10 @@ def test_attention_s_scale_split_over_both_operands_is_one_number() -> None:
       t = Transpose(k)
       a = Mul(q, s)
       b = Mul(t, s)
-      y = MatMul(a, b) }"""
+      scores = MatMul(a, b)
+      y = Softmax(scores) }"""
     found = operators(check(model(text), [floats(3, 8), floats(3, 8)]))
-    assert [o.name for o in found] == ["matmul", "mul_scalar"]
+    assert [o.name for o in found] == ["matmul", "mul_scalar", "softmax"]
     assert found[1].value == 8**-0.5  # type: ignore[attr-defined]
 
 

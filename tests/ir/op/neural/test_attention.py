@@ -1,4 +1,4 @@
-"""Attention as one operator over symbolic dims: its deduction, what it is made of, and who imports it."""
+"""Attention as one operator over symbolic dims: its deduction, its decomposition, and its importers."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def with_cache() -> IRModule:
     g = GraphBuilder()
     batch, new, past = g.symbol("b"), g.symbol("n", upper=64), g.symbol("m", upper=64)
     q, k, v = (g.input(name, (batch, heads, new, 4)) for name, heads in (("q", 4), ("k", 2), ("v", 2)))
-    held = [g.input(name, (batch, 2, past, 4)) for name in ("past_k", "past_v")]
-    keys, values = (g.call(Concat(2), a, t) for a, t in zip(held, (k, v), strict=True))
+    cached = [g.input(name, (batch, 2, past, 4)) for name in ("past_k", "past_v")]
+    keys, values = (g.call(Concat(2), a, t) for a, t in zip(cached, (k, v), strict=True))
     return g.finish(g.call(Attention(0.5, True, past), q, keys, values))
 
 
 def plain(q: Array, k: Array, v: Array, past: int) -> Array:
     """Query by query in double precision."""
-    found = np.zeros(q.shape)
+    result = np.zeros(q.shape)
     for i, head, row in np.ndindex(q.shape[:3]):
-        seen = past + row + 1
-        s = k[i, head // 2, :seen].astype(np.float64) @ q[i, head, row] * 0.5
+        visible = past + row + 1
+        s = k[i, head // 2, :visible].astype(np.float64) @ q[i, head, row] * 0.5
         e = np.exp(s - s.max())
-        found[i, head, row] = e / e.sum() @ v[i, head // 2, :seen]
-    return found
+        result[i, head, row] = e / e.sum() @ v[i, head // 2, :visible]
+    return result
 
 
 @pytest.mark.parametrize("size", [(2, 3, 5), (1, 1, 0), (1, 7, 0), (3, 1, 13), (2, 0, 3), (0, 2, 2)])
@@ -67,18 +67,18 @@ def test_with_a_growing_cache_at_any_length(size: tuple[int, int, int]) -> None:
     batch, new, past = size
     rng = np.random.default_rng(size)
     q, k, v = (rng.standard_normal((batch, heads, new, 4)).astype(np.float32) for heads in (4, 2, 2))
-    held = [rng.standard_normal((batch, 2, past, 4)).astype(np.float32) for _ in range(2)]
-    wanted = plain(q, *(np.concatenate(pair, axis=2) for pair in zip(held, (k, v), strict=True)), past)
+    cached = [rng.standard_normal((batch, 2, past, 4)).astype(np.float32) for _ in range(2)]
+    expected = plain(q, *(np.concatenate(pair, axis=2) for pair in zip(cached, (k, v), strict=True)), past)
     module = with_cache()
     whole = Legalize(strict=True)(module)
     for form in (module, Decompose()(module), whole, lower(module).module):
         verify(form)
-        np.testing.assert_allclose(evaluate_function(form, [q, k, v, *held]), wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(evaluate_function(form, [q, k, v, *cached]), expected, rtol=1e-5, atol=1e-6)
     assert [f.name for f in whole.functions.values()] == ["main", "concat", "attention"]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_row_without_columns_beside_infinite_values_is_zero() -> None:
+def test_attention_row_without_columns_among_infinite_values_is_zero() -> None:
     g = GraphBuilder()
     q, k, v = g.input("q", (3, 4)), g.input("k", (5, 4)), g.input("v", (5, 4))
     module = g.finish(g.call(Attention(0.5), q, k, v, g.input("mask", (3, 5), bool_)))
@@ -105,18 +105,18 @@ def tensor(*dims: ExprLike, dtype: Any = f32) -> TensorInfo:
 
 def test_deduction() -> None:
     ctx = Deduction(Env({h: (1, None)}))
-    found = Attention(1.0).infer([tensor(b, h * 4, n, 8), tensor(b, h, m, 8), tensor(b, h, m, 16)], ctx)
-    assert found == tensor(b, h * 4, n, 16) and not ctx.checks
+    result = Attention(1.0).infer([tensor(b, h * 4, n, 8), tensor(b, h, m, 8), tensor(b, h, m, 16)], ctx)
+    assert result == tensor(b, h * 4, n, 16) and not ctx.checks
     assert Attention(1.0).infer([TensorInfo(None, f32)] * 3, ctx) == TensorInfo(None, f32, None)
     for args, words in (
         ([tensor(2, n, 8), tensor(2, m, 9), tensor(2, m, 9)], "widths of queries and keys.*8 and 9"),
         ([tensor(2, n, 8), tensor(2, 5, 8), tensor(2, 6, 8)], "positions of keys and values.*5 and 6"),
-        ([tensor(6, n, 8), tensor(4, m, 8), tensor(4, m, 8)], "query heads, a multiple of the key heads.*4 and 6"),
+        ([tensor(6, n, 8), tensor(4, m, 8), tensor(4, m, 8)], "query heads, .*multiple .*key heads.*4 and 6"),
         ([tensor(2, n, 8), tensor(2, m, 8), tensor(2, m, 8), tensor(3, m)], None),
         ([tensor(2, 5, 8), tensor(2, m, 8), tensor(2, m, 8), tensor(3, m)], "dim 0 of the mask.*3 and 5"),
         ([tensor(2, n, 8), tensor(2, m, 8), tensor(2, m, 8), tensor(m, dtype=i64)], "a mask of truth values or"),
         ([tensor(n, 8), tensor(m, 8), tensor(m, 8), tensor(2, n, m, dtype=bool_)], "a mask of at most 2 dims"),
-        ([tensor(2, n, 8), tensor(2, m, 8)], "wanted queries, keys, values"),
+        ([tensor(2, n, 8), tensor(2, m, 8)], "expected queries, keys, values"),
     ):
         if words is None:
             Attention(1.0).infer(args, ctx)
@@ -125,17 +125,17 @@ def test_deduction() -> None:
                 Attention(1.0).infer(args, ctx)
 
 
-@pytest.mark.parametrize("dims, wanted, values, holds", [
+@pytest.mark.parametrize("dims, expected, values, holds", [
     ((tensor(2, n, 8), tensor(2, m, 8), tensor(2, h, 8)), "positions of keys and values", {m: 3, h: 4}, False),
     ((tensor(h, n, 8), tensor(m, 5, 8), tensor(m, 5, 8)), "multiple of the key heads", {h: 6, m: 4}, False),
     ((tensor(h, n, 8), tensor(m, 5, 8), tensor(m, 5, 8)), "multiple of the key heads", {h: 6, m: 3}, True),
 ])  # fmt: skip
 def test_attention_unknown_dims_are_checked_at_run_time(
-    dims: tuple[TensorInfo, ...], wanted: str, values: dict[Var, int], holds: bool
+    dims: tuple[TensorInfo, ...], expected: str, values: dict[Var, int], holds: bool
 ) -> None:
     ctx = Deduction()
     Attention(1.0).infer(dims, ctx)
-    (check,) = [c for c in ctx.checks if wanted in c.message]
+    (check,) = [c for c in ctx.checks if expected in c.message]
     bound = substitute(check.cond, {v: const(x) for v, x in values.items()})
     assert bool(getattr(ctx.simplify(bound), "value", None)) is holds
 
@@ -145,7 +145,7 @@ def test_attention_meaningless_attributes_raise() -> None:
     offset: Expr = const(-1)
     for op, words in (
         (Attention(1.0, group=2), "only where it is causal"), (Attention(1.0, True, group=0), "group and a window"),
-        (Attention(1.0, softcap=0.0), "softcap above 0"), (Attention(1.0, True, offset), "offset: wanted at least 0"),
+        (Attention(1.0, softcap=0.0), "softcap above 0"), (Attention(1.0, True, offset), "offset: expected at least 0"),
     ):  # fmt: skip
         with pytest.raises(DeduceError, match=words):
             op.infer(args, Deduction())
@@ -157,9 +157,9 @@ def test_attention_exported_composition_is_recognised() -> None:
     q, k, v = (w.g.input(name, (2, 3, new, 4)) for name in "qkv")
     mask = w.g.input("mask", (2, 1, 1, new))
     scores = w.emit(Add(), w.emit(MulScalar(0.5), w.emit(Matmul(transpose_b=True), q, k)), mask)
-    found = w.emit(Matmul(), w.emit(Softmax(), scores), v)
-    made = w.definitions[found]
-    assert made.op == Attention(0.5, hides_rows=False) and made.args == (q, k, v, mask)
+    result = w.emit(Matmul(), w.emit(Softmax(), scores), v)
+    call = w.definitions[result]
+    assert call.op == Attention(0.5, hides_rows=False) and call.args == (q, k, v, mask)
     wide = w.emit(Softmax(), w.emit(MulScalar(0.5), w.emit(Matmul(transpose_b=True), q, w.g.input("one", (3, new, 4)))))
     assert isinstance(w.definitions[w.emit(Matmul(), wide, v)].op, Matmul)
 

@@ -35,7 +35,7 @@ def scaled(divisor: Callable[[Expr], Expr], after: Callable[[Expr], Expr] = lamb
 
 
 def exponentials(shift: bool, start: float = 0.0) -> PrimFunc:
-    """Softmax whose sum is of other powers than those of differences from the largest element."""
+    """Softmax that does not sum the powers of differences from the largest element."""
     b = TensorBuilder("exponentials")
     x, z, y = b.input("x", (n, m)), b.input("z", (n, m)), b.output("y", (n, m))
     top, total = b.alloc("top", (n,)), b.alloc("total", (n,))
@@ -64,7 +64,7 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_meaning(name: str) -> None:
+def test_multiply_by_reciprocal_keeps_meaning(name: str) -> None:
     func, block = TAKEN[name][0](), TAKEN[name][1]
     s = Schedule(func)
     s.apply("multiply_by_reciprocal", block=block)
@@ -75,13 +75,15 @@ def test_meaning(name: str) -> None:
 
 DIVIDE = step("multiply_by_reciprocal", block="divide")
 BELOW: Callable[[Expr], Expr] = lambda t: maximum(t, const(1.0))
-SUM = r"wants a division in 'divide' by what its innermost loop leaves alone"
+SUM = r"expects a division in 'divide'"
 REFUSALS = [
     refuse("a sum may be tiny", lambda: scaled(lambda t: t), DIVIDE, message=SUM),
-    refuse("kept from below too little", lambda: scaled(lambda t: maximum(t, const(1e-39))), DIVIDE, message=SUM),
+    refuse(
+        "a bound from below that is too small", lambda: scaled(lambda t: maximum(t, const(1e-39))), DIVIDE, message=SUM
+    ),
     refuse("one side of a choice", lambda: scaled(lambda t: select(lt(t, 1.0), t, const(1.0))), DIVIDE, message=SUM),
     refuse("a sum of other powers", lambda: exponentials(shift=True), DIVIDE, message=SUM),
-    refuse("a sum from elsewhere", lambda: exponentials(False, start=-1.0), DIVIDE, message=SUM),
+    refuse("a sum with another initial value", lambda: exponentials(False, start=-1.0), DIVIDE, message=SUM),
     refuse("by an element", make.softmax_mask, step("multiply_by_reciprocal", block="row_exp"), message="a division"),
     refuse("16 bits", lambda: scaled(lambda t: cast(cast(t, f16), t.dtype)), DIVIDE, message=SUM),
     refuse("rounded", lambda: scaled(BELOW, lambda q: call("rint", q)), DIVIDE, message="not rounded or compared"),
@@ -91,5 +93,5 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda c: c.what)
-def test_refusals(case: Refusal) -> None:
+def test_multiply_by_reciprocal_of_unfit_step_is_refused(case: Refusal) -> None:
     check(case)

@@ -65,7 +65,7 @@ REFUSALS = [
         make.windows,
         step("set_kind", loop="relu_j", kind="parallel"),
         step("fuse_block_iters", block="relu", names=["relu_i", "relu_j"]),
-        message="wants a serial loop",
+        message="expects a serial loop",
     ),
     refuse(
         "rows of an output",
@@ -82,15 +82,15 @@ REFUSALS = [
         message="shifts in its last",
     ),
     refuse("rows without an end", wide, step("flatten_rows", block="slide", names=ROWS, buffer="A"), message="stays inside"),
-    refuse("taps of two places", twice, step("reindex", block="pair", buffer="A", dims=[0]), message="one place, found 2"),
+    refuse("taps of two places", twice, step("reindex", block="pair", buffer="A", dims=[0]), message="one place, got 2"),
     refuse("taps that are read", twice, step("reindex", block="take", buffer="A", dims=[0]), message="read nothing"),
     refuse("a dim that is none", make.windows, step("reindex", block="slide", buffer="A", dims=[2]), message="distinct dimensions"),
-    refuse("taps into nowhere", make.windows, step("reindex", block="slide", buffer="A", dims=[1], scope="moon"), message="wanted a scope"),
+    refuse("taps into nowhere", make.windows, step("reindex", block="slide", buffer="A", dims=[1], scope="moon"), message="a scope"),
     refuse("taps without an end", wide, step("reindex", block="slide", buffer="A", dims=[1]), message="cannot prove"),
     refuse("taps of what is split", make.windows, SPLIT, step("reindex", block="slide", buffer="A", dims=[1]), message="one loop per"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda c: c.what)
-def test_refuses(case: Refusal) -> None:
+def test_block_iters_of_unfit_step_is_refused(case: Refusal) -> None:
     check(case)

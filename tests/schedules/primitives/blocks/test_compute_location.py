@@ -94,9 +94,9 @@ REFUSALS = [
         softmax,
         step("fuse_sibling_loops", first="exp_i", second="row_sum_i"),
         step("compute_at", block="exp", loop="div_i"),
-        message="holds other statements",
+        message="has other statements",
     ),
-    refuse("move under a condition", guarded, step("compute_at", block="some", loop="j"), message="run everywhere"),
+    refuse("move under a condition", guarded, step("compute_at", block="some", loop="j"), message="run without a condition"),
     refuse("move one of two writers", in_parts, step("compute_at", block="first", loop="k"), message="another block wrote"),
     refuse(
         "move a decomposed sum",
@@ -114,7 +114,7 @@ REFUSALS = [
     ),
     refuse("move what runs once", matmul, *PREPARED, step("compute_at", block="W_cache_copy", loop="mm_i"), message="runs once"),
     refuse("reverse: a reduction", softmax, step("reverse_compute_at", block="row_sum", loop="exp_i"), message="is a reduction"),
-    refuse("reverse: a stranger", make.chain, step("reverse_compute_at", block="double", loop="inc_i"), message="reads nothing"),
+    refuse("reverse: an unrelated block", make.chain, step("reverse_compute_at", block="double", loop="inc_i"), message="reads nothing"),
     refuse("reverse: unfinished", matmul, step("reverse_compute_at", block="relu", loop="mm_k"), message="not complete"),
     refuse(
         "reverse: after a split",
@@ -138,15 +138,15 @@ REFUSALS = [
         step("reverse_compute_at", block="add", loop="inc_i"),
         message="cannot move before 'sum'",
     ),
-    refuse("reverse: made in parts, first", in_parts, step("reverse_compute_at", block="last", loop="i"), message="before 'rest'"),
-    refuse("reverse: made in parts, rest", in_parts, step("reverse_compute_at", block="last", loop="j"), message="reads nothing"),
+    refuse("reverse: written in parts, first", in_parts, step("reverse_compute_at", block="last", loop="i"), message="before 'rest'"),
+    refuse("reverse: written in parts, rest", in_parts, step("reverse_compute_at", block="last", loop="j"), message="reads nothing"),
     refuse(
         "reverse: digits of a fused loop",
         matmul,
         step("fuse", names=["mm_i", "mm_j"]),
         step("split", loop="mm_i_mm_j_fused", factors=[None, 3]),
         step("reverse_compute_at", block="relu", loop="mm_i_mm_j_fused_0"),
-        message="no interval",
+        message="not an interval",
     ),
     refuse(
         "reverse: strided tiles",
@@ -154,7 +154,7 @@ REFUSALS = [
         step("split", loop="double_i", factors=[3, None]),
         step("reorder", names=["double_i_1", "double_i_0"]),
         step("reverse_compute_at", block="inc", loop="double_i_1"),
-        message="no interval",
+        message="not an interval",
     ),
     refuse(
         "reverse: into what runs once",
@@ -168,7 +168,7 @@ REFUSALS = [
     refuse("inline an output", make.chain, step("compute_inline", block="inc"), message="is an output"),
     refuse("inline in parts", in_parts, step("compute_inline", block="first"), message="another block wrote"),
     refuse("inline shifted elements", in_parts, step("compute_inline", block="rest"), message="distinct spatial iterators"),
-    refuse("inline under a condition", guarded, step("compute_inline", block="some"), message="run everywhere"),
+    refuse("inline under a condition", guarded, step("compute_inline", block="some"), message="run without a condition"),
     refuse(
         "inline after a split",
         make.chain,
@@ -180,7 +180,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda c: c.what)
-def test_refuses(case: Refusal) -> None:
+def test_compute_location_of_unfit_step_is_refused(case: Refusal) -> None:
     check(case)
 
 
@@ -200,8 +200,8 @@ def test_compute_at_under_split_loop_computes_one_tile() -> None:
     tile = Tunable("T", (2, 3))
     s = Schedule(make.chain())
     i_0, _ = s.split("inc_i", [None, tile])
-    made = s.compute_at("double", i_0)
-    assert [str(s.extent(x)) for x in made] == ["T", "m"]
+    new_loops = s.compute_at("double", i_0)
+    assert [str(s.extent(x)) for x in new_loops] == ["T", "m"]
     for n in SIZES:
         for t in tile.domain:
             assert_same_meaning(make.chain(), s.func, {"n": n, "m": 3}, tunables={tile: t})

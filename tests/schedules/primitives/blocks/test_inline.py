@@ -54,7 +54,7 @@ def spread() -> PrimFunc:
 
 
 def between() -> PrimFunc:
-    """The last block reads a second buffer, made after B."""
+    """The last block reads a second buffer, which is written after B."""
     n = Var("n")
     b = TensorBuilder("between")
     x, y, s, z = b.input("A", (n,)), b.alloc("B", (n,)), b.alloc("S", (1,)), b.output("C", (n,))
@@ -86,7 +86,7 @@ REFUSALS = [
     refuse("a reduction", softmax, step("reverse_compute_inline", block="row_sum"), message="is a reduction"),
     refuse("what reads inputs", make.chain, step("reverse_compute_inline", block="double"), message="to read an intermediate"),
     refuse("a narrower intermediate", spread, step("reverse_compute_inline", block="widen"), message="at all of its iterators"),
-    refuse("an intermediate with other readers", softmax, step("reverse_compute_inline", block="div"), message="for 'div' alone"),
+    refuse("an intermediate with other readers", softmax, step("reverse_compute_inline", block="div"), message="read by 'div' only"),
     refuse("two places", read_twice, step("reverse_compute_inline", block="both"), message="at several places"),
     refuse("a reducing producer", make.matmul, step("reverse_compute_inline", block="relu"), message="spatial producer, 'mm'"),
     refuse("before what it needs", between, step("reverse_compute_inline", block="shift"), message="cannot move before 'sum'"),
@@ -110,7 +110,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda c: c.what)
-def test_refuses(case: Refusal) -> None:
+def test_inline_of_unfit_step_is_refused(case: Refusal) -> None:
     check(case)
 
 

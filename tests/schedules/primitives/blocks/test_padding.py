@@ -63,17 +63,17 @@ def padded(block: str, *factors: object) -> tuple[str, dict[str, object]]:
 
 
 REFUSALS = [
-    refuse("too few factors", make.chain, padded("inc", 4), message="for each of the 2 iterators of 'inc', found 1"),
+    refuse("too few factors", make.chain, padded("inc", 4), message="2 iterators of 'inc', got 1"),
     refuse("by nothing", make.chain, padded("inc", None, 0), message="positive factor"),
     refuse("a split block", make.chain, step("split", loop="inc_i", factors=[None, 2]), padded("inc", 4, None), message="one loop"),
     refuse("a part of a buffer", lambda: zoo.concat_blocks().func, padded("first", 4, None), message="all of 'z'"),
-    refuse("where it does not run everywhere", guarded, padded("some", 4), message="run everywhere"),
+    refuse("where it does not run without a condition", guarded, padded("some", 4), message="run without a condition"),
     refuse("shifted reads", make.stencil, padded("pair", 4), message="as plain indices"),
     refuse("a gather", lambda: zoo.gather().func, padded("take", 4, None), message="as plain indices"),
     refuse("a divisor", divided, padded("div", 4), message="divide by"),
-    refuse("a sum of sums", lambda: summed(lambda a, w: a + w), padded("sum", None, 4), message="cannot keep"),
-    refuse("a factor that may be infinite", lambda: summed(lambda a, w: a * w), padded("sum", None, 4), message="cannot keep"),
-    refuse("a maximum of products", max_of_products, padded("top", None, 4), message="cannot keep"),
+    refuse("a sum of sums", lambda: summed(lambda a, w: a + w), padded("sum", None, 4), message="padding neutral"),
+    refuse("a factor that may be infinite", lambda: summed(lambda a, w: a * w), padded("sum", None, 4), message="padding neutral"),
+    refuse("a maximum of products", max_of_products, padded("top", None, 4), message="padding neutral"),
     refuse(
         "a buffer with holes",
         make.softmax_mask,
@@ -94,7 +94,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda c: c.what)
-def test_refuses(case: Refusal) -> None:
+def test_pad_of_unfit_step_is_refused(case: Refusal) -> None:
     check(case)
 
 

@@ -41,7 +41,7 @@ def bytes_product() -> PrimFunc:
 
 
 def dots(columns: int = 16, steps: int = 4, intrinsic: str = "dot4_u8i8_x16") -> Schedule:
-    """Some columns and steps at a time, of copies padded to whole tiles; B's lie as the machine wants them."""
+    """Some columns and steps at a time, of copies padded to whole tiles; B's in the layout of the instruction."""
     s = Schedule(bytes_product())
     s.apply("pad", block="dot", factors=[None, columns, steps])
     if "i16" in intrinsic:
@@ -97,8 +97,8 @@ MERGED = step("fuse_sibling_loops", first="double_i", second="inc_i")
 PADDED = step("pad", block="mm", factors=[4, None, None])
 
 REFUSALS = [
-    refuse("an unknown intrinsic", product, put("mm_i", "magic"), message="one of amx_.*, outer_f32_4x16, .*; found 'magic'"),
-    refuse("other extents", product, SPLIT, INSIDE, put("mm_k"), message="extents 4, 16 around one block, found 'mm_k' of extent 4"),
+    refuse("an unknown intrinsic", product, put("mm_i", "magic"), message="one of amx_.*, outer_f32_4x16, .*; got 'magic'"),
+    refuse("other extents", product, SPLIT, INSIDE, put("mm_k"), message="4, 16 .*got 'mm_k' of extent 4"),
     refuse("several blocks", make.chain, MERGED, put("double_i"), message="several statements"),
     refuse("a marked loop", product, step("set_kind", loop="mm_j", kind="vectorized"), put("mm_j"), message="'mm_j' marked"),
     refuse("an initial value", product, PADDED, SPLIT, INSIDE, put("mm_i_1"), message="decompose_reduction first"),
@@ -123,20 +123,20 @@ REFUSALS = [
         DECOMPOSED,
         put("mm_i_1"),
         step("split", loop="mm_j", factors=[None, 4]),
-        message="found 'mm_j' inside outer_f32_4x16",
+        message="got 'mm_j' inside outer_f32_4x16",
     ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda c: c.what)
-def test_refuses(case: Refusal) -> None:
+def test_tensorize_of_unfit_step_is_refused(case: Refusal) -> None:
     check(case)
 
 
 @pytest.mark.parametrize(
     "make_schedule", [dots, pairs, lambda: tiles(False), lambda: tiles(True)], ids=["dots", "pairs", "tiles", "local"]
 )
-def test_the_mark_leaves_the_meaning(make_schedule: Any) -> None:
+def test_tensorize_keeps_meaning(make_schedule: Any) -> None:
     s = make_schedule()
     start = bytes_product() if s.func.name == "bytes_product" else make.matmul(epilogue=False)
     assert structural_equal(parse_prim_func(print_text(s.func)), s.func)
@@ -148,7 +148,7 @@ def test_the_mark_leaves_the_meaning(make_schedule: Any) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("language", ["c", "opencl"])
-def test_calls(language: str) -> None:
+def test_tensorized_kernels_compute_the_same(language: str) -> None:
     device = opened(language)
     schedules = [dots(), pairs(), tiles(False), tiles(True)]
     runs = Compiled.together(device, language, [s.func for s in schedules])
@@ -186,7 +186,7 @@ def test_tensorize_of_changed_nest_falls_back_to_loops() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(INTRINSICS))
-def test_the_table(name: str) -> None:
+def test_intrinsic_semantics_are_valid(name: str) -> None:
     intrinsic = INTRINSICS[name]
     assert intrinsic.name == name
     verify(intrinsic.semantics)
@@ -239,13 +239,13 @@ def test_instructions_of_other_processors_compile(name: str, flag: str, compiler
     command = [compiler, *target, "-O3", "-std=gnu11", *strict, flag, "-S", "f.c", "-o", "f.s"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    made = (tmp_path / "f.s").read_text()
+    assembly = (tmp_path / "f.s").read_text()
     widened = "pmaddubsw" if "i4" in name else "vpmovsxbw"
-    assert MADE.get(flag, "pmaddwd") in made and (widened in made or flag not in BYTES)
+    assert MADE.get(flag, "pmaddwd") in assembly and (widened in assembly or flag not in BYTES)
 
 
 @pytest.mark.ccompiler
-@pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("gcc"), reason="wants gcc on x86-64")
+@pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("gcc"), reason="expects gcc on x86-64")
 @pytest.mark.parametrize(
     ("name", "flags", "product"),
     [
@@ -264,5 +264,5 @@ def test_tile_products_assemble(name: str, flags: list[str], product: str, tmp_p
     command = ["gcc", "-O3", "-std=gnu11", *strict, *flags, "-c", "f.c", "-o", "f.o", "-save-temps"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    made = (tmp_path / "f.s").read_text()
-    assert made.index("ldtilecfg") < made.index(product) < made.index("tilerelease")
+    assembly = (tmp_path / "f.s").read_text()
+    assert assembly.index("ldtilecfg") < assembly.index(product) < assembly.index("tilerelease")

@@ -88,7 +88,7 @@ REFUSALS = [
         message="does not divide",
     ),
     refuse("fuse marked loops", make.chain, PARALLEL, step("fuse", names=["inc_i", "inc_j"]), message="serial"),
-    refuse("fuse strangers", make.chain, step("fuse", names=["double_i", "inc_j"]), message="directly inside"),
+    refuse("fuse unrelated loops", make.chain, step("fuse", names=["double_i", "inc_j"]), message="directly inside"),
     refuse("fuse inside out", make.chain, step("fuse", names=["inc_j", "inc_i"]), message="directly inside"),
     refuse("fuse a triangle", triangle, step("fuse", names=["i", "j"]), message="independent of each other"),
     refuse("fuse elements and steps", make.two_outputs, step("fuse", names=["sum_i", "sum_k"]), message="decompose_reduction"),
@@ -120,12 +120,12 @@ REFUSALS = [
     ),
     refuse("an unknown kind", make.chain, step("set_kind", loop="inc_i", kind="fast"), message="kind of loop"),
     refuse("mark twice", make.chain, PARALLEL, PARALLEL, message="serial"),
-    refuse("parallel rows of a recurrence", turns, step("set_kind", loop="p", kind="parallel"), message="read nothing of another"),
-    refuse("reordered rows of a recurrence", turns, step("reorder", names=["i", "p"]), message="read nothing of another"),
+    refuse("parallel rows of a recurrence", turns, step("set_kind", loop="p", kind="parallel"), message="read no result of another"),
+    refuse("reordered rows of a recurrence", turns, step("reorder", names=["i", "p"]), message="read no result of another"),
     refuse("parallel points read from the end", lambda: two_in_one(True),
-           step("set_kind", loop="i", kind="parallel"), message="read nothing of another"),
+           step("set_kind", loop="i", kind="parallel"), message="read no result of another"),
     refuse("parallel rows read from the end", lambda: two_in_one(True, True),
-           step("set_kind", loop="i", kind="group"), message="read nothing of another"),
+           step("set_kind", loop="i", kind="group"), message="read no result of another"),
     refuse("parallel reduction", row_sum, step("set_kind", loop="row_sum_k", kind="parallel"), message="rfactor"),
     refuse("vector of symbolic extent", make.chain, step("set_kind", loop="inc_j", kind="vectorized"), message="split it"),
     refuse("unrolled symbolic extent", make.chain, step("set_kind", loop="inc_j", kind="unrolled"), message="split it"),
@@ -155,12 +155,12 @@ REFUSALS = [
         step("set_kind", loop="relu_i", kind="parallel"),
         message="nested",
     ),
-    refuse("an unknown tail", make.chain, step("set_tail", loop="inc_i", tail="shark"), message="wanted a tail"),
+    refuse("an unknown tail", make.chain, step("set_tail", loop="inc_i", tail="shark"), message="expected a tail"),
     refuse("merge what is marked", make.chain, PARALLEL, step("fuse_sibling_loops", first="double_i", second="inc_i"), message="serial"),
     refuse("merge backwards", make.chain, step("fuse_sibling_loops", first="inc_i", second="double_i"), message="to follow"),
     refuse("merge other depths", make.chain, step("fuse_sibling_loops", first="double_i", second="inc_j"), message="to follow"),
     refuse("merge other extents", make.chain, SPLIT_J, step("fuse_sibling_loops", first="double_j", second="inc_j_0"), message="follow"),
-    refuse("stream of a serial loop", make.chain, step("nontemporal_stores", loop="inc_j"), message="vectorized loop, found 'inc_j'"),
+    refuse("stream of a serial loop", make.chain, step("nontemporal_stores", loop="inc_j"), message="vectorized loop, got 'inc_j'"),
     refuse(
         "stream into registers",
         make.chain,
@@ -168,7 +168,7 @@ REFUSALS = [
         step("split", loop="double_j", factors=[None, 4]),
         step("set_kind", loop="double_j_1", kind="vectorized"),
         step("nontemporal_stores", loop="double_j_1"),
-        message="found those of 'double' to 'B'",
+        message="stores of 'double' to 'B'",
     ),
     refuse("ask ahead of nothing", make.chain, step("prefetch", loop="inc_j", iterations=0), message="1 to 4096 iterations"),
     refuse("ask ahead of many", make.chain, PARALLEL, step("prefetch", loop="inc_i", iterations=2), message="which is parallel"),
@@ -177,7 +177,7 @@ REFUSALS = [
         make.chain,
         step("set_scope", buffer="B", scope="local"),
         step("prefetch", loop="inc_j", iterations=2),
-        message="found none below 'inc_j'",
+        message="got none below 'inc_j'",
     ),
     refuse("merge other sizes", make.stencil, step("fuse_sibling_loops", first="square_i", second="pair_i"), message="equal extents"),
     refuse("merge with the past", make.reverse, step("fuse_sibling_loops", first="inc_i", second="flip_i"), message="another iteration"),
@@ -207,7 +207,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda c: c.what)
-def test_refuses(case: Refusal) -> None:
+def test_loop_primitives_of_unfit_step_is_refused(case: Refusal) -> None:
     check(case)
 
 
@@ -236,7 +236,7 @@ def test_fuse_of_one_loop_changes_nothing() -> None:
 
 @pytest.mark.parametrize("order", ["ij", "ji"])
 def test_threads_may_take_fused_and_split_rows(order: str) -> None:
-    # the elements are told apart by the digits of the fused index, with symbolic and with tiled extents between
+    # the digits distinguish the elements of the fused index, with symbolic and with tiled extents between
     s = Schedule(make.pointwise(4))
     s.compute_inline("half")
     tile = Tunable("T", (2, 3))
@@ -274,5 +274,5 @@ def test_set_kind_iterations_with_own_reads_are_independent(rows: bool, kind: st
 @pytest.mark.parametrize("func", [turns(), two_in_one(True), two_in_one(True, True)], ids=["turns", "points", "rows"])
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 def test_fallback_leaves_nests_of_ordered_iterations_serial(func: PrimFunc, machine: HardwareInfo) -> None:
-    ((_, made),) = fallback.sketches(func, machine)
-    assert {f.kind for f in loops(made.func.body)} == {"serial"}
+    ((_, scheduled),) = fallback.sketches(func, machine)
+    assert {f.kind for f in loops(scheduled.func.body)} == {"serial"}

@@ -76,9 +76,9 @@ DECOMPOSED = step("decompose_reduction", block="mm", loop="mm_i")
 
 REFUSALS = [
     refuse("read what is not read", plain, step("cache_read", block="mm", buffer="D"), message="does not read 'D'"),
-    refuse("read into nowhere", plain, step("cache_read", block="mm", buffer="W", scope="moon"), message="wanted a scope"),
+    refuse("read into nowhere", plain, step("cache_read", block="mm", buffer="W", scope="moon"), message="expected a scope"),
     refuse(
-        "read before it is made",
+        "read before it is written",
         make.chain,
         step("fuse_sibling_loops", first="double_i", second="inc_i"),
         step("cache_read", block="inc", buffer="B"),
@@ -106,12 +106,12 @@ REFUSALS = [
         make.chain,
         step("fuse_sibling_loops", first="double_i", second="inc_i"),
         step("cache_write", block="inc"),
-        message="alone in its nest",
+        message="no other block in the nest",
     ),
-    refuse("write for no reader", make.chain, step("cache_write", block="double", readers=["double"]), message="wants readers"),
+    refuse("write for no reader", make.chain, step("cache_write", block="double", readers=["double"]), message="expects readers"),
     refuse("write what runs once", plain, CACHE_W, PREPARE_W, step("cache_write", block="W_cache_copy"), message="runs once"),
     refuse("scope of an output", make.chain, step("set_scope", buffer="C", scope="local"), message="intermediate buffer called 'C'"),
-    refuse("an unknown scope", make.chain, step("set_scope", buffer="B", scope="moon"), message="wanted a scope"),
+    refuse("an unknown scope", make.chain, step("set_scope", buffer="B", scope="moon"), message="expected a scope"),
     refuse(
         "scope of what is filled once",
         plain,
@@ -121,7 +121,7 @@ REFUSALS = [
         message="runs once",
     ),
     refuse("whole numbers of few bits", make.chain, step("store_as", buffer="B", dtype="f16"), message="numbers of 8 bits"),
-    refuse("as f32", lambda: make.quantised(3, 5, 8), CACHE_Q, step("store_as", buffer="q_cache", dtype="f32"), message="and f32, found"),
+    refuse("as f32", lambda: make.quantised(3, 5, 8), CACHE_Q, step("store_as", buffer="q_cache", dtype="f32"), message="and f32, got"),
     refuse(
         "sums of whole numbers",
         lambda: make.quantised(3, 4, 4),
@@ -175,7 +175,7 @@ REFUSALS = [
         CACHE_W,
         step("compute_at", block="W_cache_copy", loop="mm_i"),
         step("mark_prepack", block="W_cache_copy"),
-        message="nest of its own",
+        message="its own nest",
     ),
     refuse("prepare a symbolic size", make.matmul, CACHE_W, step("mark_prepack", block="W_cache_copy"), message="symbolic extent"),
     refuse("prepare a symbolic value", sized, step("mark_prepack", block="scale"), message="shape symbol"),
@@ -184,7 +184,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda c: c.what)
-def test_refuses(case: Refusal) -> None:
+def test_buffer_primitives_of_unfit_step_is_refused(case: Refusal) -> None:
     check(case)
 
 

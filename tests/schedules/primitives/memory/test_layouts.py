@@ -1,4 +1,4 @@
-"""Refusals of transform_layout, storage_align and swizzle, and how aligned and swizzled rows print, lower and stay apart."""
+"""Refusals of transform_layout, storage_align and swizzle, and how aligned and swizzled rows print, lower and stay separate."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def turned(vector: int, buffer: str = "B") -> tuple[str, dict[str, object]]:
 SHARED = step("set_scope", buffer="B", scope="shared")
 REFUSALS = [
     refuse("map an input", make.chain, mapped("i, j -> j, i", buffer="A"), message="called 'A'"),
-    refuse("no map", make.chain, mapped("i, j"), message="wants a map such as"),
-    refuse("no indices", make.chain, mapped("i, j ->"), message="wants a map such as"),
-    refuse("no Python", make.chain, mapped("i, j -> i +"), message="wants a map such as"),
+    refuse("no map", make.chain, mapped("i, j"), message="expects a map such as"),
+    refuse("no indices", make.chain, mapped("i, j ->"), message="expects a map such as"),
+    refuse("no Python", make.chain, mapped("i, j -> i +"), message="expects a map such as"),
     refuse("too few names", make.chain, mapped("i -> i"), message="a name for each of the 2 dimensions"),
     refuse("one name twice", make.chain, mapped("i, i -> i"), message="a name for each"),
     refuse("a long map", make.chain, mapped("i, j -> i" + "+ 0" * 300), message="a name for each"),
-    refuse("a name from nowhere", make.chain, mapped("i, j -> i, k"), message="wanted one of n0, n1, i, j, a number, or .* found 'k'"),
-    refuse("a call", make.chain, mapped("i, j -> i, abs(j)"), message=r"found 'abs\(j\)'"),
+    refuse("a name from nowhere", make.chain, mapped("i, j -> i, k"), message="one of n0, n1, i, j, .* got 'k'"),
+    refuse("a call", make.chain, mapped("i, j -> i, abs(j)"), message=r"got 'abs\(j\)'"),
     refuse("a division by nothing", make.chain, mapped("i, j -> i, j // 0"), message="divides by numbers and factors"),
     refuse("a division by a size", make.chain, mapped("i, j -> i, j // n0, j % n0"), message="divides by numbers and factors"),
     refuse("a factor of nothing", make.chain, mapped("i, j -> i, j // f0, j % f0", 0), message="positive factor"),
@@ -53,7 +53,7 @@ REFUSALS = [
     refuse("align an input", make.chain, aligned(4, buffer="A"), message="called 'A'"),
     refuse("align by nothing", make.chain, aligned(0), message="positive factor"),
     refuse("align backwards", make.chain, aligned(4, -1), message="no negative offset"),
-    refuse("align a vector", make.stencil, aligned(4), message="wants rows"),
+    refuse("align a vector", make.stencil, aligned(4), message="expects rows"),
     refuse(
         "take aligned rows to global memory",
         make.chain,
@@ -65,8 +65,8 @@ REFUSALS = [
     refuse("swizzle an input", make.chain, turned(4, "A"), message="called 'A'"),
     refuse("swizzle global memory", make.chain, turned(4), message="rows in shared memory"),
     refuse("swizzle a vector", make.stencil, step("set_scope", buffer="B", scope="shared"), turned(4), message="rows in shared"),
-    refuse("swizzle by 12 bytes", make.chain, SHARED, turned(3), message="4, 8, 16 bytes, found 3"),
-    refuse("swizzle by no number", make.chain, SHARED, turned(True), message="found True"),
+    refuse("swizzle by 12 bytes", make.chain, SHARED, turned(3), message="4, 8, 16 bytes, got 3"),
+    refuse("swizzle by no number", make.chain, SHARED, turned(True), message="got True"),
     refuse("swizzle aligned rows", make.chain, SHARED, aligned(4), turned(4), message="not aligned already"),
     refuse("align swizzled rows", make.chain, SHARED, turned(4), aligned(4), message="are swizzled"),
     refuse(
@@ -81,7 +81,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda c: c.what)
-def test_refuses(case: Refusal) -> None:
+def test_layouts_of_unfit_step_is_refused(case: Refusal) -> None:
     check(case)
 
 
@@ -95,7 +95,7 @@ def test_refuses(case: Refusal) -> None:
         ("i, j -> 0, i, j", "1, n, m"),
     ],
 )
-def test_maps(index_map: str, shape: str) -> None:
+def test_transform_layout_keeps_meaning(index_map: str, shape: str) -> None:
     tile = Tunable("T", (1, 3, 4))
     s = Schedule(make.chain())
     s.apply("transform_layout", buffer="B", index_map=index_map, factors=[tile])
@@ -122,14 +122,14 @@ def test_aligned_rows_parse_back_and_take_tunable() -> None:
     s = rows("local", tile)
     assert structural_equal(parse_prim_func(print_text(s.func)), s.func)
     assert not structural_equal(rows("local", 4).func, rows("local", 8).func)
-    made = instantiate(Sketch("aligned", s.func, s.trace, ()), {"T": 16})
-    assert structural_equal(made, replay_with(s.trace, make.chain(), {"T": 16}))
-    assert 'scope="local", row_alignment=(16, 1)' in print_text(made)
-    with pytest.raises(ParseError, match="wanted a row as"):
-        parse_prim_func(print_text(made).replace("row_alignment=(16, 1)", "row_alignment=(16,)"))
+    instance = instantiate(Sketch("aligned", s.func, s.trace, ()), {"T": 16})
+    assert structural_equal(instance, replay_with(s.trace, make.chain(), {"T": 16}))
+    assert 'scope="local", row_alignment=(16, 1)' in print_text(instance)
+    with pytest.raises(ParseError, match="expected a row as"):
+        parse_prim_func(print_text(instance).replace("row_alignment=(16, 1)", "row_alignment=(16,)"))
     for wrong in ("row_alignment=(0, 1)", "row_alignment=(16, -1)", "row_alignment=(n, 1)"):
         with pytest.raises(VerifyError, match="rows"):
-            verify(parse_prim_func(print_text(made).replace("row_alignment=(16, 1)", wrong)))
+            verify(parse_prim_func(print_text(instance).replace("row_alignment=(16, 1)", wrong)))
     with pytest.raises(BuildError, match="a constant alignment"):
         generate(replay(s.trace, make.chain()).func, CodeTarget("c", 16))
 
@@ -213,6 +213,6 @@ def test_swizzled_rows_have_no_bank_conflicts(vector: int, size: int) -> None:
 
 
 def value(e: Expr) -> int:
-    found = as_int(e)
-    assert found is not None
-    return found
+    number = as_int(e)
+    assert number is not None
+    return number

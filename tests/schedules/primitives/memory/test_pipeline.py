@@ -26,7 +26,7 @@ def ahead(loop: str, block: str = "double", stages: int = 2) -> Step:
 
 
 def carried() -> PrimFunc:
-    """B is made of S, which the same loop makes."""
+    """B is computed from S, which the same loop computes."""
     n = Var("n")
     b = TensorBuilder("carried")
     x, s, y, z = b.input("A", (n,)), b.alloc("S", (n,)), b.alloc("B", (n,)), b.output("C", (n,))
@@ -75,7 +75,7 @@ REFUSALS = [
         step("split", loop="pair_i", factors=[None, 4]),
         step("compute_at", block="square", loop="pair_i_0"),
         ahead("pair_i_0", "square"),
-        message="along one dimension of 'B', found 0",
+        message="along one dimension of 'B', got 0",
     ),
     refuse(
         "the same elements in each iteration",
@@ -83,7 +83,7 @@ REFUSALS = [
         step("reorder", names=["add_j", "add_i"]),
         step("compute_at", block="sum", loop="add_j"),
         ahead("add_j", "sum"),
-        message="along one dimension of 'S', found 0",
+        message="along one dimension of 'S', got 0",
     ),
     refuse(
         "a ring that threads would share",
@@ -106,12 +106,12 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda c: c.what)
-def test_refuses(case: Refusal) -> None:
+def test_software_pipeline_of_unfit_step_is_refused(case: Refusal) -> None:
     check(case)
 
 
 def sums(block: str, loop: str, stages: int) -> Schedule:
-    """Row sums made one or more rows ahead of where they are used."""
+    """Row sums that are computed one or more rows before their use."""
     s = Schedule(row_sums())
     s.apply("compute_at", block="sum", loop="add_i")
     s.apply("software_pipeline", block=block, loop=loop, stages=stages)

@@ -42,13 +42,13 @@ def test_bitonic_sort_any_type_keeps_the_order(stored: DType) -> None:
     rng = np.random.default_rng(6)
     for length, axis, largest in ((0, 1, True), (1, 0, False), (5, 1, True), (8, 0, False)):
         func = make.top_places_of(length, axis, largest, stored)
-        made = ordered(func, 8)
-        verify(made)
+        scheduled = ordered(func, 8)
+        verify(scheduled)
         for n, k in ((0, 1), (3, length), (1, 2)):
             arrays = [mixed(rng, (n, length) if axis else (length, n), stored)]
             dims = {"n": n, "k": k}
-            (wanted,), (found,) = outputs_of(func, dims, arrays), outputs_of(made, dims, arrays)
-            assert np.array_equal(found, wanted), (dims, arrays)
+            (expected,), (actual,) = outputs_of(func, dims, arrays), outputs_of(scheduled, dims, arrays)
+            assert np.array_equal(actual, expected), (dims, arrays)
 
 
 @pytest.mark.parametrize("size", [4, 16, 32])
@@ -56,13 +56,13 @@ def test_bitonic_sort_networks_of_any_size_sort_equal_elements(size: int) -> Non
     length = size - 1
     func = make.top_places_of(length, stored=i8)
     arrays = [np.random.default_rng(size).integers(0, 3, (1, length)).astype(np.int8)]
-    found = outputs_of(ordered(func, size), {"n": 1, "k": length}, arrays)[0]
-    assert np.array_equal(found, TopK(const(length)).evaluate(arrays))
+    actual = outputs_of(ordered(func, size), {"n": 1, "k": length}, arrays)[0]
+    assert np.array_equal(actual, TopK(const(length)).evaluate(arrays))
 
 
 def sketch(func: PrimFunc, machine: HardwareInfo) -> Sketch:
-    (found, *_) = generate_sketches(func, machine, {"sorting": RULES["gpu_sorting"]})
-    return found
+    (first, *_) = generate_sketches(func, machine, {"sorting": RULES["gpu_sorting"]})
+    return first
 
 
 def sort_on(device: Device, language: str, machine: HardwareInfo, stored: DType) -> None:
@@ -72,13 +72,13 @@ def sort_on(device: Device, language: str, machine: HardwareInfo, stored: DType)
         ((100, 1, True, 7), (300, 1, False, 300), (128, 0, False, 128), (1, 1, True, 1)),
     )
     funcs = [make.top_places_of(length, axis, largest, stored, k) for length, axis, largest, k in cases]
-    found = [(s, s.guesses[0] if at % 2 else {"TX": 32}) for at, s in enumerate(sketch(f, machine) for f in funcs)]
-    kernels = Compiled.together(device, language, [instantiate(s, values) for s, values in found])
+    candidates = [(s, s.guesses[0] if at % 2 else {"TX": 32}) for at, s in enumerate(sketch(f, machine) for f in funcs)]
+    kernels = Compiled.together(device, language, [instantiate(s, values) for s, values in candidates])
     for (length, axis, largest, k), kernel in zip(cases, kernels, strict=True):
         x = mixed(rng, (3, length) if axis else (length, 3), stored)
         with np.errstate(invalid="ignore"):  # signalling NaN
-            wanted = TopK(const(k), axis, largest).evaluate([x])
-        assert np.array_equal(kernel([x, np.zeros_like(wanted)])[0], wanted), (length, axis, largest, k)
+            expected = TopK(const(k), axis, largest).evaluate([x])
+        assert np.array_equal(kernel([x, np.zeros_like(expected)])[0], expected), (length, axis, largest, k)
 
 
 @pytest.mark.process
@@ -102,7 +102,7 @@ def test_sorting_rule_opencl_matches_numpy(stored: DType) -> None:
         device.close()
 
 
-def test_sorting_rule_known_short_rows_alone_are_sorted() -> None:
+def test_sorting_rule_sorts_only_short_rows_of_known_length() -> None:
     assert [name for name, _ in sorting.sketches(make.top_places_of(2048), CUDA)] == ["sorting.bitonic"]
     for func in (make.top_places(), make.top_places_of(2049), make.top_places_of(9, stored=i64), make.dot()):
         assert not list(sorting.sketches(func, CUDA))
@@ -124,7 +124,7 @@ REFUSED = [
     refuse("a large network", five, step("bitonic_sort", block="find", size=1 << 17), message="a power of two"),
     refuse("a second time", five, SORT, SORT, message="to pick places by ranks"),
     refuse("spreading steps", five, SORT, step("set_kind", loop="find_step", kind="parallel"), message="may write the same element"),
-    refuse("halves of a step apart", five, SORT, step("fission", loop="find_step", block="find_exchange"), message="fission"),
+    refuse("halves of a step separated", five, SORT, step("fission", loop="find_step", block="find_exchange"), message="fission"),
     refuse(
         "halves of a step together", five, SORT, step("fuse_sibling_loops", first="find_exchange_t", second="find_keep_c"),
         message="see elements",

@@ -1,4 +1,4 @@
-"""Refusals of hoist_factors, and sums whose factors are those of groups of steps."""
+"""Refusals of hoist_factors, and sums with factors per group of steps."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ REFUSALS = [
     refuse("nothing that would stay", scaled_sum, HOIST, HOIST, message="can leave the sum"),
     refuse("perhaps nothing to sum", lambda: scaled_sum(None), HOIST, message="sum over something"),
     refuse("a start that is not 0", lambda: scaled_sum(start=1.0), HOIST, message="start at 0"),
-    refuse("a factor that is made here", lambda: scaled_sum(local=True), HOIST, message="can leave the sum"),
+    refuse("a factor that the loop computes", lambda: scaled_sum(local=True), HOIST, message="can leave the sum"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda c: c.what)
-def test_refuses(case: Refusal) -> None:
+def test_hoist_factors_of_unfit_step_is_refused(case: Refusal) -> None:
     check(case)
 
 

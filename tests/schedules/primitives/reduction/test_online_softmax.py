@@ -73,7 +73,7 @@ def split(block: str = "top", factor: Any = 4) -> tuple[str, dict[str, Any]]:
 
 PAD_KEYS = step("pad_softmax_axis", block="top", factor=4)
 ROLL = step("rolling_update", block="top")
-SEEN = step("rolling_update", block="top", skip="masked")
+UNMASKED = step("rolling_update", block="top", skip="masked")
 # Conditions on rows and keys that hide some of the keys, by what they are.
 NEAR: dict[str, Callable[[Expr, Expr], Expr]] = {
     "up to the row": lambda i, k: le(k, i),
@@ -91,7 +91,7 @@ REFUSALS = [
     refuse("other weights", lambda: lone_sum(lambda x, t: x - t, lambda w, t: w), split(), message="exp"),
     refuse("twice the weight", lambda: lone_sum(power, lambda w, t: w * w), split(), message="once as a factor"),
     refuse("more than a factor", lambda: lone_sum(power, lambda w, t: w + 1.0), split(), message="once as a factor"),
-    refuse("a sum that reads the maximum", lambda: lone_sum(power, lambda w, t: w * t), split(), message="beside it"),
+    refuse("a sum that reads the maximum", lambda: lone_sum(power, lambda w, t: w * t), split(), message="the same pattern computes"),
     refuse("weights somebody else reads", lambda: zoo.softmax().func, split("row_max"), message="op"),
     refuse("a split nest", make.weighted, step("split", loop="top_i", factors=[None, 2]), split(), message="one loop"),
     refuse("rows first", make.weighted, ROLL, message="around nothing else|one after the other"),
@@ -107,7 +107,7 @@ REFUSALS = [
     ),
     refuse("scores that are given", lambda: lone_sum(power, lambda w, t: w), PAD_KEYS, message="of an intermediate"),
     refuse("split scores", make.weighted, step("split", loop="score_i", factors=[None, 2]), PAD_KEYS, message="one loop"),
-    refuse("a second time", make.weighted, *KEYS_FIRST, ROLL, ROLL, message="from -inf|wanted"),
+    refuse("a second time", make.weighted, *KEYS_FIRST, ROLL, ROLL, message="from -inf|expected"),
     refuse(
         "the order of keys",
         make.weighted,
@@ -116,19 +116,19 @@ REFUSALS = [
         step("set_kind", loop="top_k", kind="parallel"),
         message="reduction iterator",
     ),
-    refuse("a mask that is stored", make.weighted, *KEYS_FIRST, SEEN, message="every step may be seen"),
-    refuse("a mask by squares", lambda: make.weighted(near=lambda i, k: le(k * k, i)), *KEYS_FIRST, SEEN, message="linear"),
-    refuse("a mask by digits", lambda: make.weighted(near=lambda i, k: le(k, i % 3)), *KEYS_FIRST, SEEN, message="linear"),
+    refuse("a mask that is stored", make.weighted, *KEYS_FIRST, UNMASKED, message="every step may be unmasked"),
+    refuse("a mask by squares", lambda: make.weighted(near=lambda i, k: le(k * k, i)), *KEYS_FIRST, UNMASKED, message="linear"),
+    refuse("a mask by digits", lambda: make.weighted(near=lambda i, k: le(k, i % 3)), *KEYS_FIRST, UNMASKED, message="linear"),
     refuse(
         "hidden by another number",
-        lambda: make.weighted(near=lambda i, k: or_(le(k, i), lt(i, 1))), *KEYS_FIRST, SEEN, message="every step",
+        lambda: make.weighted(near=lambda i, k: or_(le(k, i), lt(i, 1))), *KEYS_FIRST, UNMASKED, message="every step",
     ),
-    refuse("its parts elsewhere", make.weighted, *KEYS_FIRST, ROLL, step("compute_inline", block="weight"), message="one loop"),
+    refuse("its parts inlined", make.weighted, *KEYS_FIRST, ROLL, step("compute_inline", block="weight"), message="one loop"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda c: c.what)
-def test_refuses(case: Refusal) -> None:
+def test_online_softmax_of_unfit_step_is_refused(case: Refusal) -> None:
     check(case)
 
 
@@ -192,11 +192,11 @@ def test_softmax_updates_after_random_steps_keep_meaning(
 @pytest.mark.parametrize("guarded", [True, False])
 def test_masked_keys_and_rows_have_zero_weight(keys: int | None, guarded: bool) -> None:
     """Blocks of hidden keys, before others and after; whole rows of them sum up to 0, never to NaN."""
-    seen = np.array([[0, 0, 0, 1, 1], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]], bool)
+    unmasked = np.array([[0, 0, 0, 1, 1], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]], bool)
     rng = np.random.default_rng(0)
     x, v, y = rng.standard_normal((4, 5), np.float32), rng.standard_normal((5, 3), np.float32), np.zeros((4, 3), "f4")
-    run_prim(rolled(keys, 2, keys, guarded).func, [x, seen, v, y], [])
-    e = np.where(seen, np.exp(x), 0)
+    run_prim(rolled(keys, 2, keys, guarded).func, [x, unmasked, v, y], [])
+    e = np.where(unmasked, np.exp(x), 0)
     np.testing.assert_allclose(y, e @ v / np.maximum(e.sum(1, keepdims=True), 1e-9), rtol=1e-5, atol=1e-6)
 
 
@@ -213,12 +213,12 @@ def test_rolling_update_skips_blocks_masked_for_all_rows(form: tuple[int, int], 
             at = {v: const({"n": n, "m": m}[v.name]) for v in s.func.symbols} | {tiles: const(t), keys.var: const(0)}
             count, first = (as_int(substitute(e, at)) for e in (keys.extent, step))
             assert count is not None and first is not None
-            found = list(range(first, first + count))
+            processed = list(range(first, first + count))
             rows = [const(i) for i in range(t * form[1], (t + 1) * form[1])]
-            seen = [
+            expected = [
                 b
                 for b in range(-(-m // form[0]))
                 if any(NEAR[near](i, const(b * form[0] + k)) is TRUE for i in rows for k in range(form[0]))
             ]
-            assert found == (list(range(seen[0], seen[-1] + 1)) if seen else [])
-    s.parallel(tiles.name)  # each has rows of its own, whichever keys it begins with
+            assert processed == (list(range(expected[0], expected[-1] + 1)) if expected else [])
+    s.parallel(tiles.name)  # each has its own rows, for any first key

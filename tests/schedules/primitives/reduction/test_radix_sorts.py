@@ -53,13 +53,13 @@ def ordered(func: PrimFunc, digit_bits: int) -> PrimFunc:
 @pytest.mark.parametrize("stored", ALL, ids=str)
 def test_radix_sort_any_type_keeps_the_order(axis: int, largest: bool, stored: DType) -> None:
     func, rng = make.top_places(axis, largest, stored), np.random.default_rng(5)
-    made = ordered(func, 5 if axis else 4)
-    verify(made)
+    scheduled = ordered(func, 5 if axis else 4)
+    verify(scheduled)
     for n, m, k in SHAPES:
         dims = {"n": n, "m": m, "k": k if axis == 1 else min(n, k)}
         arrays = [mixed(rng, (n, m), stored)]
-        (wanted,), (found,) = outputs_of(func, dims, arrays), outputs_of(made, dims, arrays)
-        assert np.array_equal(found, wanted), (dims, arrays)
+        (expected,), (actual,) = outputs_of(func, dims, arrays), outputs_of(scheduled, dims, arrays)
+        assert np.array_equal(actual, expected), (dims, arrays)
 
 
 @pytest.mark.slow
@@ -67,8 +67,8 @@ def test_radix_sort_any_type_keeps_the_order(axis: int, largest: bool, stored: D
 def test_radix_sort_digits_of_any_size_keep_the_order(digit_bits: int) -> None:
     func, dims = make.top_places(stored=i8), {"n": 1, "m": 13, "k": 13}
     arrays = [elements(np.random.default_rng(digit_bits), (1, 13), i8)]
-    (wanted,), (found,) = outputs_of(func, dims, arrays), outputs_of(ordered(func, digit_bits), dims, arrays)
-    assert np.array_equal(found, wanted)
+    (expected,), (actual,) = outputs_of(func, dims, arrays), outputs_of(ordered(func, digit_bits), dims, arrays)
+    assert np.array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("given", [[], [3, 5]])
@@ -81,14 +81,14 @@ def test_radix_sort_more_places_than_elements_are_zero(given: list[int]) -> None
 def test_radix_sort_passes_follow_the_bits_of_keys() -> None:
     assert [key_bits(t) for t in (bool_, i8, bf16, f16, i32, f64)] == [1, 8, 16, 16, 32, 64]
     for stored, digit_bits, passes in ((i8, 8, 1), (bf16, 8, 2), (f16, 8, 2), (f32, 8, 4), (f32, 11, 3), (i64, 11, 6)):
-        made = ordered(make.top_places(stored=stored), digit_bits)
-        assert sum(x.var.name.startswith("find_element_") for x in loops(made.body)) == passes
+        scheduled = ordered(make.top_places(stored=stored), digit_bits)
+        assert sum(x.var.name.startswith("find_element_") for x in loops(scheduled.body)) == passes
 
 
 def test_radix_sort_leaves_no_loops_over_pairs() -> None:
     m = Var("m")
-    made = ordered(TopK(m, 0).legalize("order", [TensorInfo((m,), f32)]), 8)
-    for x in loops(made.body):
+    scheduled = ordered(TopK(m, 0).legalize("order", [TensorInfo((m,), f32)]), 8)
+    for x in loops(scheduled.body):
         inside = [y for y in loops(x.body) if as_int(y.extent) is None]
         assert as_int(x.extent) is not None or not inside
 
@@ -142,17 +142,17 @@ def sort_on(language: str, stored: DType) -> None:
     try:
         for axis, largest in ((1, True), (0, False)):
             func = make.top_places(axis, largest, stored)
-            found = [*selection.sketches(func, MACHINES[language]), *fallback.sketches(func, MACHINES[language])]
-            forms = [(name, s.func) for name, s in found if not s.tunables]
+            schedules = [*selection.sketches(func, MACHINES[language]), *fallback.sketches(func, MACHINES[language])]
+            forms = [(name, s.func) for name, s in schedules if not s.tunables]
             kernels = Compiled.together(device, language, [f for _, f in forms])
             for rows, length, k in LARGE:
                 shape = (rows, length) if axis else (length, rows)
                 x = mixed(rng, shape, stored)
                 places = np.zeros((rows, k) if axis else (k, rows), np.int64)
                 with np.errstate(invalid="ignore"):  # signalling NaN
-                    wanted = TopK(const(k), axis, largest).evaluate([x])
+                    expected = TopK(const(k), axis, largest).evaluate([x])
                 for (name, _), kernel in zip(forms, kernels, strict=True):
-                    assert np.array_equal(kernel([x, places])[0], wanted), (name, shape, k)
+                    assert np.array_equal(kernel([x, places])[0], expected), (name, shape, k)
     finally:
         device.close()
 
@@ -186,14 +186,14 @@ def squares(stored: DType) -> PrimFunc:
 @pytest.mark.ccompiler
 @pytest.mark.parametrize("stored", [f16, bf16], ids=str)
 def test_radix_sort_computed_halves_are_sorted_as_rounded(stored: DType) -> None:
-    made = selection.build_sort(squares(stored), MACHINES["c"], 8, False)
-    assert [step.primitive for step in made.trace.steps][:2] == ["compute_inline", "radix_sort"]
+    scheduled = selection.build_sort(squares(stored), MACHINES["c"], 8, False)
+    assert [step.primitive for step in scheduled.trace.steps][:2] == ["compute_inline", "radix_sort"]
     device = opened("c")
     x = np.random.default_rng(3).standard_normal(5000).astype(stored.numpy)
     rounded = (x.astype(np.float32) ** 2).astype(stored.numpy).astype(np.float32)
-    found = Compiled(device, "c", made.func)([x, np.zeros(5000, np.int64)])[0]
+    actual = Compiled(device, "c", scheduled.func)([x, np.zeros(5000, np.int64)])[0]
     device.close()
-    assert np.array_equal(found, np.argsort(rounded, kind="stable"))
+    assert np.array_equal(actual, np.argsort(rounded, kind="stable"))
 
 
 def small() -> PrimFunc:
@@ -222,8 +222,8 @@ REFUSED = [
         "spreading sums of counts", small, SORT, step("set_kind", loop="find_digit_1", kind="vectorized"),
         message="feeds the reduction iterator",
     ),
-    refuse("a pass apart", small, SORT, step("fission", loop="find_element_0", block="find_move_0"), message="fission"),
-    refuse("a sum apart", small, SORT, step("fission", loop="find_digit_0", block="find_first_0"), message="fission"),
+    refuse("a separated pass", small, SORT, step("fission", loop="find_element_0", block="find_move_0"), message="fission"),
+    refuse("a separated sum", small, SORT, step("fission", loop="find_digit_0", block="find_first_0"), message="fission"),
     refuse("two passes at once", small, SORT, step("fuse_sibling_loops", first="find_element_0", second="find_element_1"), message="needs"),
     refuse("a position inlined", small, SORT, step("compute_inline", block="find_first_0"), message="find_first_0"),
 ]  # fmt: skip

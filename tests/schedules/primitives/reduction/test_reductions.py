@@ -76,8 +76,8 @@ def running() -> PrimFunc:
     b.compute(z, lambda i, j: y[i] + 0.0, name="seen")
     func = b.finish()
     rows, steps, _, columns = loops(func.body)
-    seen = rebind(columns.body, dict(zip([p.var for p in loops(func.body)[2:]], [rows.var, steps.var])))
-    return replace(func, body=replace(rows, body=replace(steps, body=seq(steps.body, seen))))
+    body = rebind(columns.body, dict(zip([p.var for p in loops(func.body)[2:]], [rows.var, steps.var])))
+    return replace(func, body=replace(rows, body=replace(steps, body=seq(steps.body, body))))
 
 
 DECOMPOSED = step("decompose_reduction", block="mm", loop="mm_i")
@@ -85,7 +85,7 @@ DECOMPOSED = step("decompose_reduction", block="mm", loop="mm_i")
 REFUSALS = [
     refuse("decompose a spatial block", matmul, step("decompose_reduction", block="relu", loop="relu_i"), message="no initial"),
     refuse("decompose twice", matmul, DECOMPOSED, DECOMPOSED, message="no initial value"),
-    refuse("decompose elsewhere", matmul, step("decompose_reduction", block="mm", loop="relu_i"), message="not around"),
+    refuse("decompose at a loop of another block", matmul, step("decompose_reduction", block="mm", loop="relu_i"), message="not around"),
     refuse(
         "decompose inside the reduction",
         matmul,
@@ -114,7 +114,7 @@ REFUSALS = [
     ),
     refuse("rfactor an initial value twice", make.dot, step("rfactor", block="dot", loop="dot_k"), message="once per accumulator"),
     refuse("rfactor a row", matmul, step("rfactor", block="mm", loop="mm_i"), message="feed one reduction"),
-    refuse("rfactor a stranger", matmul, step("rfactor", block="mm", loop="relu_i"), message="feed one reduction"),
+    refuse("rfactor by an unrelated loop", matmul, step("rfactor", block="mm", loop="relu_i"), message="feed one reduction"),
     refuse(
         "rfactor digits",
         two_axes,
@@ -123,7 +123,7 @@ REFUSALS = [
         message="feed one reduction",
     ),
     refuse(
-        "rfactor beside a loop over elements and steps",
+        "rfactor next to a loop over elements and steps",
         fixed_axes,
         step("reorder", names=["sum_k", "sum_i", "sum_k1"]),
         step("fuse", names=["sum_k", "sum_i"]),
@@ -143,7 +143,7 @@ REFUSALS = [
         step("rfactor", block="C_write_sum", loop="C_write_sum_r", scope="global"),
         message="as many accumulators for every element",
     ),
-    refuse("tree of a spatial block", matmul, step("tree_reduce", block="relu"), message="wanted `C = op"),
+    refuse("tree of a spatial block", matmul, step("tree_reduce", block="relu"), message="expected `C = op"),
     refuse("tree of two axes", two_axes, step("tree_reduce", block="sum"), message="one reduction iterator"),
     refuse("tree after decomposition", matmul, DECOMPOSED, step("tree_reduce", block="mm"), message="its initial value"),
     refuse("tree of unknown size", row_sum, step("tree_reduce", block="row_sum"), message="small constant extent"),
@@ -180,7 +180,7 @@ def biased(count: int) -> PrimFunc:
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda c: c.what)
-def test_refuses(case: Refusal) -> None:
+def test_reductions_of_unfit_step_is_refused(case: Refusal) -> None:
     check(case)
 
 

@@ -37,15 +37,15 @@ def scheduled(func: PrimFunc, axis: int) -> Schedule:
 @pytest.mark.parametrize("stored", [f32, i8])
 def test_serial_scan_of_each_kind_keeps_the_meaning(axis: int, exclusive: bool, from_end: bool, stored: DType) -> None:
     func = make.prefix_sums(axis, exclusive, from_end, stored)
-    made = scheduled(func, axis).func
+    func_in_order = scheduled(func, axis).func
     for n, m in ((0, 3), (1, 1), (3, 0), (5, 7)):
-        assert_same_meaning(func, made, {"n": n, "m": m})
+        assert_same_meaning(func, func_in_order, {"n": n, "m": m})
 
 
 def test_serial_scan_has_no_loop_over_steps() -> None:
-    made = scheduled(make.prefix_sums(), 1).func
-    assert [x.var.name for x in enclosing(made, find_block(made, "scan"))] == ["scan_i", "scan_j"]
-    assert not any(x.var.name == "scan_k" for x in loops(made.body))
+    func_in_order = scheduled(make.prefix_sums(), 1).func
+    assert [x.var.name for x in enclosing(func_in_order, find_block(func_in_order, "scan"))] == ["scan_i", "scan_j"]
+    assert not any(x.var.name == "scan_k" for x in loops(func_in_order.body))
 
 
 def test_serial_scan_of_long_sums_keeps_all_digits() -> None:
@@ -55,8 +55,8 @@ def test_serial_scan_of_long_sums_keeps_all_digits() -> None:
     b.reduce(y, (n,), const(0, bf16), lambda acc, i, k: acc + select(le(k, i), x[k], const(0, bf16)), name="scan")
     s = Schedule(b.finish())
     s.apply("serial_scan", block="scan", loop="scan_i")
-    (found,) = outputs_of(s.func, {}, [np.ones(n, bf16.numpy)])
-    assert np.array_equal(found, np.arange(1, n + 1).astype(bf16.numpy))
+    (actual,) = outputs_of(s.func, {}, [np.ones(n, bf16.numpy)])
+    assert np.array_equal(actual, np.arange(1, n + 1).astype(bf16.numpy))
 
 
 @pytest.mark.ccompiler
@@ -69,8 +69,8 @@ def test_serial_scan_of_rows_in_vectors_has_a_total_each() -> None:
     s.set_kind(rows[1], "vectorized")
     arrays = make_inputs(func, {"n": 19, "m": 5})
     try:
-        found = Compiled(device, "c", s.func)([*arrays, np.zeros((19, 5), np.float32)], [])
-        np.testing.assert_allclose(found[-1], outputs_of(func, {"n": 19, "m": 5}, arrays)[0], rtol=1e-5)
+        actual = Compiled(device, "c", s.func)([*arrays, np.zeros((19, 5), np.float32)], [])
+        np.testing.assert_allclose(actual[-1], outputs_of(func, {"n": 19, "m": 5}, arrays)[0], rtol=1e-5)
     finally:
         device.close()
 
@@ -102,10 +102,10 @@ def shifted() -> PrimFunc:
 def test_schedules_of_scans_on_machines_without_doubles_have_no_double(language: str, stored: DType) -> None:
     func = make.prefix_sums(stored=stored)
     for machine in (limited(language), limited(language, doubles=0)):
-        made = next(fallback.sketches(func, machine))[1].func
-        assert_same_meaning(func, made, {"n": 3, "m": 5})
-        kept = {x.dtype for x in made.allocs}
-        assert (f64 in kept) == (stored is f32 and machine.has_doubles)
+        scheduled = next(fallback.sketches(func, machine))[1].func
+        assert_same_meaning(func, scheduled, {"n": 3, "m": 5})
+        dtypes = {x.dtype for x in scheduled.allocs}
+        assert (f64 in dtypes) == (stored is f32 and machine.has_doubles)
         offered = list(scan.sketches(func, machine))
         assert bool(offered) == (stored is not f32 or machine.has_doubles)
 
@@ -116,23 +116,23 @@ def limited(language: str, **limits: int) -> HardwareInfo:
 
 SCAN = step("serial_scan", block="scan", loop="scan_j")
 REFUSED = [
-    refuse("another reduction", make.dot, step("serial_scan", block="dot", loop="dot_k"), message="wanted 'dot' to reduce"),
+    refuse("another reduction", make.dot, step("serial_scan", block="dot", loop="dot_k"), message="expected 'dot' to reduce"),
     refuse("terms of the position", triangular, step("serial_scan", block="scan", loop="scan_i"), message="up to its own position"),
     refuse("the loop of rows", make.prefix_sums, step("serial_scan", block="scan", loop="scan_i"), message="loop of the positions"),
     refuse(
         "split positions", make.prefix_sums, step("split", loop="scan_j", factors=[None, 4]),
         step("serial_scan", block="scan", loop="scan_j_0"), message="loop of the positions",
     ),
-    refuse("a parallel loop", make.prefix_sums, step("set_kind", loop="scan_j", kind="parallel"), SCAN, message="wants a serial loop"),
+    refuse("a parallel loop", make.prefix_sums, step("set_kind", loop="scan_j", kind="parallel"), SCAN, message="expects a serial loop"),
     refuse(
         "steps outside", make.prefix_sums, step("reorder", names=["scan_k", "scan_j"]), SCAN, message="innermost",
     ),
-    refuse("a second time", make.prefix_sums, SCAN, SCAN, message="wanted 'scan' to reduce"),
+    refuse("a second time", make.prefix_sums, SCAN, SCAN, message="expected 'scan' to reduce"),
     refuse(
         "spreading its positions", make.prefix_sums, SCAN, step("set_kind", loop="scan_j", kind="parallel"),
         message="independent iterations",
     ),
-    refuse("its blocks apart", make.prefix_sums, SCAN, step("fission", loop="scan_j", block="scan"), message="fission"),
+    refuse("its blocks separated", make.prefix_sums, SCAN, step("fission", loop="scan_j", block="scan"), message="fission"),
     refuse("its results inlined", make.prefix_sums, SCAN, step("compute_inline", block="scan_store"), message="other statements"),
 ]  # fmt: skip
 
@@ -177,8 +177,8 @@ def test_chunk_scan_of_long_sums_keeps_all_digits() -> None:
     assert chunk != place
     s.apply("serial_scan", block="scan", loop=place)
     s.apply("serial_scan", block=before, loop=s.loops_of(before)[0])
-    (found,) = outputs_of(s.func, {}, [np.ones(n, bf16.numpy)])
-    assert np.array_equal(found, np.arange(1, n + 1).astype(bf16.numpy))
+    (actual,) = outputs_of(s.func, {}, [np.ones(n, bf16.numpy)])
+    assert np.array_equal(actual, np.arange(1, n + 1).astype(bf16.numpy))
 
 
 def test_chunk_scan_refuses_scans_from_the_end_and_other_sums() -> None:
@@ -197,7 +197,7 @@ def test_chunk_scan_refuses_totals_overflowing_in_a_chunk(operation: str, stored
     x, y = b.input("A", (n,), stored), b.output("B", (n,), stored)
     step = lambda acc, i, k: op(operation, (acc, select(le(k, i), x[k], neutral)), stored)
     b.reduce(y, (n,), neutral, step, name="scan")
-    with pytest.raises(ScheduleError, match=f"found {operation} of"):
+    with pytest.raises(ScheduleError, match=f"got {operation} of"):
         Schedule(b.finish()).apply("chunk_scan", block="scan", loop="scan_i", factor=2)
 
 

@@ -25,7 +25,7 @@ SHAPES = ((5, 9, 3), (1, 1, 1), (0, 4, 2), (4, 0, 2), (3, 8, 0), (2, 40, 1))
 
 
 def inputs(func: PrimFunc, dims: dict[str, int], most: int) -> list[np.ndarray[Any, Any]]:
-    """Whole numbers from -most to most, and indices of which some are outside."""
+    """Whole numbers from -most to most, and indices, some of them outside."""
     rng = np.random.default_rng(4)
     x, where, updates = func.input_buffers
     shapes = [tuple(size_of(d, dims, func) for d in b.shape) for b in func.input_buffers]
@@ -47,8 +47,8 @@ def test_serial_scatter_any_mode_and_type_keeps_the_meaning(mode: Mode, stored: 
     for n, m, w in SHAPES:
         dims = {"n": n, "m": m, "w": w}
         arrays = inputs(func, dims, 1 if mode == "mul" else 3)  # no product is too large for 16 bits
-        (wanted,), (found,) = outputs_of(func, dims, arrays), outputs_of(s.func, dims, arrays)
-        np.testing.assert_array_equal(found, wanted)
+        (expected,), (actual,) = outputs_of(func, dims, arrays), outputs_of(s.func, dims, arrays)
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_serial_scatter_of_many_updates_keeps_all_digits() -> None:
@@ -108,7 +108,7 @@ def even_places() -> PrimFunc:
 
 SCATTER = step("serial_scatter", block="total_1")
 REFUSED = [
-    refuse("another reduction", make.dot, step("serial_scatter", block="dot"), message="wants 'dot' to reduce"),
+    refuse("another reduction", make.dot, step("serial_scatter", block="dot"), message="expects 'dot' to reduce"),
     refuse("terms of the position", own_position, step("serial_scatter", block="sum"), message="for its own position"),
     refuse("a guarded index", guarded, step("serial_scatter", block="sum"), message="for its own position"),
     refuse("a computed index", even_places, step("serial_scatter", block="sum"), message="for its own position"),
@@ -117,7 +117,7 @@ REFUSED = [
         "split updates", make.scattered_rows, step("split", loop="total_1_k", factors=[None, 4]), SCATTER,
         message="one loop per iterator",
     ),
-    refuse("a second time", make.scattered_rows, SCATTER, SCATTER, message="wants 'total_1' to reduce"),
+    refuse("a second time", make.scattered_rows, SCATTER, SCATTER, message="expects 'total_1' to reduce"),
     refuse(
         "spreading its updates", make.scattered_rows, SCATTER, step("set_kind", loop="total_1_k", kind="parallel"),
         message="may write the same element",

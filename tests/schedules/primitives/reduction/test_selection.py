@@ -54,28 +54,31 @@ def test_quadratic_select_any_type_keeps_the_order(axis: int, largest: bool, sto
     for size, (n, m, k) in itertools.product((1, 4), SHAPES):
         dims = {"n": n, "m": m, "k": k if axis == 1 else min(n, k)}
         arrays = [elements(rng, (n, m), stored)]
-        (wanted,), (found,) = outputs_of(func, dims, arrays), outputs_of(selected(func, size), dims, arrays)
-        assert np.array_equal(found, wanted), (size, dims, arrays)
+        (expected,), (actual,) = outputs_of(func, dims, arrays), outputs_of(selected(func, size), dims, arrays)
+        assert np.array_equal(actual, expected), (size, dims, arrays)
 
 
 def test_quadratic_select_leaves_no_loops_over_pairs() -> None:
-    made = selected(make.top_places(), 8)
-    assert not any(x.var.name.startswith("rank_1_k") for x in loops(made.body))
-    path = [x.extent for x in enclosing(made, find_block(made, "find_seek"))]
+    scheduled = selected(make.top_places(), 8)
+    assert not any(x.var.name.startswith("rank_1_k") for x in loops(scheduled.body))
+    path = [x.extent for x in enclosing(scheduled, find_block(scheduled, "find_seek"))]
     assert path[-1] is const(8) and len(path) == 3
 
 
 @pytest.mark.parametrize("language", ["c", "opencl"])
 def test_selection_rule_keeps_the_order(language: str) -> None:
     func, rng = make.top_places(), np.random.default_rng(6)
-    found = [s for _, s in selection.sketches(func, HardwareInfo.from_limits(language, {})) if s.tunables]
-    assert found
-    for s in found:
+    schedules = [s for _, s in selection.sketches(func, HardwareInfo.from_limits(language, {})) if s.tunables]
+    assert schedules
+    for s in schedules:
         size = min(s.tunables["C"].domain)
         arrays = [elements(rng, (3, 41), f32)]
         dims = {"n": 3, "m": 41, "k": 41}
-        (wanted,), (given,) = outputs_of(func, dims, arrays), outputs_of(s.func, dims, arrays, {s.tunables["C"]: size})
-        assert np.array_equal(given, wanted)
+        (expected,), (given,) = (
+            outputs_of(func, dims, arrays),
+            outputs_of(s.func, dims, arrays, {s.tunables["C"]: size}),
+        )
+        assert np.array_equal(given, expected)
 
 
 def other_ranks() -> PrimFunc:
@@ -120,8 +123,8 @@ REFUSED = [
         "spreading its results", make.top_places, SELECT, step("set_kind", loop="find_j", kind="parallel"),
         message="may write the same element",
     ),
-    refuse("its blocks apart", make.top_places, SELECT, step("fission", loop="find_j", block="find"), message="fission"),
-    refuse("a kept key inlined", make.top_places, SELECT, step("compute_inline", block="find_take_place"), message="find_take_place"),
+    refuse("its blocks separated", make.top_places, SELECT, step("fission", loop="find_j", block="find"), message="fission"),
+    refuse("a stored key inlined", make.top_places, SELECT, step("compute_inline", block="find_take_place"), message="find_take_place"),
 ]  # fmt: skip
 
 

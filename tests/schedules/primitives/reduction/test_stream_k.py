@@ -11,7 +11,7 @@ from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.expr import as_int, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import loops
-from relax_tune.schedules.cost.mean_extents import with_mean_extents
+from relax_tune.schedules.mean_extents import with_mean_extents
 from relax_tune.schedules.schedule import Schedule
 
 COPIED = step("cache_write", block="mm", scope="global")
@@ -40,7 +40,7 @@ REFUSALS = [
     refuse("no workers", product, *TILES, share(0), message="positive factor"),
     refuse("tiles with conditions", product, COPIED, *CUT, ORDER, STORED, share(2), message="under no condition"),
     refuse(
-        "initial values apart",
+        "separate initial values",
         product,
         *TILES,
         step("decompose_reduction", block="mm", loop="mm_k_0"),
@@ -48,7 +48,7 @@ REFUSALS = [
         message="that may be combined more than once",
     ),
     refuse(
-        "what another step has made",
+        "results of another step",
         product,
         *TILES,
         step("software_pipeline", block="A_pad_fill", loop="mm_k_0", stages=2),
@@ -59,7 +59,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda c: c.what)
-def test_refusals(case: Refusal) -> None:
+def test_stream_k_of_unfit_step_is_refused(case: Refusal) -> None:
     check(case)
 
 
@@ -74,18 +74,18 @@ def shared(workers: int) -> Schedule:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3, 23])
 def test_stream_k_ranges_ending_within_tiles_keep_meaning(workers: int) -> None:
-    made = shared(workers).func
+    scheduled = shared(workers).func
     for dims in ((5, 5, 10), (1, 1, 1), (3, 2, 0), (0, 5, 2), (3, 0, 4)):
-        assert_same_meaning(product(), made, dict(zip("mnk", dims)))
+        assert_same_meaning(product(), scheduled, dict(zip("mnk", dims)))
 
 
 def test_stream_k_of_grouped_steps_keeps_meaning() -> None:
     """As many for each as there are for all, shared out; no more tiles than workers, so that two pieces make up a stretch."""
     for workers in (6, 12):
-        made = with_mean_extents(shared(workers).func)
-        m, k, n = made.symbols
+        scheduled = with_mean_extents(shared(workers).func)
+        m, k, n = scheduled.symbols
         sizes = {m: 4, n: 8, k: 36}
-        counted = {x.var.name: as_int(substitute(x.extent, sizes)) for x in loops(made.body)}
+        counted = {x.var.name: as_int(substitute(x.extent, sizes)) for x in loops(scheduled.body)}
         pieces, steps = counted["mm_k_0_piece"], counted["mm_k_0_step"]
         assert counted["mm_k_0_worker"] == workers and pieces == 2
         assert pieces * (steps or 0) * workers == 2 * 2 * 12

@@ -96,19 +96,19 @@ def win(**changes: str) -> tuple[str, dict[str, str]]:
 # fmt: off
 REFUSED = [
     refuse("two ratios", lambda: windows_of("twice"), win(), message="in one ratio above 0"),
-    refuse("an element apart", lambda: windows_of("apart"), win(), message="in one ratio|alone|in sums"),
+    refuse("an element outside the sum", lambda: windows_of("apart"), win(), message="in one ratio|only|in sums"),
     refuse("places of no window", lambda: windows_of("gaps"), win(), message="affine indices where windows leave places out"),
     refuse("windows that run back", lambda: windows_of("backwards"), win(), message="in one ratio above 0"),
     refuse("another axis than the window's", lambda: windows_of("together"), win(step="win_k"), message="in one ratio above 0"),
     refuse("two loops over elements", lambda: windows_of("together"), win(step="win_i"), message="one over steps"),
-    refuse("a loop elsewhere", lambda: windows_of("together"), win(loop="win_z"), message="wants loops around 'win', found 'win_z'"),
+    refuse("a loop of another block", lambda: windows_of("together"), win(loop="win_z"), message="expects loops around 'win', got 'win_z'"),
     refuse("windows along one axis", lambda: make.pooled((9,), 3, 2, 0, True),
            step("separable_reduce", block="pool", loop="pool_l", step="pool_k"), message="along two axes"),
     refuse("a split loop", lambda: windows_of("together"), step("split", loop="win_i", factors=[None, 4]), win(loop="win_i_0"),
            message="one loop for each iterator"),
     refuse("a parallel loop", lambda: windows_of("together"), step("set_kind", loop="win_i", kind="parallel"), win(), message="serial"),
     refuse("products of weights", make.windows,
-           step("separable_reduce", block="slide", loop="slide_j", step="slide_k1"), message="alone|sums"),
+           step("separable_reduce", block="slide", loop="slide_j", step="slide_k1"), message="only|sums"),
 ]
 # fmt: on
 

@@ -84,7 +84,7 @@ class FakePage:
             "fill": self._fill,
             "write": self._store,
             "again": self._again,
-            "forget": lambda message, data: self._kept.pop(message["kept"]) and None,
+            "forget": lambda message, data: self._kept.pop(message["piece"]) and None,
             "copy": self._copy,
             "read": self._read,
             "run": self._launches,
@@ -190,7 +190,7 @@ class FakePage:
             self._kept[message["keep"]] = data
 
     def _again(self, message: Mapping[str, Any], data: bytes) -> None:
-        self._store({**message, "keep": 0}, self._kept[message["kept"]])
+        self._store({**message, "keep": 0}, self._kept[message["piece"]])
 
     def _copy(self, message: Mapping[str, Any], data: bytes) -> None:
         n = message["bytes"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import socket
 import ssl
 import struct
 import threading
@@ -27,11 +28,11 @@ from tests.tuner.measure.browser.fake_page import AGENT, FACTS, LIMITS, FakePage
 from tests.tuner.measure.browser.tabs import Tabs, runner_of
 from tests.tuner.measure.measure_programs import LIMIT_SECS, check, program, request
 
-from relax_tune.errors import FleetAway, MeasureError, UserError
+from relax_tune.errors import FleetUnavailable, MeasureError, UserError
 from relax_tune.ir.frontend.text import save_text
 from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.measure.browser import device
-from relax_tune.tuner.measure.browser.address import made_certificate, parse_place, server_tls
+from relax_tune.tuner.measure.browser.address import parse_place, self_signed_certificate, server_tls
 from relax_tune.tuner.measure.browser.protocol import CHUNK, MOST_JSON, Refusal, read_message, read_ready
 from relax_tune.tuner.measure.browser.runner import BrowserRunner
 from relax_tune.tuner.measure.browser.tokens import Tokens
@@ -73,13 +74,13 @@ def test_times_of_page_are_per_launch(runner: BrowserRunner) -> None:
 
 
 def test_arrays_travel_once(tabs: Tabs, runner: BrowserRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_LEAST_KEPT", 1024)
-    monkeypatch.setattr(device, "_MOST_KEPT", 2)
+    monkeypatch.setattr(device, "_LEAST_CACHED", 1024)
+    monkeypatch.setattr(device, "_MOST_CACHED", 2)
     assert measured(runner, good()) == ["ok"]
     asked = tabs.pages[0].asked
     first = asked.count("write")
     assert "forget" in asked and "again" not in asked, "two arrays are kept, of three"
-    monkeypatch.setattr(device, "_MOST_KEPT", 64)
+    monkeypatch.setattr(device, "_MOST_CACHED", 64)
     for _ in range(2):
         asked.clear()
         assert measured(runner, good()) == ["ok"]
@@ -95,12 +96,12 @@ def test_token_is_good_once_and_expires() -> None:
     first, second = tokens.issue(10), tokens.issue(10)
     assert len(first) >= 43 and first != second
     tokens.redeem(first)
-    with pytest.raises(Refusal, match="found one that is used already; open the address that the job prints now"):
+    with pytest.raises(Refusal, match="used already; open the address"):
         tokens.redeem(first)
     now[0] = 11
-    with pytest.raises(Refusal, match="found one that is expired"):
+    with pytest.raises(Refusal, match="got one that is expired"):
         tokens.redeem(second)
-    with pytest.raises(Refusal, match="found one that is not one of this job"):
+    with pytest.raises(Refusal, match="unknown to this job"):
         tokens.redeem("guess")
     lasting = tokens.issue(None)
     now[0] = 1e9
@@ -112,10 +113,10 @@ def test_token_is_good_once_and_expires() -> None:
 
 def test_wrong_and_replayed_tokens_are_refused_and_lose_nothing(tabs: Tabs, runner: BrowserRunner) -> None:
     running = runner.submit([good(id=str(number)) for number in range(4)])
-    for token, why in (("wrong", "not one of this job"), (None, "used already")):
+    for token, why in (("wrong", "unknown to this job"), (None, "used already")):
         stranger = FakePage(tabs.addresses[0], token=token)
         assert stranger.ended.result(LIMIT_SECS) == (
-            f"wanted the token of a new address, found one that is {why}; open the address that the job prints now"
+            f"expected the token of a new address, got one that is {why}; open the address that the job prints now"
         )
         assert not stranger.asked
     assert [result.ok for result in running.result(LIMIT_SECS)] == [True] * 4
@@ -139,7 +140,7 @@ def test_first_message_other_than_join_is_refused(tabs: Tabs, runner: BrowserRun
         def _write(self, what: Frame) -> None:
             super()._write(first)
 
-    assert Rude(tabs.addresses[0]).ended.result(LIMIT_SECS).startswith("wanted ")
+    assert Rude(tabs.addresses[0]).ended.result(LIMIT_SECS).startswith("expected ")
     assert measured(runner, good()) == ["ok"]
 
 
@@ -149,6 +150,32 @@ def test_pages_of_other_sites_reach_nothing(tabs: Tabs, runner: BrowserRunner) -
         with pytest.raises(Exception, match="403"):
             stranger.ended.result(LIMIT_SECS)
     assert measured(runner, good()) == ["ok"]
+
+
+def idle_connection(address: str) -> socket.socket:
+    """A connection that says nothing, and does not answer when it is closed."""
+    host, port = address.partition("://")[2].partition("/")[0].split(":")
+    lines = [
+        "GET /measure HTTP/1.1", f"Host: {host}:{port}", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "", "",
+    ]  # fmt: skip
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall("\r\n".join(lines).encode())
+    assert connection.recv(12) == b"HTTP/1.1 101"
+    return connection
+
+
+def test_idle_connections_keep_no_page_out() -> None:
+    idle: list[socket.socket] = []
+
+    def opening(address: str) -> FakePage:
+        idle.extend(idle_connection(address) for _ in range(60))
+        return FakePage(address)
+
+    with runner_of(Tabs(opening)) as runner:
+        assert measured(runner, good()) == ["ok"]
+    for connection in idle:
+        connection.close()
 
 
 # What a page says.
@@ -190,11 +217,11 @@ def test_lying_page_is_cut_off_and_costs_no_candidate(name: str) -> None:
     with runner_of(tabs) as runner:
         assert measured(runner, good()) == ["ok"]
         back = FakePage(tabs.addresses[0], token=tabs.pages[0].returning)
-        assert "found one that is expired" in back.ended.result(LIMIT_SECS)
+        assert "got one that is expired" in back.ended.result(LIMIT_SECS)
     assert len(tabs.pages) == 2
     sentence = tabs.pages[0].ended.result(LIMIT_SECS)
-    assert sentence.startswith("wanted ") and "found" in sentence
-    assert "was cut off: wanted" in " ".join(tabs.notices)
+    assert sentence.startswith("expected ")
+    assert "was disconnected: expected" in " ".join(tabs.notices)
 
 
 def test_frame_beyond_all_limits_costs_no_candidate() -> None:
@@ -208,7 +235,7 @@ def test_frame_beyond_all_limits_costs_no_candidate() -> None:
 def test_unasked_answer_cuts_the_page_off(tabs: Tabs, runner: BrowserRunner) -> None:
     tabs.pages[0].welcome.result(LIMIT_SECS)
     tabs.pages[0].say(frame({"kind": "done", "id": 1}))
-    assert "wanted nothing from the page" in tabs.pages[0].ended.result(LIMIT_SECS)
+    assert "got an answer from the page without a request" in tabs.pages[0].ended.result(LIMIT_SECS)
     assert measured(runner, good()) == ["ok"]
 
 
@@ -226,7 +253,7 @@ def test_unasked_answer_cuts_the_page_off(tabs: Tabs, runner: BrowserRunner) -> 
     ],
 )
 def test_malformed_description_of_device_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(Refusal, match=r"wanted .* from the page, found"):
+    with pytest.raises(Refusal, match=r"expected .* from the page, got"):
         read_ready({**FACTS, **change})
 
 
@@ -238,7 +265,7 @@ def test_description_has_no_control_characters_and_names_software() -> None:
 
 def test_malformed_frames_are_refused() -> None:
     for bad in (b"", b"\0", struct.pack("<I", 9) + b"{}", "{", '{"kind":1}', "[" * 5000):
-        with pytest.raises(Refusal, match="wanted"):
+        with pytest.raises(Refusal, match="expected"):
             read_message(bad)
 
 
@@ -277,7 +304,7 @@ def test_page_comes_back_by_token_and_replay_is_refused(tabs: Tabs, runner: Brow
 def test_second_tab_of_same_page_replaces_first(tabs: Tabs, runner: BrowserRunner) -> None:
     tabs.pages[0].welcome.result(LIMIT_SECS)
     twin = FakePage(tabs.addresses[0], token=tabs.pages[0].returning)
-    assert tabs.pages[0].ended.result(LIMIT_SECS) == "the page was opened elsewhere, which goes on"
+    assert tabs.pages[0].ended.result(LIMIT_SECS) == "the page was opened in another tab, which continues"
     assert measured(runner, good()) == ["ok"] and twin.asked
 
 
@@ -287,7 +314,11 @@ def test_page_of_another_device_is_refused(tabs: Tabs, runner: BrowserRunner) ->
     tabs.pages[0].welcome.result(LIMIT_SECS)
     tabs.pages[0].close()
     assert measured(runner, good()) == ["ok"]
-    assert tabs.pages[1].ended.result(LIMIT_SECS).startswith("This job measures on the device and browser that joined")
+    assert (
+        tabs.pages[1]
+        .ended.result(LIMIT_SECS)
+        .startswith("This job measures only on the device and browser that joined")
+    )
     assert not tabs.pages[1].asked and tabs.pages[2].asked
 
 
@@ -309,7 +340,7 @@ def test_endless_kernel_closes_device_at_deadline(tabs: Tabs, runner: BrowserRun
     batch = [request("hang", "webgpu", deadline_secs=1.0), good()]
     results = runner.submit(batch).result(LIMIT_SECS)
     assert [(result.id, result.stage) for result in results] == [("hang", "timeout"), ("good", None)]
-    assert "within 1 s, found phase 'check' still running: the page's device was closed" in results[0].message
+    assert "within 1 s, got phase 'check' still running: the page's device was closed" in results[0].message
     assert tabs.pages[0].abandoned == 1 and len(tabs.pages) == 1, "the tab made a new device"
 
 
@@ -324,9 +355,7 @@ def test_slow_transfers_are_no_hang(tabs: Tabs, runner: BrowserRunner) -> None:
 
 def test_job_without_page_names_awaited_address(tabs: Tabs) -> None:
     tabs.opening = None
-    with pytest.raises(
-        FleetAway, match=r"wanted a page opened at http://127.0.0.1:\d+ within 0.3 s, found none; .*--wait-secs"
-    ):
+    with pytest.raises(FleetUnavailable, match=r"http://127.0.0.1:\d+ within 0.3 s, got none; .*--wait-secs"):
         BrowserRunner("127.0.0.1:0", wait_secs=0.3, notice=tabs.notice)
     assert len(tabs.addresses) == 1
 
@@ -347,19 +376,19 @@ def test_closed_runner_ends_page_and_pending_futures(tabs: Tabs) -> None:
     "text", ["", "8790", "localhost", "localhost:x", "localhost:70000", "http://localhost:1", ":1"]
 )
 def test_malformed_address_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=r"--browser wants HOST:PORT such as 127.0.0.1:8790, found"):
+    with pytest.raises(UserError, match=r"--browser expects HOST:PORT such as 127.0.0.1:8790, got"):
         parse_place(text)
 
 
 def test_address_of_all_interfaces_is_refused() -> None:
     for text in ("0.0.0.0:8790", "[::]:8790"):
-        with pytest.raises(UserError, match="the address under which the browser reaches this machine"):
+        with pytest.raises(UserError, match="address under which the browser"):
             parse_place(text)
 
 
 def test_page_is_served_over_tls_where_a_certificate_is_given(tabs: Tabs, tmp_path: Path) -> None:
     pem = tmp_path / "server.pem"
-    pem.write_bytes(made_certificate("127.0.0.1")[0])
+    pem.write_bytes(self_signed_certificate("127.0.0.1")[0])
     with runner_of(tabs, certificate=str(pem), key=str(pem)) as runner:
         assert runner.url.startswith("https://127.0.0.1:") and measured(runner, good()) == ["ok"]
         context = ssl.create_default_context(cafile=pem)
@@ -376,20 +405,20 @@ def test_address_beyond_loopback_gets_new_certificate(tmp_path: Path) -> None:
     assert context is not None and re.fullmatch("([0-9A-F]{2}:){31}[0-9A-F]{2}", digest)
     assert place.url(8790) == "https://192.0.2.7:8790"
     assert server_tls(parse_place("localhost:1"), None, None) == (None, "")
-    with pytest.raises(UserError, match="wanted --certificate and --key together for --browser"):
+    with pytest.raises(UserError, match="expected --certificate and --key together for --browser"):
         server_tls(place, str(tmp_path / "a.pem"), None)
-    with pytest.raises(UserError, match="found them unusable: No such file"):
+    with pytest.raises(UserError, match="cannot be used: No such file"):
         server_tls(place, str(tmp_path / "a.pem"), str(tmp_path / "a.key"))
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--target", "c"), "--browser wants --target webgpu and no --scheduler, found 'c'"),
-        (("--target", "webgpu", "--scheduler", "tcp://127.0.0.1:1"), "found 'webgpu' and a scheduler"),
-        (("--target", "webgpu", "--compare"), "--compare times on this machine, found a --browser too"),
-        (("--target", "webgpu", "--ca", "ca.pem"), "wanted a --scheduler for --ca"),
-        (("--target", "webgpu", "--certificate", "a.pem"), "wanted --certificate and --key together for --browser"),
+        (("--target", "c"), "--browser expects --target webgpu and no --scheduler, got 'c'"),
+        (("--target", "webgpu", "--scheduler", "tcp://127.0.0.1:1"), "got 'webgpu' and a scheduler"),
+        (("--target", "webgpu", "--compare"), "--compare times on this machine, got a --browser too"),
+        (("--target", "webgpu", "--ca", "ca.pem"), "expected a --scheduler for --ca"),
+        (("--target", "webgpu", "--certificate", "a.pem"), "expected --certificate and --key together for --browser"),
     ],
 )
 def test_options_beside_browser_are_refused(more: tuple[str, ...], message: str, tmp_path: Path) -> None:
@@ -400,5 +429,5 @@ def test_options_beside_browser_are_refused(more: tuple[str, ...], message: str,
 
 
 def test_taken_port_is_refused(tabs: Tabs, runner: BrowserRunner) -> None:
-    with pytest.raises(UserError, match="wanted to listen there, found Address already in use"):
+    with pytest.raises(UserError, match="cannot listen there: Address already in use"):
         BrowserRunner(runner.url.partition("://")[2])

@@ -124,7 +124,7 @@ class PayloadError(Exception):
 
 
 def hostile(path: str, way: str) -> Callable[[Callable[[], str]], Any]:
-    """What a hostile worker puts in place of `task._in_words`: a payload as result, or as error."""
+    """What a hostile worker puts in place of `task._answer_or_error`: a payload as result, or as error."""
 
     def answer(_: Callable[[], str]) -> Any:
         if way == "error":
@@ -138,6 +138,6 @@ if __name__ == "__main__":
     given: Mapping[str, Any] = json.loads(sys.argv[2])
     FakeUnit.protocol, FakeUnit.answers = given.get("protocol"), given.get("answers", ())
     if "payload" in given:
-        task._in_words = hostile(given["payload"], given["way"])
+        task._answer_or_error = hostile(given["payload"], given["way"])
     opened: Callable[..., LentUnit] = partial(FakeUnit, open_runner=lambda _, name: FakeRunner(given, name))
     sys.exit(worker.main(sys.argv[1:], opened))

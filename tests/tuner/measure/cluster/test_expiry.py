@@ -32,7 +32,7 @@ def test_certificate_ending_within_30_days_is_named(tmp_path: Path) -> None:
     far, near = certificate(tmp_path / "far.pem", 31), certificate(tmp_path / "near.pem", 29)
     assert expiry_warnings(TlsFiles(far, far, "key"), NOW) == expiry_warnings(None) == []
     (line,) = expiry_warnings(TlsFiles(far, near, "key"), NOW)
-    assert line.startswith(f"the TLS certificate {near} ends on 2030-05-30, in 29 days; make another in time")
+    assert line.startswith(f"the TLS certificate {near} expires on 2030-05-30, in 29 days; replace it before")
     (line,) = expiry_warnings(TlsFiles(near, far, "key"), NOW)
     assert line.startswith(f"the TLS authority {near}")
     assert expiry_warnings(TlsFiles("none", "none", "key"), NOW) == []

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from relax_tune.tuner.measure.cluster.fleet import METRIC
 from relax_tune.tuner.measure.cluster.fleet_metrics import FleetCollector
-from relax_tune.tuner.measure.cluster.identity import wanted_text
+from relax_tune.tuner.measure.cluster.identity import requirement_text
 from relax_tune.tuner.measure.cluster.processes import start_scheduler
 from relax_tune.tuner.measure.cluster.runner import DaskRunner
 
@@ -43,10 +43,10 @@ def test_fleet_metrics_tell_state_and_batches_of_each_unit() -> None:
     drifted, lost = fake_unit({"unit": "drifted\x1b[31m"}), fake_unit({"unit": "lost"})
     runner: Any = drifted._runners["c"]
     batch = encode_batch([request("good", "c")])
-    drifted.measure("c", wanted_text(runner.device_info(), {}), batch)
+    drifted.measure("c", requirement_text(runner.device_info(), {}), batch)
     runner.slow = 2.0
     drifted.check()
-    drifted.measure("c", wanted_text(runner.device_info(), {}), batch)
+    drifted.measure("c", requirement_text(runner.device_info(), {}), batch)
     workers = {"a": worker("a", 100.0, drifted.state()), "b": worker("b", 70.0, lost.state())}
     workers["c"] = worker("c", 100.0, {"c": {"worker": "malformed"}})
     registry = CollectorRegistry(auto_describe=False)
@@ -84,5 +84,5 @@ def test_scheduler_answers_prometheus_of_workers() -> None:
             measured = found["relax_tune_unit_batches_total", "c", "measured", "one", "one"]
             time.sleep(0.1)
         assert measured == 1 and found["relax_tune_fleet_units", "c", "lent"] == 1
-        with pytest.raises(MeasureError, match=r"error: --metrics .*wanted to listen there"):
+        with pytest.raises(MeasureError, match=r"error: --metrics .*cannot be opened"):
             start_scheduler(metrics=url.removeprefix("http://").removesuffix("/metrics"))

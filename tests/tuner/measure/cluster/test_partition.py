@@ -202,7 +202,7 @@ def test_partitioned_worker_costs_no_result_and_comes_back(fleet: Fleet) -> None
     fleet.network.inside("head", "ip", "link", "set", port, "down")
     assert job.wait(240) == 0, out.read_text()
     assert len(told(out, "unit")) == 30 and told(out, "away") == [], "each batch has one answer"
-    assert any("goes to two too" in line for line in told(out, "notice")) or set(told(out, "unit")[8:]) == {
+    assert any("also sent to two" in line for line in told(out, "notice")) or set(told(out, "unit")[8:]) == {
         min(units - {f"{port[:-3]}-one"})
     }
     fleet.network.inside("head", "ip", "link", "set", port, "up")
@@ -235,12 +235,12 @@ def test_scheduler_restarting_with_batches_out_ends_the_job_to_be_tried_again(fl
     assert first.wait(180) == 0, out.read_text()
     job, out = fleet.job(60)
     until(lambda: len(told(out, "unit")) >= 4)
-    assert fleet.network.kill("head", "dask_scheduler") == 1
+    assert fleet.network.kill("head", "cluster.scheduler") == 1
     fleet.scheduler.wait()
     job.wait(120)
     assert len(told(out, "away")) == 1, out.read_text()
     (away,) = told(out, "away")
-    assert "found the scheduler" in away or "does not answer" in away
+    assert "got the scheduler" in away or "does not answer" in away
     fleet.scheduler = fleet.start_scheduler()
 
     def again() -> bool:

@@ -43,3 +43,14 @@ def test_integers_are_compared_exactly(dtype: str) -> None:
 def test_another_signature_is_told() -> None:
     text = difference("y", np.zeros((2, 3), np.float32), np.zeros((3, 2), np.float32), 1.0, 1.0)
     assert text is not None and "disagree on the signature" in text
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64, np.float32])
+def test_difference_where_some_elements_have_slack(dtype: type[np.generic]) -> None:
+    top = np.iinfo(dtype).max if np.issubdtype(dtype, np.integer) else 100
+    wanted, slack = np.asarray([top, 5, 7], dtype), np.asarray([1.0, 0.0, 1.0])
+    one = np.asarray(1, dtype)
+    assert difference("y", wanted, wanted, 0.0, 0.0, slack) is None
+    assert difference("y", np.asarray([wanted[0] - one, 5, 7 - one], dtype), wanted, 0.0, 0.0, slack) is None
+    for wrong in ([top, 5 + one, 7], [top, 5, 7 - one - one], [wanted[0] - one - one, 5, 7]):
+        assert difference("y", np.asarray(wrong, dtype), wanted, 0.0, 0.0, slack) is not None

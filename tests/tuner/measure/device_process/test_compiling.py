@@ -101,6 +101,7 @@ def test_compilations_at_once_equal_processors(monkeypatch: pytest.MonkeyPatch, 
 
     class Compiler:
         info = DeviceInfo(kind, "", (), ())
+        compiles_in_threads = kind != "opencl"
 
         def compile(self, kernels: Sequence[KernelSource]) -> dict[str, str]:
             meeting.wait(20)

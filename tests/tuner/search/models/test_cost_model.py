@@ -13,11 +13,10 @@ from relax_tune.tuner.search.models.cost_model import (
     BoosterSettings,
     CostModel,
     GradientBoostedModel,
-    RidgeModel,
     relative_relevance,
 )
 
-every_model = pytest.mark.parametrize("make", [GradientBoostedModel, RidgeModel])
+every_model = pytest.mark.parametrize("make", [GradientBoostedModel])
 Make = Callable[[], CostModel]
 
 
@@ -44,10 +43,9 @@ def test_order_and_times_of_unseen_rows(make: Make) -> None:
     works = np.isfinite(log_time)
     score = model.rank(features)
     mean, std = model.predict(features)
-    bar = 0.9 if isinstance(model, GradientBoostedModel) else 0.2  # a line cannot bend
     for group in range(4):
         own = works & (groups == group)
-        assert spearman(-score[own], log_time[own]) > bar
+        assert spearman(-score[own], log_time[own]) > 0.9
         assert score[own].mean() > score[~works & (groups == group)].mean()
     assert spearman(mean[works], log_time[works]) > 0.9
     assert (std > 0).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from tests.tuner.search.search_fixtures import PROBLEMS, bowl, flat, play, tiles
 
 from relax_tune.errors import ScheduleError, UserError
 from relax_tune.tuner.search.base import Failure, Result, SearchProblem, SearchStrategy
-from relax_tune.tuner.search.registry import STRATEGIES, check_strategy, make_strategy
+from relax_tune.tuner.search.registry import check_strategy, make_strategy, strategy_names
 from relax_tune.tuner.search.space import Candidate, Parameter, ParameterSpace, SketchSpace
-from relax_tune.tuner.settings import STRATEGY_NAMES, Settings
+from relax_tune.tuner.settings import OPTIONS, Settings
 
 
 def usable(name: str) -> bool:
@@ -27,8 +28,8 @@ def usable(name: str) -> bool:
 
 def strategies(*but: str) -> list[Any]:
     """The names of all strategies as test parameters; one that wants torch is skipped where there is none."""
-    torch = [pytest.mark.torch, pytest.mark.skipif(not usable("optuna-gp"), reason="wants torch and scipy")]
-    names = sorted(set(STRATEGIES) - set(but))
+    torch = [pytest.mark.torch, pytest.mark.skipif(not usable("optuna-gp"), reason="expects torch and scipy")]
+    names = sorted(set(strategy_names()) - set(but))
     return [pytest.param(name, marks=torch if name == "optuna-gp" else []) for name in names]
 
 
@@ -174,11 +175,26 @@ def test_strategy_with_results_beats_random(name: str) -> None:
 def test_strategy_without_package_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n, p=None: None if n == "torch" else found(n, p))
-    with pytest.raises(UserError, match=r"optuna-gp wants .*torch.*found none; pip install optuna scipy torch"):
+    with pytest.raises(UserError, match=r"optuna-gp.*torch.*pip install optuna scipy torch"):
         check_strategy("optuna-gp")
 
 
 def test_unknown_strategy() -> None:
     with pytest.raises(UserError, match="evolution"):
         make_strategy("annealing", PROBLEMS["one point"](), np.random.default_rng(0))
-    assert Settings().strategy in STRATEGIES and tuple(STRATEGIES) == STRATEGY_NAMES
+    assert Settings().strategy in strategy_names() == OPTIONS["strategy"].suggestions
+
+
+def test_strategy_of_an_installed_package_is_listed_last_and_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    metadata = tmp_path / "some_package-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: some-package\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[relax_tune.strategies]\nannealing = some_package:Annealing\n")
+    (tmp_path / "some_package.py").write_text(
+        "from relax_tune.tuner.search.strategies.baselines import RandomSearch\nclass Annealing(RandomSearch): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert strategy_names()[-1] == "annealing" and "annealing" in OPTIONS["strategy"].suggestions
+    assert type(make_strategy("annealing", PROBLEMS["one point"](), np.random.default_rng(0))).__name__ == "Annealing"

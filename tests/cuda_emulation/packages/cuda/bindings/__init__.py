@@ -1,1 +1,1 @@
-"""Stands in for cuda-bindings, as the package pycuda beside it does for pycuda."""
+"""Stand-in for cuda-bindings."""

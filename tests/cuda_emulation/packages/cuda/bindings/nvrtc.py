@@ -41,12 +41,12 @@ def nvrtcCompileProgram(program, count, options):
     first, *others = names
     kernels = [KernelSource(first, "cuda", program[0]), *(KernelSource(name, "cuda", "") for name in others)]
     try:
-        made = _COMPILER.compile(kernels, flags)
+        compiled = _COMPILER.compile(kernels, flags)
     except BuildError as error:
         program[1] = str(error).encode()
         return (nvrtcResult.NVRTC_ERROR_COMPILATION,)
-    reports = [_REPORT.format(k, r.registers, r.shared_bytes) for k, r in made.kernels.items()]
-    program[1:] = ["".join(reports).encode(), made.code]
+    reports = [_REPORT.format(k, r.registers, r.shared_bytes) for k, r in compiled.kernels.items()]
+    program[1:] = ["".join(reports).encode(), compiled.code]
     return (_DONE,)
 
 
@@ -58,17 +58,17 @@ def nvrtcGetCUBINSize(program):
     return _DONE, len(program[2])
 
 
-def _fill(held, data):
-    ctypes.memmove(held, data, len(data))
+def _fill(target, data):
+    ctypes.memmove(target, data, len(data))
     return (_DONE,)
 
 
-def nvrtcGetProgramLog(program, held):
-    return _fill(held, program[1])
+def nvrtcGetProgramLog(program, target):
+    return _fill(target, program[1])
 
 
-def nvrtcGetCUBIN(program, held):
-    return _fill(held, program[2])
+def nvrtcGetCUBIN(program, target):
+    return _fill(target, program[2])
 
 
 def nvrtcDestroyProgram(program):

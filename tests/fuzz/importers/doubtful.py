@@ -1,0 +1,158 @@
+"""Where an oracle is known to be wrong or to leave the result open, so that its opinion does not count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Given = Mapping[str, Any]
+
+
+def _attribute(node: Any, name: str, default: Any = None) -> Any:
+    import onnx
+
+    return next((onnx.helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
+
+
+def _argument(node: Any, given: Given, position: int) -> Any:
+    return given.get(node.input[position]) if position < len(node.input) else None
+
+
+def _floats(node: Any, given: Given) -> list[np.ndarray[Any, Any]]:
+    arrays = [given.get(name) for name in node.input]
+    return [a for a in arrays if isinstance(a, np.ndarray) and a.dtype.kind == "f"]
+
+
+def _not_finite(node: Any, given: Given) -> bool:
+    return any(not np.isfinite(a).all() for a in _floats(node, given))
+
+
+def _nan(node: Any, given: Given) -> bool:
+    return any(np.isnan(a).any() for a in _floats(node, given))
+
+
+def _half(node: Any, given: Given) -> bool:
+    return any(a.dtype.itemsize == 2 for a in _floats(node, given))
+
+
+def _huge(node: Any, given: Given) -> bool:
+    """Return whether sums may overflow, so that their order decides."""
+    most = {2: 100.0, 4: 1e15, 8: 1e120}
+    with np.errstate(all="ignore"):
+        return any(bool((np.isfinite(a) & (np.abs(a) > most[a.dtype.itemsize])).any()) for a in _floats(node, given))
+
+
+def _inserts_at_end(node: Any, given: Given) -> bool:
+    items, position = _argument(node, given, 0), _argument(node, given, 2)
+    return position is not None and isinstance(items, list) and int(position) == len(items)
+
+
+def _softmax(node: Any, given: Given, opset: int) -> bool:
+    x = _argument(node, given, 0)
+    return opset < 13 and x.ndim > 1 and _attribute(node, "axis", 1) not in (-1, x.ndim - 1)
+
+
+def _compressed(node: Any, given: Given) -> int:
+    x, axis = _argument(node, given, 0), _attribute(node, "axis")
+    return int(x.size if axis is None else x.shape[axis])
+
+
+def _fit(node: Any, given: Given) -> bool:
+    columns = _argument(node, given, 0).shape[-1:]
+    names = ("scale", "offset", "imputed_value_floats", "imputed_value_int64s")
+    return all(len(_attribute(node, name, [0])) in (1, *columns) for name in names)
+
+
+SUMS = frozenset([
+    "MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare",
+    "ReduceProd", "ReduceLogSum", "ReduceLogSumExp", "CumSum", "CumProd", "LayerNormalization", "InstanceNormalization",
+    "GroupNormalization", "BatchNormalization", "MeanVarianceNormalization", "RMSNormalization", "LpNormalization", "LRN",
+    "AveragePool", "GlobalAveragePool", "LpPool", "GlobalLpPool", "Attention", "LSTM", "GRU", "RNN", "Det", "AffineGrid", "Col2Im",
+    "RotaryEmbedding", "Adam", "Adagrad", "Momentum", "LinearRegressor", "LinearClassifier", "Normalizer", "ScatterND",
+    "ScatterElements", "Sum", "Mean",
+])  # fmt: skip
+REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
+    # `position % len`: an insertion at the end goes to the front
+    "SequenceInsert": lambda n, g, o: _inserts_at_end(n, g),
+    # before opset 13 a matrix, whose columns begin at the axis, is normalised
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _softmax),
+    # `one * (on - off) + off` loses digits
+    # and numbers below 0 count from the end before opset 11, too
+    "OneHot": lambda n, g, o: bool(_floats(n, g)) or o < 11,
+    # neither lengths nor activations other than the plain ones are read
+    **dict.fromkeys(
+        ("LSTM", "GRU", "RNN"), lambda n, g, o: bool(_attribute(n, "activations")) or _argument(n, g, 4) is not None
+    ),
+    # in single precision
+    "Erf": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
+    # NaN stands for padding
+    **dict.fromkeys(("AveragePool", "LpPool"), lambda n, g, o: _nan(n, g)),
+    # positions begin again in each channel of one dim
+    "MaxPool": lambda n, g, o: _nan(n, g) or len(n.output) > 1,
+    # integers in, integers out
+    **dict.fromkeys(("LinearRegressor", "LinearClassifier", "Scaler"), lambda n, g, o: not _floats(n, g)),
+    # computed in half precision throughout
+    # the window's end counts batches
+    "LRN": lambda n, g, o: True,
+    # alpha and beta are floats, also beside integers
+    "Gemm": lambda n, g, o: not _floats(n, g),
+    # a function body without its casts
+    "GroupNormalization": lambda n, g, o: any(a.dtype.itemsize != 4 for a in _floats(n, g)),
+    # computed in double precision, whatever stash_type says
+    "RMSNormalization": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
+    # before opset 14 the default momentum means training
+    "BatchNormalization": lambda n, g, o: o < 14 or _half(n, g),
+}
+"""Operators that `onnx.reference` computes in another way than the standard says, by condition."""
+BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
+    # transforms of numbers that are not finite depend on the algorithm
+    **dict.fromkeys(("DFT", "STFT"), lambda n, g, o: _not_finite(n, g)),
+    **dict.fromkeys(SUMS, lambda n, g, o: _huge(n, g)),
+    # casts of NaN to integers
+    "QuantizeLinear": lambda n, g, o: _nan(n, g) or not np.all(_argument(n, g, 1)),
+    # a weight of 0 times infinity is NaN, or left out
+    **dict.fromkeys(("Resize", "Upsample", "DeformConv"), lambda n, g, o: _not_finite(n, g)),
+    # extremes and orders of NaN
+    **dict.fromkeys(
+        (
+            "MaxPool",
+            "GlobalMaxPool",
+            "ReduceMax",
+            "ReduceMin",
+            "ArgMax",
+            "ArgMin",
+            "TopK",
+            "Hardmax",
+            "RoiAlign",
+            "MaxRoiPool",
+            "Unique",
+        ),
+        lambda n, g, o: _nan(n, g) or ("Roi" in n.op_type and _not_finite(n, g)),
+    ),
+    # attributes of another number of columns
+    **dict.fromkeys(("Imputer", "Scaler"), lambda n, g, o: not _fit(n, g)),
+    # a condition that is longer than the data
+    "Compress": lambda n, g, o: _argument(n, g, 1).size > _compressed(n, g),
+    # clamps positions in `onnx.reference`, elements in ONNX Runtime
+    "GridSample": lambda n, g, o: (
+        _not_finite(n, g)
+        or (_attribute(n, "mode") in (b"cubic", b"bicubic") and _attribute(n, "padding_mode") == b"border")
+    ),
+}
+"""Operators whose results are open, by condition."""
+
+
+def reference_is_wrong(node: Any, given: Given, opset: int) -> bool:
+    rule = REFERENCE.get(node.op_type)
+    return rule is not None and rule(node, given, opset)
+
+
+def is_open(node: Any, given: Given, opset: int, results: Sequence[Any]) -> bool:
+    """Return whether the standard leaves the results of a node open."""
+    floats = [r for r in results if isinstance(r, np.ndarray) and r.dtype.kind == "f"]
+    if node.op_type in SUMS and not _not_finite(node, given) and not all(np.isfinite(r).all() for r in floats):
+        return True  # the order decides what overflows
+    rule = BOTH.get(node.op_type)
+    return rule is not None and rule(node, given, opset)

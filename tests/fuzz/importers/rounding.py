@@ -1,0 +1,100 @@
+"""Which ONNX operators round once or not at all, and how far the results of the others may be off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+EXACT = frozenset([
+    "Abs", "Add", "And", "ArgMax", "ArgMin", "BitCast", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast",
+    "CastLike", "Ceil", "CenterCropPad", "Clip", "Compress", "Concat", "ConcatFromSequence", "Constant", "ConstantOfShape",
+    "ConvInteger", "DepthToSpace", "Div", "Dropout", "Equal", "Expand", "EyeLike", "Flatten", "Floor", "Gather", "GatherElements",
+    "GatherND", "GlobalMaxPool", "Greater", "GreaterOrEqual", "Hardmax", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less",
+    "LessOrEqual", "MatMulInteger", "Max", "MaxPool", "MaxUnpool", "Min", "Mod", "Mul", "Neg", "NonZero", "Not", "OneHot", "Optional",
+    "OptionalGetElement", "OptionalHasElement", "Or", "PRelu", "Pad", "Reciprocal", "ReduceMax", "ReduceMin", "Relu", "Reshape",
+    "ReverseSequence", "Round", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength",
+    "Shape", "Sign", "Size", "Slice", "SpaceToDepth", "Split", "SplitToSequence", "Sqrt", "Squeeze", "Sub", "TensorScatter",
+    "ThresholdedRelu", "Tile", "TopK", "Transpose", "Trilu", "Unique", "Unsqueeze", "Where", "Xor", "If", "ArrayFeatureExtractor",
+    "Binarizer", "LabelEncoder", "Imputer",
+])  # fmt: skip
+"""Operators whose results are rounded correctly or not at all."""
+
+ULPS: Mapping[str, float] = {
+    "LSTM": 16, "GRU": 16, "RNN": 16, "Pow": 4, "Attention": 16, "DFT": 32, "STFT": 32, "Det": 32, "Tan": 4, "Gelu": 4, "Mish": 4,
+    "LpNormalization": 4, "MelWeightMatrix": 64, "Resize": 8, "GridSample": 16, "RoiAlign": 16, "DeformConv": 16, "LRN": 8,
+    "AffineGrid": 4, "Adam": 512, "Adagrad": 16, "Momentum": 16,
+}  # fmt: skip
+"""Units by which results of inexact operators are moved; 2 for others."""
+STATES = ("LSTM", "GRU", "RNN", "Gelu")
+"""Operators that subtract numbers of magnitude 1, so that their errors are absolute."""
+FIXED_ARGUMENTS: Mapping[str, tuple[int, ...]] = {"Resize": (1, 2), "Upsample": (1,)}
+"""Arguments of an operator that decide shapes, which are not moved."""
+SCATTERS = ("Scatter", "ScatterElements", "ScatterND")
+
+
+def is_exact(node: Any, given: Mapping[str, Any], results: Sequence[Any]) -> bool:
+    """Return whether a node rounds each result correctly. results: empty before they are known."""
+    if node.op_type in EXACT:
+        return True
+    if node.op_type in SCATTERS:
+        kinds = [a.s for a in node.attribute if a.name == "reduction"]
+        if not kinds or kinds[0] in (b"none", b"max", b"min"):
+            return True
+    arrays = [a for name in node.input if name and isinstance(a := given.get(name), np.ndarray)]
+    whole = all(a.dtype.kind in "iub" for a in arrays)
+    return (
+        bool(results)
+        and whole
+        and all(isinstance(r, np.ndarray) and r.dtype.kind in "iub" for r in results if r is not None)
+    )
+
+
+@dataclass
+class Jitter:
+    """Moves of one evaluation: upwards, downwards, or at random; zeros are moved in evaluations from the third on.
+
+    Attributes:
+        number: Number of the evaluation.
+    """
+
+    number: int
+    rng: np.random.Generator
+
+    def steps(self, shape: tuple[int, ...]) -> Array:
+        if self.number < 2:
+            return np.full(shape, 1.0 - 2.0 * self.number)
+        return self.rng.choice([-1.0, -0.5, 0.5, 1.0], shape)
+
+    def moved(self, a: Array, ulps: float, zeros: bool = False) -> Array:
+        """Move floats by some units in the last place; numbers below the normal ones by steps of the smallest."""
+        info = np.finfo(a.dtype)
+        with np.errstate(all="ignore"):
+            wide = a.astype(np.float64)
+            steps = self.steps(a.shape)
+            result = wide * (1 + ulps * float(info.eps) * steps)
+            small = (np.abs(wide) < float(info.smallest_normal)) & ((wide != 0) | (zeros and self.number > 1))
+            result = np.where(small, wide + float(info.smallest_subnormal) * np.sign(steps) * 2, result)
+            return np.where(np.isfinite(wide), result, wide).astype(a.dtype)
+
+    def result(self, node: Any, value: Any) -> Any:
+        """Move a result of an inexact node."""
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+            return value
+        ulps = ULPS.get(node.op_type, 2)
+        if node.op_type in STATES:
+            value = value + (4 * np.finfo(value.dtype).eps * self.steps(value.shape)).astype(value.dtype)
+        return self.moved(value, 8 * ulps if value.dtype.itemsize == 2 else ulps, zeros=True)
+
+    def given(self, node: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Move what an inexact node reads, so that sums whose terms cancel show it."""
+        fixed = {node.input[p] for p in FIXED_ARGUMENTS.get(node.op_type, ()) if p < len(node.input)}
+        result = {}
+        for name, a in given.items():
+            float_array = isinstance(a, np.ndarray) and a.dtype.kind == "f" and name not in fixed
+            result[name] = Jitter(2, self.rng).moved(a, 4 if a.dtype.itemsize == 2 else 1) if float_array else a
+        return result

@@ -1,0 +1,297 @@
+"""Random ONNX programs against `onnx.reference` and ONNX Runtime: `python -m tests.fuzz.importers.run --programs 1000 --seed 1`.
+
+A program is determined by the seed and its number. A child process makes, imports, interprets and judges it, so that an oracle
+that dies (integer division by 0 ends ONNX Runtime) costs one program. One program in `--sample` is also built for the target c
+as builds are, and run. With `--state FILE` the same command goes on where it ended. Findings are minimised, printed as tests, and stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from experiments.harness.pages import environment, write_page
+from tests.fuzz.importers.minimise import minimise, regression_test, shown, stored
+from tests.fuzz.importers.program import Program
+from tests.fuzz.importers.trial import Outcome, attempt, judge_calls, make, operators, uncovered
+
+SECONDS = 120
+"""Seconds that one program may take."""
+LIFE = 2000
+"""Programs of a child."""
+SHRINK_SECONDS = 6
+
+
+@dataclass
+class Totals:
+    """Counts of a campaign, which a file keeps.
+
+    Attributes:
+        next: Number of the next program.
+        kinds: Programs by outcome.
+        findings: Number of a program and what is wrong.
+    """
+
+    next: int = 0
+    secs: float = 0.0
+    kinds: Counter[str] = field(default_factory=Counter)
+    operators: Counter[str] = field(default_factory=Counter)
+    elements: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    findings: list[tuple[int, str]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, file: Path) -> Totals:
+        if not file.exists():
+            return cls()
+        data = json.loads(file.read_text())
+        counters = {k: Counter(data[k]) for k in ("kinds", "operators", "elements", "refusals")}
+        return cls(data["next"], data["secs"], **counters, findings=[tuple(f) for f in data["findings"]])
+
+    def write(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".part")
+        partial.write_text(json.dumps(vars(self), indent=1))
+        partial.replace(file)
+
+    def text(self) -> str:
+        never = [op for d, op in operators() if not self.operators[f"{d}.{op}" if d else op]]
+        lines = [
+            f"{sum(self.kinds.values())} programs in {self.secs:.0f} s: {dict(self.kinds)}",
+            f"elements: {dict(self.elements)}",
+            f"{len(self.operators)} operators; none of {never}; without a generator: {uncovered()}",
+            *(f"{count:6} {text}" for text, count in self.refusals.most_common(40)),
+            *(f"finding {number}: {why[:200]}" for number, why in self.findings),
+        ]
+        return "\n".join(lines)
+
+
+def page(seed: int, totals: Totals) -> list[str]:
+    """Return the lines of the page of results."""
+    kinds, elements = totals.kinds, totals.elements
+    never = [op for d, op in operators() if not totals.operators[f"{d}.{op}" if d else op]]
+    rows = [
+        ("programs", sum(kinds.values())), ("of these agree with the oracles", kinds["agrees"]), ("wrong", kinds["wrong"]),
+        ("crashes", kinds["crash"]), ("refused at import", kinds["refused import"]), ("refused at a call", kinds["refused call"]),
+        ("wrongly tied dims, refused", kinds["refused as wrongly tied"]),
+        ("no oracle, an oracle died or no program", kinds["no oracle"] + kinds["an oracle died"] + kinds["no program"]),
+        ("built for c at -O3, too", elements["built for c"]), ("elements judged", elements["judged"]),
+        ("elements on which the oracles disagree", elements["disagreements"]), ("elements that rounding decides", elements["unsure"]),
+        ("operators", len(totals.operators)), ("operators that no program had", len(never)),
+    ]  # fmt: skip
+    lines = ["# Random ONNX programs", ""]
+    lines += [
+        f"`python -m tests.fuzz.importers.run --seed {seed}`: programs of `onnx.reference` and ONNX Runtime without graph"
+    ]
+    lines += [
+        "optimisations, imported, interpreted and compared. An element on which the two disagree does not count.",
+        "",
+    ]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {count} |" for name, count in rows), ""]
+    lines += [f"No program had: {', '.join(never) or 'none'}. Without a generator: {', '.join(uncovered()) or 'none'}."]
+    lines += ["", f"{totals.secs:.0f} s of wall time.", ""]
+    if totals.findings:
+        lines += ["| program | difference |", "|---|---|"]
+        lines += [f"| {number} | {why.splitlines()[0][:160]} |" for number, why in totals.findings]
+    return lines
+
+
+def one(
+    seed: int, number: int, judge_built: Callable[[Program, Outcome], None] | None
+) -> tuple[Outcome | None, list[str]]:
+    """Try one program. judge_built: builds, runs and judges it too."""
+    program = make(seed, number)
+    if program is None:
+        return None, []
+    outcome = attempt(program, seed=number)
+    if judge_built is not None and not outcome.kind and outcome.module is not None:
+        judge_built(program, outcome)
+    if outcome.kind == "refused call" and program.wrongly_tied:
+        outcome.kind = "refused as wrongly tied"
+    return outcome, [f"{n.domain}.{n.op_type}" if n.domain else n.op_type for n in program.nodes]
+
+
+def built_judge(folder: Path) -> Callable[[Program, Outcome], None]:
+    """Return a judge of programs built for the target c, compiled as builds compile them."""
+    from tests.fuzz.execute import Bench, Trial, Way
+
+    bench = Bench(folder)
+
+    def judged(program: Program, outcome: Outcome) -> None:
+        assert outcome.module is not None
+        calls = [[np.asarray(c[i], order="C") for i in program.inputs] for c in program.calls]
+        (done,) = bench.run(Way("c", "generic", 3), [Trial(outcome.module, tuple(calls))])
+        if done.unbuilt or done.crash:
+            outcome.kind = "wrong" if done.crash else "not built"
+            outcome.why = done.crash or done.unbuilt
+            return
+        results = iter(done.results)
+
+        def run(_: Any, args: list[Any]) -> Any:
+            result = next(results)
+            if isinstance(result, str):
+                raise RuntimeError(f"the built program refuses: {result}")
+            return result
+
+        called = outcome.expected
+        for k, e in enumerate(called):
+            if e is None:
+                next(results)
+                continue
+            one_call = program.copy(calls=[program.calls[k]])
+            part = Outcome(module=outcome.module, expected=[e])
+            judge_calls(one_call, part, run)
+            if part.kind:
+                outcome.kind, outcome.why, outcome.output, outcome.call = (
+                    part.kind,
+                    f"built for c: {part.why}",
+                    part.output,
+                    k,
+                )
+                return
+
+    return judged
+
+
+def work(parent: Connection, pipe: Connection, seed: int, numbers: Sequence[int], sample: int) -> None:
+    """Try programs in a child, and send what each says."""
+    parent.close()  # so that a parent that ends is noticed
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        judged = built_judge(Path(folder)) if sample else None
+        for number in numbers:
+            pipe.send(("begin", number))
+            outcome, names = one(seed, number, judged if sample and number % sample == 0 else None)
+            if outcome is None:
+                pipe.send(("none", number))
+                continue
+            elements = {"judged": outcome.judged, "disagreements": outcome.disagreements, "unsure": outcome.unsure}
+            elements |= {f"calls with {o}": 1 for o in outcome.oracles}
+            elements |= {"built for c": 1} if sample and number % sample == 0 else {}
+            pipe.send(("done", number, outcome.kind, outcome.why, outcome.key(), names, elements))
+    pipe.send(("end",))
+
+
+def campaign(
+    seed: int, programs: int, secs: float, sample: int = 0, totals: Totals | None = None, state: Path | None = None,
+    note: Callable[[int, str, str], None] | None = None,
+) -> Totals:  # fmt: skip
+    """Try programs until as many were tried, or the time is over. note: told number, kind and reason of each finding."""
+    totals = totals or Totals()
+    begin, first, fork = time.monotonic(), totals.secs, multiprocessing.get_context("fork")
+    last = totals.next + programs
+
+    def over() -> bool:
+        return totals.next >= last or time.monotonic() - begin > secs
+
+    while not over():
+        ours, theirs = fork.Pipe(duplex=False)
+        numbers = range(totals.next, min(last, totals.next + LIFE))
+        child = fork.Process(target=work, args=(ours, theirs, seed, numbers, sample), daemon=True)
+        child.start()
+        theirs.close()
+        try:
+            while not over():
+                if not ours.poll(SECONDS):
+                    totals.kinds["no answer"] += 1
+                    totals.next += 1
+                    break
+                message = ours.recv()
+                if message[0] == "end":
+                    break
+                _add(totals, message, note)
+                if state and totals.next % 100 == 0:
+                    totals.secs = first + time.monotonic() - begin
+                    totals.write(state)
+        except EOFError:
+            totals.kinds["an oracle died"] += 1
+            totals.next += 1
+        finally:
+            child.kill()
+            child.join()
+            ours.close()
+    totals.secs = first + time.monotonic() - begin
+    if state:
+        totals.write(state)
+    return totals
+
+
+def _add(totals: Totals, message: Sequence[Any], note: Callable[[int, str, str], None] | None) -> None:
+    if message[0] == "begin":
+        return
+    totals.next = message[1] + 1
+    if message[0] == "none":
+        totals.kinds["no program"] += 1
+        return
+    _, number, kind, why, key, names, elements = message
+    totals.kinds[kind or "agrees"] += 1
+    totals.operators.update(names)
+    totals.elements.update(elements)
+    if kind in ("wrong", "crash"):
+        totals.findings.append((number, why))
+        if note is not None:
+            note(number, kind, why)
+    elif kind:
+        totals.refusals[key] += 1
+
+
+def report(seed: int, number: int, why: str, folder: Path) -> None:
+    """Print a finding, minimised and as a test, and store it."""
+    program = make(seed, number)
+    assert program is not None
+    outcome = attempt(program, seed=number)
+    if not outcome.is_finding:
+        print(f"==== program {number}: {why}", flush=True)
+        print(shown(program), flush=True)
+        stored(program, folder, f"s{seed}_{number}")
+        return
+
+    def fails(candidate: Program) -> bool:
+        other = attempt(candidate, seed=number)
+        return other.kind == outcome.kind and (outcome.kind == "crash" or other.oracles >= outcome.oracles)
+
+    small = minimise(program, outcome.output if outcome.kind == "wrong" else "", outcome.call, fails, SHRINK_SECONDS)
+    reason = attempt(small, seed=number).why
+    print(
+        f"==== program {number}: {outcome.kind}: {reason}\n{shown(small)}\n{regression_test(small, reason)}", flush=True
+    )
+    stored(small, folder, f"s{seed}_{number}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=3600)
+    parser.add_argument("--sample", type=int, default=20, help="one in so many is built for c, too; 0: none")
+    parser.add_argument("--state", type=Path, help="a file of totals: go on where it ends")
+    parser.add_argument("--found", type=Path, default=Path("build/fuzz/onnx"), help="the folder for findings")
+    parser.add_argument("--page", help="the name of a page of experiments/results to write")
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore")
+    totals, measured = Totals.read(asked.state) if asked.state else Totals(), environment()
+
+    def note(number: int, kind: str, why: str) -> None:
+        report(asked.seed, number, why, asked.found)
+
+    campaign(asked.seed, asked.programs, asked.seconds, asked.sample, totals, asked.state, note)
+    print(totals.text())
+    if asked.page:
+        write_page(asked.page, page(asked.seed, totals), None, measured, quiet=True)
+    return bool(totals.findings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Importing decoders of the families of the table: against the original framework, and folders that are refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.decoder_families import ADDED, KEPT, MODELS, PROMPT, SHAPES, inputs, write_family
+from tests.support.effort import thinned
+
+import relax_tune as rt
+from relax_tune.errors import ParseError, RelaxTuneError, UserError
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.frontend.hf.families.decoders import DECODERS
+from relax_tune.ir.frontend.hf.folder import load_hf
+from relax_tune.ir.interp.reference import evaluate_function
+
+# LongRoPE beyond its limit has other frequencies, so a program is of texts that are all longer.
+LONGER: dict[str, Any] = {"n": (17, 64), "m": (16, 63)}
+
+
+def last_positions(module: IRModule, b: int, n: int) -> np.ndarray[Any, Any]:
+    """The logits of the last KEPT positions of a text: of a prompt, then decoded one by one."""
+    tokens, start = inputs(b, n), n - KEPT + 1
+    logits, *cache = evaluate_function(module, [tokens[:, :start]], "prefill")
+    parts = [logits]
+    for at in range(start, n):
+        logits, *cache = evaluate_function(module, [tokens[:, at : at + 1], *cache], "decode")
+        parts.append(logits)
+    return np.concatenate(parts, axis=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", thinned(MODELS, 4))
+def test_family_has_the_logits_of_torch(tmp_path: Path, name: str) -> None:
+    longer = name == "phi3_long"
+    folder, expected = write_family(tmp_path, name)
+    module = load_hf(folder, bounds=LONGER if longer else None)
+    for b, n in SHAPES[1:] if longer else SHAPES:
+        largest = max(1.0, float(np.abs(expected[f"logits_{b}_{n}"]).max()) / 10)
+        np.testing.assert_allclose(
+            last_positions(module, b, n), expected[f"logits_{b}_{n}"], atol=1e-4 * largest, rtol=0
+        )
+
+
+@pytest.mark.ccompiler
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.parametrize(
+    "name",
+    thinned(
+        (
+            "mpt",
+            "bloom",
+            "qwen2_moe",
+            "gemma3",
+            "gptj",
+            "falcon_alibi",
+            "phi3_partial",
+            "mamba2",
+            "granitemoehybrid",
+            "falcon_h1",
+        ),
+        10,
+    ),
+)
+def test_family_generates_the_tokens_of_torch(tmp_path: Path, name: str) -> None:
+    folder, expected = write_family(tmp_path, name)
+    with rt.build(rt.load_model(folder, {"b": (1, 2)}), target="c", db="memory://").open() as model:
+        tokens = rt.generate(model, inputs(*PROMPT), ADDED)
+    np.testing.assert_array_equal(tokens[:, PROMPT[1] :], expected["tokens"])
+
+
+def test_longrope_has_one_rotation_a_program(tmp_path: Path) -> None:
+    folder, _ = write_family(tmp_path, "phi3_long")
+    assert {b.var.name: b.upper for b in load_hf(folder).bounds} == {"b": None, "n": 16, "m": 15}
+    with pytest.raises(UserError, match=r"at most 16 positions .* 1 to 20"):
+        load_hf(folder, bounds={"n": (1, 20), "m": (1, 10)})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("gemma2", {"head_dim": ...}, "head_dim: expected a whole number"),
+        ("gemma2", {"sliding_window": ...}, "sliding_window: expected a number or null"),
+        ("gemma3", {"rope_parameters": {"full_attention": {}, "chunked": {}}}, "rope_parameters: expected an object with sliding"),
+        ("gpt2", {"architectures": ["GPT2DoubleHeadsModel"]}, "architectures: expected a model with the"),
+        ("gpt2", {"scale_attn_weights": 2}, "scale_attn_weights: expected true or false, got 2"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention: expected False, got True"),
+        ("gpt_neox", {"head_dim": 64}, "head_dim: expected 8, got 64"),
+        ("gpt_neo", {"attention_types": [[["global"], 1]]}, "attention_types: expected lists of 'global' and 'local'"),
+        ("falcon_new", {"parallel_attn": False}, "parallel_attn: expected True, got False"),
+        ("codegen", {"n_head": 2}, "expected n_head to be a multiple of 4, got 2"),
+        ("mpt", {"attn_config": {"alibi": False}}, "attn_config: alibi: expected True, got False"),
+        ("mpt", {"no_bias": False}, "no_bias: expected True, got False"),
+        ("mixtral", {"num_experts_per_tok": 6}, "num_experts_per_tok: expected at most the 5"),
+        ("qwen2_moe", {"mlp_only_layers": 1}, "mlp_only_layers: expected a list of numbers"),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: expected 0 or 1 for"),
+        ("mamba2", {"time_step_limit": [0.0, 0.1]}, "time_step_limit: expected 0 to infinity"),
+        ("bamba", {"mamba_n_heads": 7}, "mamba_expand to be a multiple of mamba_n_heads"),
+        ("granitemoehybrid", {"layer_types": ["chunked"] * 2}, "layer_types: expected 'mamba' or 'attention'"),
+        ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers: expected 5 numbers"),
+        ("cwm", {"layer_types": ...}, "layer_types: expected the type of each layer"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling: expected a number other than 0"),
+        ("llama_yarn", {"num_hidden_layers": 10**6}, "num_hidden_layers: expected at most 4096 layers"),
+        ("phi", {"rope_parameters": {"partial_rotary_factor": 0.4}}, "partial_rotary_factor: expected an even number of"),
+    ],
+)  # fmt: skip
+def test_wrong_fields_of_a_family(tmp_path: Path, name: str, changes: dict[str, Any], message: str) -> None:
+    folder, _ = write_family(tmp_path, name, **changes)
+    with pytest.raises(ParseError, match=message):
+        load_hf(folder)
+
+
+def test_families_without_fields(tmp_path: Path) -> None:
+    """A configuration without fields is refused."""
+    folder, _ = write_family(tmp_path, "gpt2")
+    for kind in DECODERS:
+        (folder / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+        with pytest.raises(RelaxTuneError):
+            load_hf(folder)
+
+
+def test_weights_without_a_prefix(tmp_path: Path) -> None:
+    """Files of the bare decoder have shorter names."""
+    from safetensors.numpy import load_file, save_file
+
+    folder, expected = write_family(tmp_path, "gpt2")
+    path = folder / "model.safetensors"
+    save_file({k.removeprefix("transformer."): v for k, v in load_file(path).items()}, path)
+    b, n = SHAPES[0]
+    np.testing.assert_allclose(last_positions(load_hf(folder), b, n), expected[f"logits_{b}_{n}"], atol=1e-4, rtol=0)
+
+
+def test_state_space_decoder_is_no_encoder(tmp_path: Path) -> None:
+    """Padding would change the states behind it."""
+    folder, _ = write_family(tmp_path, "bamba")
+    with pytest.raises(ParseError, match="model_type: expected a decoder without state space layers"):
+        load_hf(folder, pooling="lasttoken")
+
+
+def test_decoder_without_attention_has_no_bound_of_past_positions(tmp_path: Path) -> None:
+    folder, _ = write_family(tmp_path, "mamba2")
+    module = load_hf(folder, bounds={"n": (1, 8)})
+    assert [b.var.name for b in module.bounds] == ["b", "n"]
+    names = [p.name for p in module.graphs["decode"].params]
+    assert names == ["input_ids", "past_inputs_0", "past_state_0", "past_inputs_1", "past_state_1"]

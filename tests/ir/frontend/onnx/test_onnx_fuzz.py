@@ -1,0 +1,141 @@
+"""A slice of the fuzzer of the ONNX importer, its parts, and what it reported: float64 beside float attributes."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.ir.frontend.onnx.onnx_models import check, model, onnx
+
+from relax_tune.ir.frontend.onnx.importer import KNOWN, load_onnx
+from relax_tune.ir.interp.interp_graph import run_function
+
+trial = pytest.importorskip("tests.fuzz.importers.trial", reason="needs the onnx package")
+minimal = pytest.importorskip("tests.fuzz.importers.minimise", reason="needs the onnx package")
+oracles = pytest.importorskip("tests.fuzz.importers.oracles", reason="needs the onnx package")
+graphs = pytest.importorskip("tests.fuzz.importers.slices", reason="needs the onnx package")
+
+ROOT = Path(__file__).parents[4]
+
+
+def test_every_operator_of_the_standard_domain_has_a_generator() -> None:
+    assert [op for op in trial.uncovered() if op in KNOWN or "ai.onnx." in op] == []
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_fuzzer_finds_no_difference_in_a_few_programs() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fuzz.importers.run",
+        "--programs",
+        "60",
+        "--seed",
+        "20261130",
+        "--sample",
+        "0",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "60 programs in" in done.stdout
+
+
+def test_program_is_determined_by_seed_and_number() -> None:
+    first, second = trial.make(5, 3), trial.make(5, 3)
+    types = first.runs(first.calls[0]).by_name
+    assert first.proto(types).SerializeToString() == second.proto(types).SerializeToString()
+    assert all(np.array_equal(a, second.calls[0][n], equal_nan=a.dtype.kind == "f") for n, a in first.calls[0].items())
+
+
+def test_wrong_result_is_reported_and_minimised() -> None:
+    """A meaning that is one unit off in a division shows, and its program shrinks to the division."""
+
+    def reciprocal(module: object, args: list[np.ndarray]) -> object:
+        results = trial.interpreted(module, args)
+        every = results if isinstance(results, tuple) else (results,)
+        return tuple(np.nextafter(r, np.float32(np.inf)) if r.dtype == np.float32 else r for r in every)
+
+    proto = model("(float[n] x) => (float[n] z) <float c = {41.0}> { a = Abs(x)\n d = Div(a, c)\n z = Neg(d) }")
+    program = program_of(proto, [np.array([41.0, 82.0, -3.0], np.float32)])
+    assert not trial.attempt(program).kind
+    assert trial.attempt(program, reciprocal).kind == "wrong"
+    small = minimal.minimise(program, "z", 0, lambda p: trial.attempt(p, reciprocal).kind == "wrong", 20)
+    assert len(small.nodes) == 1 and small.calls[0][next(iter(small.inputs))].size == 1
+    assert "check(proto" in minimal.regression_test(small, "why")
+
+
+def test_stored_program_is_read_again(tmp_path: Path) -> None:
+    program = trial.make(5, 3)
+    path = minimal.stored(program, tmp_path, "p")
+    again = minimal.read(path)
+    assert [n.op_type for n in again.nodes] == [n.op_type for n in program.nodes]
+    assert trial.attempt(again).kind == trial.attempt(program).kind
+
+
+def test_slice_of_a_graph_has_symbols_where_sizes_differ(tmp_path: Path) -> None:
+    if not oracles.has_runtime():
+        pytest.skip("needs onnxruntime, which runs the whole graph")
+    file = tmp_path / "m.onnx"
+    onnx.save(model("(float[n, 3] x) => (float[n, 3] z) { a = Abs(x)\n b = Exp(a)\n z = Neg(b) }"), str(file))
+    rng = random.Random(2)
+    graph = graphs.read(file, rng)
+    while graph.runs[0]["x"].shape == graph.runs[1]["x"].shape:
+        graph = graphs.read(file, rng)
+    program = graphs.slice_of(graph, rng)
+    assert any(isinstance(d, str) for i in program.inputs.values() for d in i.dims)
+    assert not trial.attempt(program).kind
+
+
+def program_of(proto: object, args: list[np.ndarray]) -> object:
+    types = {i.name: a for i, a in zip(proto.graph.input, args, strict=True)}
+    program = trial.Program(proto.opset_import[0].version, list(proto.graph.node))
+    program.inputs = {n: minimal.Input(a.dtype, a.shape) for n, a in types.items()}
+    program.constants = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
+    program.outputs, program.calls = [o.name for o in proto.graph.output], [types]
+    return program
+
+
+@pytest.mark.parametrize("node", [
+    "Selu", "Elu<alpha = 0.1>", "LeakyRelu<alpha = 0.1>", "HardSigmoid<alpha = 0.3>", "HardSwish", "Celu<alpha = 0.7>",
+    "ThresholdedRelu<alpha = 0.1>", "LpNormalization",
+])  # fmt: skip
+def test_float_attribute_beside_float64_is_the_number_of_the_file(node: str) -> None:
+    x = np.array([[-5.0, -0.1, 0.1, 2.0]])
+    check(model(f"(double[a, b] x) => (double[a, b] y) {{ y = {node}(x) }}", 22), [x], rtol=1e-14)
+
+
+def test_epsilon_beside_float64_is_the_number_of_the_file() -> None:
+    x, one, variance = np.array([[-3.0, 4.0]]), np.array([-2.0, 1.0]), np.array([0.0, 1e-6])
+    text = "(double[n, 2] x, double[2] s, double[2] v) => (double[n, 2] y) { y = BatchNormalization(x, s, s, s, v) }"
+    check(model(text, 15), [x, one, variance], rtol=1e-13)
+
+
+def test_clip_of_attributes_beside_float64_is_the_number_of_the_file() -> None:
+    x = np.array([-5.0, 0.05, 2.0])
+    check(model("(double[n] x) => (double[n] y) { y = Clip<min = -0.1, max = 0.3>(x) }", 10), [x], rtol=1e-15)
+
+
+def test_attribute_beside_float32_is_a_short_decimal() -> None:
+    module = load_onnx(model("(float[n] x) => (float[n] y) { y = LeakyRelu<alpha = 0.1>(x) }"))
+    assert "0.1)" in repr(module.graphs["main"].bindings)
+
+
+def test_rate_of_adam_is_computed_from_the_number_of_the_file() -> None:
+    """1 - 0.999 in 32 bits is 0.00099998712, 13 units of a thousandth of 1 % away from 0.001."""
+    import onnx.parser
+    from onnx.reference import ReferenceEvaluator
+
+    proto = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 20, "ai.onnx.preview.training" : 1]> graph (float r, int64 t, float[n] x, float[n] g, '
+        "float[n] v, float[n] h) => (float[n] a, float[n] b, float[n] c) { a, b, c = ai.onnx.preview.training.Adam(r, t, x, g, v, h) }"
+    )
+    f = np.float32
+    args = [np.asarray(f(0.1)), np.asarray(np.int64(1)), *(np.array([k], f) for k in (1, -32, 1, 1))]
+    expected = ReferenceEvaluator(proto).run(None, dict(zip((i.name for i in proto.graph.input), args, strict=True)))
+    results = run_function(load_onnx(proto), "main", args)
+    np.testing.assert_allclose(results[2], expected[2], rtol=1e-6)

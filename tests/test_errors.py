@@ -1,0 +1,93 @@
+"""Which errors are temporary: the failed system call at their root decides, however the error was raised."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
+
+from relax_tune.database.engine import explained
+from relax_tune.errors import DatabaseError, MeasureError, RelaxTuneError, TryAgainLater, UserError, is_temporary
+from relax_tune.tuner.service.content import FilesAway
+
+CAUSES = {
+    errno.ENOSPC: True,
+    errno.EDQUOT: True,
+    errno.EMFILE: True,
+    errno.ENOMEM: True,
+    errno.ECONNREFUSED: True,
+    errno.ECONNRESET: True,
+    errno.ETIMEDOUT: True,
+    errno.EACCES: False,
+    errno.EPERM: False,
+    errno.EROFS: False,
+    errno.ENOENT: False,
+    errno.EIO: False,
+}
+
+
+def raised(number: int, kind: type[RelaxTuneError], explicit: bool) -> RelaxTuneError:
+    try:
+        try:
+            raise OSError(number, os.strerror(number), "place")
+        except OSError as error:
+            raise kind("cannot be written") from (error if explicit else None)
+    except RelaxTuneError as error:
+        return error
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+@pytest.mark.parametrize("kind", [MeasureError, UserError, FilesAway])
+@pytest.mark.parametrize(("number", "temporary"), CAUSES.items(), ids=errno.errorcode.get)
+def test_failed_system_call_decides_for_every_class_of_error(
+    number: int, temporary: bool, kind: type[RelaxTuneError], explicit: bool
+) -> None:
+    assert is_temporary(raised(number, kind, explicit)) is temporary
+
+
+def test_number_of_a_tls_error_is_no_system_error() -> None:
+    error = UserError("another key")
+    error.__cause__ = ssl.SSLError(errno.ESTALE, "key values mismatch")
+    assert not is_temporary(error)
+
+
+def test_without_a_failed_system_call_the_class_decides() -> None:
+    assert is_temporary(TryAgainLater("busy")) and not is_temporary(UserError("wrong"))
+
+
+def database_error(statement: str, path: Path, mode: str = "rwc") -> DatabaseError:
+    engine = create_engine(f"sqlite:///file:{path}?mode={mode}&uri=true")
+    with pytest.raises(DatabaseError) as caught, explained("db", "write"), engine.begin() as connection:
+        connection.execute(text("PRAGMA max_page_count=4"))
+        connection.execute(text(statement))
+    assert isinstance(caught.value.__context__, OperationalError)
+    return caught.value
+
+
+def test_full_database_is_temporary_and_a_read_only_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    assert is_temporary(database_error("INSERT INTO t VALUES (zeroblob(100000))", path))
+    assert not is_temporary(database_error("INSERT INTO t VALUES (1)", path, "ro"))
+    assert not is_temporary(database_error("INSERT INTO missing VALUES (1)", path))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 4), (errno.EACCES, 2)])
+def test_command_ends_with_one_line_and_the_code_of_the_cause(tmp_path: Path, number: int, code: int) -> None:
+    program = (
+        "import sys; from relax_tune.tuner.cli import app\n"
+        f"def fail(name): raise OSError({number}, 'reason', 'place')\n"
+        "app.load_command = fail\nsys.argv[1:] = ['doctor']\napp.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (code, "error: place: reason\n")
