@@ -1,0 +1,1 @@
+"""Many workers, services and records: simulated and real fleets, SLURM, the database, and the costs of the sandbox."""

@@ -1,0 +1,1 @@
+"""Shared parts: contenders in separate processes, result pages, and the models that several folders compare."""
