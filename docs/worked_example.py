@@ -33,7 +33,7 @@ from relax_tune.tuner.plan.plans import plan_task, times_of
 from relax_tune.tuner.plan.task_rows import dispatch_ranges, symbol_labels, variant_text
 from relax_tune.tuner.search.space import Candidate
 from relax_tune.tuner.task.extract import extract_tasks
-from relax_tune.tuner.task.task import Choices
+from relax_tune.tuner.task.variants import TaskVariants
 
 FOLDER = Path(__file__).parent
 PAGE, RECORDS = FOLDER / "worked-example.md", FOLDER / "worked-example.jsonl"
@@ -65,11 +65,11 @@ def model() -> IRModule:
     return dense_layer(numbers(256, 256) / np.float32(8), numbers(256))
 
 
-def choices(module: IRModule) -> Choices:
+def task_variants(module: IRModule) -> TaskVariants:
     """Return what can be tried for the layer's one task."""
     (task,) = extract_tasks(lower(module), 6)
     libraries = tuple(a for a in ALTERNATIVES if a.library == "openblas")
-    return Choices(task, HARDWARE, CodeTarget("c", HARDWARE.lanes), libraries)
+    return TaskVariants(task, HARDWARE, CodeTarget("c", HARDWARE.lanes), libraries)
 
 
 def records() -> tuple[str, list[Measurement]]:
@@ -90,7 +90,7 @@ def parts() -> list[str]:
     """Return the headings, paragraphs and blocks of the page, in order."""
     module = model()
     lowered = lower(module).module
-    tried = choices(module)
+    tried = task_variants(module)
     (func,) = (f for f in lowered.functions.values() if isinstance(f, PrimFunc))
     graph = print_text(module)
     fused = print_text(func)
@@ -114,19 +114,20 @@ def parts() -> list[str]:
     ]
 
 
-def sketch_part(tried: Choices) -> list[str]:
+def sketch_part(tried: TaskVariants) -> list[str]:
     """Describe the sketches, and one of them with its features and the C of a candidate."""
-    sketch = next(s for s in tried.sketches if s.name == SKETCH)
-    names = ", ".join(f"`{s.name}`" for s in tried.sketches)
+    sketch = next(s for s in tried.sketch_set.sketches if s.name == SKETCH)
+    names = ", ".join(f"`{s.name}`" for s in tried.sketch_set.sketches)
     features = {f.name: f for f in sketch_features(sketch.func, HARDWARE)}
     rows = [f"{name} = {ratio(features[name])}" for name in FEATURES]
-    candidate = Candidate(tried.sketches.index(sketch), tuple(CANDIDATE[t.name] for t in sketch.tunables))
-    (kernel,) = tried.program(tried.tuned(candidate)).kernels
+    candidate = Candidate(tried.sketch_set.sketches.index(sketch), tuple(CANDIDATE[t.name] for t in sketch.tunables))
+    (kernel,) = tried.program(tried.sketch_set.record_of(candidate)).kernels
     c = kernel.source.partition("/*end prelude*/\n")[2]
     values = ", ".join(f"{name}={value}" for name, value in CANDIDATE.items())
     return [
         "## A sketch",
-        f"The rules find {len(tried.sketches)} sketches for one thread of a processor with vectors of {HARDWARE.lanes} floats: {names}. "
+        f"The rules find {len(tried.sketch_set.sketches)} "
+        f"sketches for one thread of a processor with vectors of {HARDWARE.lanes} floats: {names}. "
         f"The trace of `{SKETCH}`, as Python over a schedule `s`:",
         block("py", sketch.trace.as_python()),
         "Applied once, with both tunables left free, it gives these loops. `s0` is `n`: a task knows its symbols by position.",
@@ -141,7 +142,7 @@ def sketch_part(tried: Choices) -> list[str]:
     ]
 
 
-def plan_part(tried: Choices, measured: list[Measurement], device: str) -> list[str]:
+def plan_part(tried: TaskVariants, measured: list[Measurement], device: str) -> list[str]:
     """Describe the plan that records ask for."""
     times, variants = times_of(tried, measured)
     plan = plan_task(tried, measured)
@@ -163,7 +164,7 @@ def plan_part(tried: Choices, measured: list[Measurement], device: str) -> list[
     ]
 
 
-def run_part(lowered: IRModule, tried: Choices, measured: list[Measurement]) -> list[str]:
+def run_part(lowered: IRModule, tried: TaskVariants, measured: list[Measurement]) -> list[str]:
     """Describe a run at several n."""
     plan = plan_task(tried, measured)
     rows = []
@@ -217,10 +218,10 @@ def measure() -> None:
     store = MemoryStore()
     rt.tune(model(), target="c", db=store, effort="quick")
     (target,) = store.targets()
-    tried = choices(model())
+    tried = task_variants(model())
     found = store.query(target.key)
     plan = plan_task(tried, found)
-    kept = {*plan.plan.variants, tried.generic().key}
+    kept = {*plan.plan.variants, tried.sketch_set.generic().key}
     lines = [json.loads(line) for line in export_lines(store)]
     shown = {"variant": "key", "measurement": "variant"}
     lines = [x for x in lines if x["record"] != "plan" and (x["record"] not in shown or x[shown[x["record"]]] in kept)]

@@ -49,7 +49,7 @@ def main() -> None:
         print("note:", note)
     tokenizer = Tokenizer.from_file(str(find_model(MODEL) / "tokenizer.json"))
     tokenizer.enable_padding()
-    tokenizer.enable_truncation(512)
+    tokenizer.no_truncation()  # the model refuses a text that is too long; a part of it would stand for the whole
     with artifact.open() as model:
         texts = embed(model, tokenizer, list(TEXTS))
         question = embed(model, tokenizer, [given.question])[0]

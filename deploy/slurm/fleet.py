@@ -1,6 +1,6 @@
 """Run a scheduler here, and keep workers for it in SLURM jobs, through dask-jobqueue, until interrupted.
 
-    python fleet.py --device cuda --jobs 8 --sbatch=--gres=gpu:1 --sbatch=--requeue --partition gpu \
+    python -P fleet.py --device cuda --jobs 8 --sbatch=--gres=gpu:1 --sbatch=--requeue --partition gpu \
       --host 10.0.0.1 --ca ca.pem --certificate head.pem --key head.key \
       --worker-certificate nodes.pem --worker-key nodes.key
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import threading
 
 import dask
@@ -94,6 +95,7 @@ def main() -> None:
             security=security,
             job_extra_directives=given.sbatch,
             job_script_prologue=given.prologue,
+            python=f"{sys.executable} -P",  # a job starts in the folder of its submission, which is no place for modules
             worker_extra_args=[
                 "--worker-class",
                 WORKER,

@@ -82,7 +82,7 @@ int main(int count, char **given) {
   const std::unique_ptr<encoder, decltype(&encoder_destroy)> model(opened, encoder_destroy);
   const Vocabulary vocabulary = read_vocabulary(given[2]);
   if (!failed && vocabulary.count("[CLS]") == 0) {
-    std::fprintf(stderr, "%s: wanted a vocabulary of WordPiece, found none\n", given[2]);
+    std::fprintf(stderr, "%s: expected a vocabulary of WordPiece, got none\n", given[2]);
     return 2;
   }
   std::vector<float> embedding;

@@ -124,7 +124,7 @@ fn run(weights: &str, vocabulary: &str, sentence: &str) -> Result<(), String> {
     let encoder = Encoder::open(weights)?;
     let text = std::fs::read_to_string(vocabulary).map_err(|e| format!("{vocabulary}: {e}"))?;
     let known = text.lines().enumerate().map(|(i, line)| (line.to_string(), i as i64)).collect();
-    let ids = tokens_of(&known, sentence).ok_or(format!("{vocabulary}: wanted a vocabulary of WordPiece, found none"))?;
+    let ids = tokens_of(&known, sentence).ok_or(format!("{vocabulary}: expected a vocabulary of WordPiece, got none"))?;
     let embedding = encoder.embed(&ids)?;
     let length = embedding.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().max(1e-30).sqrt();
     for x in embedding {

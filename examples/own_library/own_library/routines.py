@@ -24,7 +24,7 @@ class OwnLibrary:
         n, k = scalars
         launch: Callable[[], None] | None = device.bind_host(lambda views: softmax(views, n, k), buffers)
         if launch is None:
-            raise MeasureError(f"{routine}: wanted a device that shares memory with the host, found {device.info.name}")
+            raise MeasureError(f"{routine}: expected a device that shares memory with the host, got {device.info.name}")
         return launch
 
 
