@@ -59,6 +59,31 @@ def _compressed(node: Any, given: Given) -> int:
     return int(x.size if axis is None else x.shape[axis])
 
 
+def _transform(node: Any) -> str:
+    how = _attribute(node, "post_transform", b"NONE")
+    return str(("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")[how] if isinstance(how, int) else how.decode())
+
+
+def _one_target(node: Any) -> bool:
+    return bool(_attribute(node, "n_targets", _attribute(node, "targets", 1)) == 1)
+
+
+def _has_gaps(node: Any, given: Given) -> bool:
+    """Return whether SAME stands for more elements than a transposed convolution without padding gives."""
+    kernel = _argument(node, given, 1).shape[2:]
+    strides, dilations = (_attribute(node, name, [1] * len(kernel)) for name in ("strides", "dilations"))
+    gaps = any(s > (k - 1) * d + 1 for s, k, d in zip(strides, kernel, dilations, strict=True))
+    return gaps and _attribute(node, "auto_pad", b"").startswith(b"SAME")
+
+
+def _lacks_weights(node: Any) -> bool:
+    """Return whether two classes have weights, and some leaf has one for only one of them."""
+    names = ("class_ids", "class_treeids", "class_nodeids")
+    every = {*zip(*(_attribute(node, name) for name in names), strict=True)}
+    leaves = _attribute(node, "nodes_modes").count(b"LEAF")
+    return len(_attribute(node, "classlabels_int64s", ())) == 2 and len({e[0] for e in every}) == 2 and len(every) < 2 * leaves
+
+
 def _fit(node: Any, given: Given) -> bool:
     columns = _argument(node, given, 0).shape[-1:]
     names = ("scale", "offset", "imputed_value_floats", "imputed_value_int64s")
@@ -100,12 +125,37 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     "Gemm": lambda n, g, o: not _floats(n, g),
     # a function body without its casts
     "GroupNormalization": lambda n, g, o: any(a.dtype.itemsize != 4 for a in _floats(n, g)),
+    # p = 1 without magnitudes
+    "LpNormalization": lambda n, g, o: _attribute(n, "p", 2) == 1,
+    # the larger score decides between two classes; a target without a weight is the largest number
+    "TreeEnsembleClassifier": lambda n, g, o: len(_attribute(n, "classlabels_int64s", ())) < 3,
+    **dict.fromkeys(
+        ("TreeEnsembleRegressor", "TreeEnsemble"),
+        lambda n, g, o: _attribute(n, "aggregate_function") in (b"MIN", b"MAX", 2, 3),
+    ),
     # computed in double precision, whatever stash_type says
     "RMSNormalization": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
     # before opset 14 the default momentum means training
     "BatchNormalization": lambda n, g, o: o < 14 or _half(n, g),
 }
 """Operators that `onnx.reference` computes in another way than the standard says, by condition."""
+RUNTIME: Mapping[str, Callable[[Any, Given], bool]] = {
+    # the least finite number for a window of -inf
+    **dict.fromkeys(("MaxPool", "GlobalMaxPool"), lambda n, g: any(np.isneginf(a).any() for a in _floats(n, g))),
+    # no negative padding, which a stride that is longer than the kernel needs
+    "ConvTranspose": lambda n, g: _has_gaps(n, g),
+    # the sum of a row leaves NaN out
+    **dict.fromkeys(("Softmax", "LogSoftmax"), lambda n, g: _nan(n, g)),
+    # one score has no softmax and no sigmoid
+    **dict.fromkeys(
+        ("TreeEnsembleRegressor", "TreeEnsemble", "LinearRegressor"),
+        lambda n, g: _one_target(n) and _transform(n) not in ("NONE", "PROBIT"),
+    ),
+    "SVMRegressor": lambda n, g: _transform(n) != "NONE",
+    # one score s gives (1 - s, s)
+    "SVMClassifier": lambda n, g: len(_attribute(n, "rho", ())) == 1 and _transform(n) in ("SOFTMAX", "SOFTMAX_ZERO"),
+}
+"""Operators that ONNX Runtime computes in another way than the standard says, by condition."""
 BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
     # transforms of numbers that are not finite depend on the algorithm
     **dict.fromkeys(("DFT", "STFT"), lambda n, g, o: _not_finite(n, g)),
@@ -131,6 +181,10 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
         ),
         lambda n, g, o: _nan(n, g) or ("Roi" in n.op_type and _not_finite(n, g)),
     ),
+    # logarithms of integers, cut to integers, depend on the formula
+    "ReduceLogSumExp": lambda n, g, o: _huge(n, g) or not _floats(n, g),
+    # a leaf with a weight for one class of two
+    "TreeEnsembleClassifier": lambda n, g, o: _lacks_weights(n),
     # attributes of another number of columns
     **dict.fromkeys(("Imputer", "Scaler"), lambda n, g, o: not _fit(n, g)),
     # a condition that is longer than the data
@@ -147,6 +201,11 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
 def reference_is_wrong(node: Any, given: Given, opset: int) -> bool:
     rule = REFERENCE.get(node.op_type)
     return rule is not None and rule(node, given, opset)
+
+
+def runtime_is_wrong(node: Any, given: Given) -> bool:
+    rule = RUNTIME.get(node.op_type)
+    return rule is not None and rule(node, given)
 
 
 def is_open(node: Any, given: Given, opset: int, results: Sequence[Any]) -> bool:
