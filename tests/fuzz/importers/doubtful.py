@@ -125,6 +125,9 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     "Gemm": lambda n, g, o: not _floats(n, g),
     # a function body without its casts
     "GroupNormalization": lambda n, g, o: any(a.dtype.itemsize != 4 for a in _floats(n, g)),
+    # places and weights in single precision
+    **dict.fromkeys(("Resize", "Upsample"), lambda n, g, o: _argument(n, g, 0).dtype == np.float64),
+    "GridSample": lambda n, g, o: _argument(n, g, 0).dtype == np.float64,
     # p = 1 without magnitudes
     "LpNormalization": lambda n, g, o: _attribute(n, "p", 2) == 1,
     # the larger score decides between two classes; a target without a weight is the largest number
@@ -144,6 +147,10 @@ RUNTIME: Mapping[str, Callable[[Any, Given], bool]] = {
     **dict.fromkeys(("MaxPool", "GlobalMaxPool"), lambda n, g: any(np.isneginf(a).any() for a in _floats(n, g))),
     # no negative padding, which a stride that is longer than the kernel needs
     "ConvTranspose": lambda n, g: _has_gaps(n, g),
+    # bounds of sigmoid and tanh make numbers of NaN
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), lambda n, g: _nan(n, g)),
+    # a running sum over channels, which NaN and infinities never leave
+    "LRN": lambda n, g: _not_finite(n, g),
     # the sum of a row leaves NaN out
     **dict.fromkeys(("Softmax", "LogSoftmax"), lambda n, g: _nan(n, g)),
     # one score has no softmax and no sigmoid

@@ -31,7 +31,7 @@ ULPS: Mapping[str, float] = {
 }  # fmt: skip
 """Units by which results of inexact operators are moved; 2 for others."""
 STATES = ("LSTM", "GRU", "RNN", "Gelu", "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", "LinearRegressor",
-          "TreeEnsembleRegressor", "TreeEnsemble")  # fmt: skip
+          "TreeEnsembleRegressor", "TreeEnsemble", "LogSoftmax", "ReduceLogSumExp", "HannWindow", "HammingWindow", "BlackmanWindow")  # fmt: skip
 """Operators that subtract numbers of magnitude 1, so that their errors are absolute: the oracles' sigmoid of -x is 1 - sigmoid(x)."""
 PLACED = ("Resize", "Upsample", "GridSample", "RoiAlign", "DeformConv")
 """Operators that round places between elements, so that a result is off by units of the elements around it."""
@@ -81,7 +81,8 @@ class Jitter:
             steps = self.steps(a.shape)
             result = wide * (1 + ulps * float(info.eps) * steps)
             small = (np.abs(wide) < float(info.smallest_normal)) & ((wide != 0) | (zeros and self.number > 1))
-            result = np.where(small, wide + float(info.smallest_subnormal) * np.sign(steps) * 2, result)
+            signs = np.where(wide == 0, 5.0 - 2.0 * self.number, np.sign(steps))  # zeros upwards, then downwards
+            result = np.where(small, wide + float(info.smallest_subnormal) * signs * 2, result)
             return np.where(np.isfinite(wide), result, wide).astype(a.dtype)
 
     def result(self, node: Any, value: Any) -> Any:
