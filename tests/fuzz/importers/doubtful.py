@@ -81,7 +81,11 @@ def _lacks_weights(node: Any) -> bool:
     names = ("class_ids", "class_treeids", "class_nodeids")
     every = {*zip(*(_attribute(node, name) for name in names), strict=True)}
     leaves = _attribute(node, "nodes_modes").count(b"LEAF")
-    return len(_attribute(node, "classlabels_int64s", ())) == 2 and len({e[0] for e in every}) == 2 and len(every) < 2 * leaves
+    return (
+        len(_attribute(node, "classlabels_int64s", ())) == 2
+        and len({e[0] for e in every}) == 2
+        and len(every) < 2 * leaves
+    )
 
 
 def _fit(node: Any, given: Given) -> bool:
@@ -128,6 +132,8 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     # places and weights in single precision
     **dict.fromkeys(("Resize", "Upsample"), lambda n, g, o: _argument(n, g, 0).dtype == np.float64),
     "GridSample": lambda n, g, o: _argument(n, g, 0).dtype == np.float64,
+    # every group has the bias of the first
+    "ConvTranspose": lambda n, g, o: _attribute(n, "group", 1) > 1,
     # p = 1 without magnitudes
     "LpNormalization": lambda n, g, o: _attribute(n, "p", 2) == 1,
     # the larger score decides between two classes; a target without a weight is the largest number
@@ -188,6 +194,9 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
         ),
         lambda n, g, o: _nan(n, g) or ("Roi" in n.op_type and _not_finite(n, g)),
     ),
+    "Det": lambda n, g, o: _huge(n, g) or _not_finite(n, g),
+    # random in training
+    "Dropout": lambda n, g, o: bool(np.any(_argument(n, g, 2))) if len(n.input) > 2 and n.input[2] else False,
     # logarithms of integers, cut to integers, depend on the formula
     "ReduceLogSumExp": lambda n, g, o: _huge(n, g) or not _floats(n, g),
     # a leaf with a weight for one class of two

@@ -207,9 +207,7 @@ def evaluate(
         raise Invalid(f"{node.op_type}: {reason}; {type(error).__name__}: {error}") from None
 
 
-def _typed(
-    node: Any, given: Mapping[str, Any], values: list[Any], key: Key, domains: Mapping[str, int]
-) -> list[Any]:
+def _typed(node: Any, given: Mapping[str, Any], values: list[Any], key: Key, domains: Mapping[str, int]) -> list[Any]:
     """Return results in the types of the operator's definition: the reference at times gives others.
 
     Raises:

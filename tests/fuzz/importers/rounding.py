@@ -30,14 +30,25 @@ ULPS: Mapping[str, float] = {
     "AffineGrid": 4, "Adam": 512, "Adagrad": 16, "Momentum": 16,
 }  # fmt: skip
 """Units by which results of inexact operators are moved; 2 for others."""
-STATES = ("LSTM", "GRU", "RNN", "Gelu", "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", "LinearRegressor",
-          "TreeEnsembleRegressor", "TreeEnsemble", "LogSoftmax", "ReduceLogSumExp", "HannWindow", "HammingWindow", "BlackmanWindow")  # fmt: skip
+STATES = (
+    "LSTM", "GRU", "RNN", "Gelu", "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", "LinearRegressor",
+    "TreeEnsembleRegressor", "TreeEnsemble", "LogSoftmax", "ReduceLogSumExp", "HannWindow", "HammingWindow", "BlackmanWindow",
+)  # fmt: skip
 """Operators that subtract numbers of magnitude 1, so that their errors are absolute: the oracles' sigmoid of -x is 1 - sigmoid(x)."""
 PLACED = ("Resize", "Upsample", "GridSample", "RoiAlign", "DeformConv")
 """Operators that round places between elements, so that a result is off by units of the elements around it."""
 FIXED_ARGUMENTS: Mapping[str, tuple[int, ...]] = {"Resize": (1, 2), "Upsample": (1,)}
 """Arguments of an operator that decide shapes, which are not moved."""
 SCATTERS = ("Scatter", "ScatterElements", "ScatterND")
+
+
+def _growth(node: Any, given: Mapping[str, Any]) -> float:
+    """Return by how much the errors of partial sums exceed those of as many terms: by the root of their number."""
+    if node.op_type not in ("Conv", "ConvTranspose", "MatMul", "Gemm"):
+        return 1.0
+    weights = given[node.input[1]]
+    terms = weights.size // max(1, weights.shape[0] if node.op_type == "Conv" else weights.shape[-1])
+    return max(1.0, float(np.sqrt(terms)) / 2)
 
 
 def is_exact(node: Any, given: Mapping[str, Any], results: Sequence[Any]) -> bool:
@@ -100,7 +111,9 @@ class Jitter:
         with np.errstate(all="ignore"):
             wide = a.astype(np.float64)
             most = np.max(np.abs(wide), initial=0.0, where=np.isfinite(wide))
-            return (wide + ulps * float(np.finfo(a.dtype).eps) * most * Jitter(2, self.rng).steps(a.shape)).astype(a.dtype)
+            return (wide + ulps * float(np.finfo(a.dtype).eps) * most * Jitter(2, self.rng).steps(a.shape)).astype(
+                a.dtype
+            )
 
     def equal(self, node: Any, given: Mapping[str, Any], results: list[Any]) -> list[Any]:
         """Return results of Equal that change from one evaluation to the next where rounded operands are close."""
@@ -121,5 +134,5 @@ class Jitter:
             elif node.op_type in PLACED:
                 result[name] = self.displaced(a)
             else:
-                result[name] = Jitter(2, self.rng).moved(a, 4 if a.dtype.itemsize == 2 else 1)
+                result[name] = Jitter(2, self.rng).moved(a, (4 if a.dtype.itemsize == 2 else 1) * _growth(node, given))
         return result
