@@ -54,6 +54,21 @@ def _softmax(node: Any, given: Given, opset: int) -> bool:
     return opset < 13 and x.ndim > 1 and _attribute(node, "axis", 1) not in (-1, x.ndim - 1)
 
 
+def _is_wide(x: np.ndarray[Any, Any]) -> bool:
+    """Return whether the exponential of some difference is below the normal numbers."""
+    finite = x[np.isfinite(x)].astype(np.float64)
+    return bool(finite.size and np.ptp(finite) > -np.log(float(np.finfo(x.dtype).tiny)) - 4)
+
+
+def _wraps(node: Any, given: Given) -> bool:
+    """Return whether a sum of integers, or of their squares, may exceed its type."""
+    x = _argument(node, given, 0)
+    if x.dtype.kind not in "iu":
+        return _huge(node, given)
+    wide = np.abs(x.astype(np.float64))
+    return bool((wide * wide if node.op_type == "ReduceL2" else wide).sum() > np.iinfo(x.dtype).max)
+
+
 def _compressed(node: Any, given: Given) -> int:
     x, axis = _argument(node, given, 0), _attribute(node, "axis")
     return int(x.size if axis is None else x.shape[axis])
@@ -106,7 +121,9 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     # `position % len`: an insertion at the end goes to the front
     "SequenceInsert": lambda n, g, o: _inserts_at_end(n, g),
     # before opset 13 a matrix, whose columns begin at the axis, is normalised
-    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _softmax),
+    **dict.fromkeys(("Softmax", "Hardmax"), _softmax),
+    # the logarithm of a softmax that is 0
+    "LogSoftmax": lambda n, g, o: _softmax(n, g, o) or _is_wide(_argument(n, g, 0)),
     # `one * (on - off) + off` loses digits
     # and numbers below 0 count from the end before opset 11, too
     "OneHot": lambda n, g, o: bool(_floats(n, g)) or o < 11,
@@ -115,7 +132,7 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
         ("LSTM", "GRU", "RNN"), lambda n, g, o: bool(_attribute(n, "activations")) or _argument(n, g, 4) is not None
     ),
     # in single precision
-    "Erf": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
+    **dict.fromkeys(("Erf", "Gelu"), lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g))),
     # NaN stands for padding
     **dict.fromkeys(("AveragePool", "LpPool"), lambda n, g, o: _nan(n, g)),
     # positions begin again in each channel of one dim
@@ -194,6 +211,7 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
         ),
         lambda n, g, o: _nan(n, g) or ("Roi" in n.op_type and _not_finite(n, g)),
     ),
+    **dict.fromkeys(("ReduceL2", "ReduceMean", "ReduceLogSum"), lambda n, g, o: _wraps(n, g)),
     "Det": lambda n, g, o: _huge(n, g) or _not_finite(n, g),
     # random in training
     "Dropout": lambda n, g, o: bool(np.any(_argument(n, g, 2))) if len(n.input) > 2 and n.input[2] else False,
