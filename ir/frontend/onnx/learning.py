@@ -187,7 +187,7 @@ def _feature_vectorizer(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def _of_columns(w: Writer, value: Value, count: int) -> Value:
-    """Emit the first `count` columns of (n, columns); zeros stand for those that it lacks."""
+    """Emit the first `count` columns of (n, columns); missing ones are zeros."""
     n, columns = tensor_dims(value)
     known = as_int(columns)
     if known is None or known < count:

@@ -151,6 +151,8 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     "GridSample": lambda n, g, o: _argument(n, g, 0).dtype == np.float64,
     # every group has the bias of the first
     "ConvTranspose": lambda n, g, o: _attribute(n, "group", 1) > 1,
+    # half pixels before opset 16, too
+    "RoiAlign": lambda n, g, o: o < 16,
     # p = 1 without magnitudes
     "LpNormalization": lambda n, g, o: _attribute(n, "p", 2) == 1,
     # the larger score decides between two classes; a target without a weight is the largest number

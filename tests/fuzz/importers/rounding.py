@@ -48,7 +48,7 @@ def _growth(node: Any, given: Mapping[str, Any]) -> float:
         return 1.0
     weights = given[node.input[1]]
     terms = weights.size // max(1, weights.shape[0] if node.op_type == "Conv" else weights.shape[-1])
-    return max(1.0, float(np.sqrt(terms)) / 2)
+    return max(1.0, float(np.sqrt(terms)))
 
 
 def is_exact(node: Any, given: Mapping[str, Any], results: Sequence[Any]) -> bool:
@@ -134,5 +134,5 @@ class Jitter:
             elif node.op_type in PLACED:
                 result[name] = self.displaced(a)
             else:
-                result[name] = Jitter(2, self.rng).moved(a, (4 if a.dtype.itemsize == 2 else 1) * _growth(node, given))
+                result[name] = Jitter(2, self.rng).moved(a, (4 if a.dtype.itemsize == 2 else 2) * _growth(node, given))
         return result

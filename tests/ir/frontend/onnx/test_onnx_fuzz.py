@@ -147,7 +147,7 @@ def test_rate_of_adam_is_computed_from_the_number_of_the_file() -> None:
     ("ReduceMean", lambda x: x.mean(1)), ("ReduceL2", lambda x: np.sqrt((x * x).sum(1))), ("ReduceLogSum", lambda x: np.log(x.sum(1))),
     ("ReduceLogSumExp", lambda x: np.log(np.exp(x).sum(1))),
 ])  # fmt: skip
-def test_reduction_of_integers_to_real_numbers_gives_their_integer_part(op: str, function: Any, dtype: str) -> None:
+def test_reduction_of_integers_to_real_numbers_gives_integer_parts(op: str, function: Any, dtype: str) -> None:
     x = np.array([[7, 2, 2, 1], [5, 6, 3, 3], [1, 1, 1, 0]], dtype)
     x = np.where(x == 5, -3, x).astype(dtype) if dtype != "uint32" else x
     text = f"({dtype}[n, m] x) => ({dtype}[n] y) <int64[1] a = {{1}}> {{ y = {op}<keepdims = 0>(x, a) }}"

@@ -75,7 +75,7 @@ def test_classifier(kernel: str, parameters: list[float], classes: int, probabil
 
 
 @pytest.mark.parametrize("classes", [3, 4])
-def test_classifier_margin_of_a_pair_reads_only_its_vectors(classes: int) -> None:
+def test_classifier_margin_of_a_pair_reads_no_other_vectors(classes: int) -> None:
     """A kernel that is infinite for vectors of another class makes no NaN."""
     x = np.array([[np.inf, 0.5, 1.0], [0.25, -1.0, 2.0]], np.float32)
     vectors = np.array([[1.0, 1.0, 2.0], [0.5, 0.0, 1.0], [1.5, 2.0, 0.0], [-2.0, 0.5, 1.0]], np.float32)[:classes]
