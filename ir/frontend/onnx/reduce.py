@@ -26,7 +26,7 @@ def _log_sum_exp(w: Writer, node: OnnxNode) -> ImportedValue:
     x, value = node.item(0), node.operand(w, 0)
     axes, keepdims = node.reduction(w, x.ndim)
     if not axes:
-        return w.of(w.log(w.exp(value)))
+        return w.of(value)
     limit = -x.dtype.lowest
     top = clip(w, w.max_or_lowest(value, axes, True), -limit, limit)
     y = w.add(w.log(w.sum(w.exp(w.sub(value, top)), axes, True)), top)

@@ -167,25 +167,29 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     "BatchNormalization": lambda n, g, o: o < 14 or _half(n, g),
 }
 """Operators that `onnx.reference` computes in another way than the standard says, by condition."""
-RUNTIME: Mapping[str, Callable[[Any, Given], bool]] = {
+RUNTIME: Mapping[str, Callable[[Any, Given, int], bool]] = {
+    # numbers below 0 count from the end before opset 11, too
+    "OneHot": lambda n, g, o: o < 11 and bool((_argument(n, g, 0) < 0).any()),
     # the least finite number for a window of -inf
-    **dict.fromkeys(("MaxPool", "GlobalMaxPool"), lambda n, g: any(np.isneginf(a).any() for a in _floats(n, g))),
+    **dict.fromkeys(("MaxPool", "GlobalMaxPool"), lambda n, g, o: any(np.isneginf(a).any() for a in _floats(n, g))),
     # no negative padding, which a stride that is longer than the kernel needs
-    "ConvTranspose": lambda n, g: _has_gaps(n, g),
+    "ConvTranspose": lambda n, g, o: _has_gaps(n, g),
     # bounds of sigmoid and tanh make numbers of NaN
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), lambda n, g: _nan(n, g)),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), lambda n, g, o: _nan(n, g)),
     # a running sum over channels, which NaN and infinities never leave
-    "LRN": lambda n, g: _not_finite(n, g),
+    "LRN": lambda n, g, o: _not_finite(n, g),
     # the sum of a row leaves NaN out
-    **dict.fromkeys(("Softmax", "LogSoftmax"), lambda n, g: _nan(n, g)),
+    **dict.fromkeys(("Softmax", "LogSoftmax"), lambda n, g, o: _nan(n, g)),
     # one score has no softmax and no sigmoid
     **dict.fromkeys(
         ("TreeEnsembleRegressor", "TreeEnsemble", "LinearRegressor"),
-        lambda n, g: _one_target(n) and _transform(n) not in ("NONE", "PROBIT"),
+        lambda n, g, o: _one_target(n) and _transform(n) not in ("NONE", "PROBIT"),
     ),
-    "SVMRegressor": lambda n, g: _transform(n) != "NONE",
+    "SVMRegressor": lambda n, g, o: _transform(n) != "NONE",
     # one score s gives (1 - s, s)
-    "SVMClassifier": lambda n, g: len(_attribute(n, "rho", ())) == 1 and _transform(n) in ("SOFTMAX", "SOFTMAX_ZERO"),
+    "SVMClassifier": lambda n, g, o: (
+        len(_attribute(n, "rho", ())) == 1 and _transform(n) in ("SOFTMAX", "SOFTMAX_ZERO")
+    ),
 }
 """Operators that ONNX Runtime computes in another way than the standard says, by condition."""
 BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
@@ -239,9 +243,9 @@ def reference_is_wrong(node: Any, given: Given, opset: int) -> bool:
     return rule is not None and rule(node, given, opset)
 
 
-def runtime_is_wrong(node: Any, given: Given) -> bool:
+def runtime_is_wrong(node: Any, given: Given, opset: int) -> bool:
     rule = RUNTIME.get(node.op_type)
-    return rule is not None and rule(node, given)
+    return rule is not None and rule(node, given, opset)
 
 
 def is_open(node: Any, given: Given, opset: int, results: Sequence[Any]) -> bool:

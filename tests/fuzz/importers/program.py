@@ -140,7 +140,7 @@ class Program:
             if jitter is not None and n.op_type == "Equal" and not exact:
                 results = jitter.equal(n, given, results)
             pure = by_reference and v.pure.issuperset(read) and not reference_is_wrong(n, given, self.opset)
-            native = v.native.issuperset(read) and not runtime_is_wrong(n, given)
+            native = v.native.issuperset(read) and not runtime_is_wrong(n, given, self.opset)
             for name, r in zip(n.output, results, strict=False):
                 if name:
                     values[name] = r

@@ -35,8 +35,8 @@ STATES = (
     "TreeEnsembleRegressor", "TreeEnsemble", "LogSoftmax", "ReduceLogSumExp", "HannWindow", "HammingWindow", "BlackmanWindow",
 )  # fmt: skip
 """Operators that subtract numbers of magnitude 1, so that their errors are absolute: the oracles' sigmoid of -x is 1 - sigmoid(x)."""
-PLACED = ("Resize", "Upsample", "GridSample", "RoiAlign", "DeformConv")
-"""Operators that round places between elements, so that a result is off by units of the elements around it."""
+PLACED = ("Resize", "Upsample", "GridSample", "RoiAlign", "DeformConv", "LRN")
+"""Operators that round places between elements, or whose running sums pass others: a result is off by units of those around it."""
 FIXED_ARGUMENTS: Mapping[str, tuple[int, ...]] = {"Resize": (1, 2), "Upsample": (1,)}
 """Arguments of an operator that decide shapes, which are not moved."""
 SCATTERS = ("Scatter", "ScatterElements", "ScatterND")

@@ -142,6 +142,14 @@ def test_rate_of_adam_is_computed_from_the_number_of_the_file() -> None:
     np.testing.assert_allclose(results[2], expected[2], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "dtype, number", [("uint8", 5), ("uint32", 5), ("uint64", 5), ("int8", -128), ("int8", 127), ("uint16", 0)]
+)
+def test_integer_minus_constant_wraps_around(dtype: str, number: int) -> None:
+    x = np.array([1, 100, 3, 0], dtype)
+    check(model(f"({dtype}[n] x) => ({dtype}[n] y) <{dtype} c = {{{number}}}> {{ y = Sub(x, c) }}"), [x])
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint32"])
 @pytest.mark.parametrize("op, function", [
     ("ReduceMean", lambda x: x.mean(1)), ("ReduceL2", lambda x: np.sqrt((x * x).sum(1))), ("ReduceLogSum", lambda x: np.log(x.sum(1))),
@@ -154,3 +162,9 @@ def test_reduction_of_integers_to_real_numbers_gives_integer_parts(op: str, func
     result = run_function(load_onnx(model(text)), "main", [x])
     assert result.dtype == x.dtype
     np.testing.assert_array_equal(result, np.trunc(function(x.astype(np.float64))).astype(dtype))
+
+
+def test_reduce_log_sum_exp_of_a_number_is_the_number() -> None:
+    """The exponential of -28 is 0 in float16."""
+    module = load_onnx(model("(float16 x) => (float16 y) { y = ReduceLogSumExp(x) }", 13))
+    assert run_function(module, "main", [np.asarray(-28, np.float16)]) == -28
