@@ -170,6 +170,8 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
 RUNTIME: Mapping[str, Callable[[Any, Given, int], bool]] = {
     # numbers below 0 count from the end before opset 11, too
     "OneHot": lambda n, g, o: o < 11 and bool((_argument(n, g, 0) < 0).any()),
+    # the first stage in single precision, as stash_type says
+    "GroupNormalization": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
     # the least finite number for a window of -inf
     **dict.fromkeys(("MaxPool", "GlobalMaxPool"), lambda n, g, o: any(np.isneginf(a).any() for a in _floats(n, g))),
     # no negative padding, which a stride that is longer than the kernel needs

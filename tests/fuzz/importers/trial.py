@@ -160,7 +160,7 @@ def attempt(program: Program, run: Run = interpreted, seed: int = 0) -> Outcome:
         outcome.kind = "no oracle"
         return outcome
     try:
-        outcome.module = load_onnx(proto, {name: (0, 128) for name in symbols(program)})
+        outcome.module = load_onnx(proto, {name: (0, 1024) for name in symbols(program)})
     except RelaxTuneError as error:
         outcome.kind, outcome.why = "refused import", str(error)
         return outcome
