@@ -123,7 +123,8 @@ class Outcome:
 
     def key(self) -> str:
         """Return what findings of one kind share."""
-        text = re.sub(r"'[^']*'|\"[^\"]*\"|node \S+|[\d.]+(e[-+]?\d+)?|nan|inf", "_", self.why)
+        text = re.sub(r"^node '.*?', operator (\w+) .*?\)\): ", r"\1: ", self.why, flags=re.DOTALL).partition("; ")[0]
+        text = re.sub(r"'[^']*'|\"[^\"]*\"|Tensor\(.*?\w\)|node \S+|\b[\d.]+(e[-+]?\d+)?|nan|inf", "_", text)
         return f"{self.kind}: {text}"[:160]
 
     @property
@@ -159,7 +160,7 @@ def attempt(program: Program, run: Run = interpreted, seed: int = 0) -> Outcome:
         outcome.kind = "no oracle"
         return outcome
     try:
-        outcome.module = load_onnx(proto, {name: (0, 64) for name in symbols(program)})
+        outcome.module = load_onnx(proto, {name: (0, 128) for name in symbols(program)})
     except RelaxTuneError as error:
         outcome.kind, outcome.why = "refused import", str(error)
         return outcome
