@@ -280,15 +280,17 @@ class _Reader:
         weights: dict[str, NDArray[Any]] = {}
         stored: dict[Any, str] = {}
         calls: list[TorchCall] = []
-        state: list[tuple[str, TorchTensor]] = []
+        state: dict[str, tuple[str, TorchTensor]] = {}
+        initial: dict[str, str] = {}
         outputs: tuple[tuple[str, Any], ...] = ()
-        # the state: buffers that the program writes to are inputs behind the user's, and their new values are results
-        written = {spec.target for spec in signature.output_specs if spec.kind.name == "BUFFER_MUTATION"}
+        # the state: buffers that the program writes to are the last inputs, and their new values the last results
+        written = [spec.target for spec in signature.output_specs if spec.kind.name == "BUFFER_MUTATION"]
         for n in nodes:
             if n.op == "placeholder":
                 spec = specs[n.name]
                 if spec.target in written and spec.kind.name == "BUFFER":
-                    state.append((n.name, self._meta(n.meta["val"])))
+                    state[spec.target] = n.name, self._meta(n.meta["val"])
+                    initial[n.name] = self._weight(spec, weights, stored)
                 elif spec.kind.name == "USER_INPUT":
                     annotation = self._input(n, spec)
                     if annotation is not None:
@@ -299,9 +301,11 @@ class _Reader:
                 outputs = self._outputs(n, signature)
             elif self._graph_of(n) is None:
                 calls.append(self._call(n))
+        kept = [state[target] for target in written]
         return TorchProgram(
-            self._symbols(), (*inputs, *state), constants, weights, tuple(calls), outputs, tuple(self._limits())
-        )
+            self._symbols(), (*inputs, *kept), constants, weights, tuple(calls), outputs, tuple(self._limits()),
+            {name: initial[name] for name, _ in kept},
+        )  # fmt: skip
 
     # dims
 
@@ -477,17 +481,19 @@ class _Reader:
 
     def _outputs(self, n: Any, signature: Any) -> tuple[tuple[str, Any], ...]:
         results: list[Any] = []
+        changed: list[tuple[str, Any]] = []
         state: list[tuple[str, Any]] = []
         for value, spec in zip(n.args[0], signature.output_specs, strict=True):
             if spec.kind.name in ("BUFFER_MUTATION", "USER_INPUT_MUTATION"):
-                state.append((identifier(f"new_{spec.target}"), self._argument(value)))
+                written = state if spec.kind.name == "BUFFER_MUTATION" else changed
+                written.append((identifier(f"new_{spec.target}"), self._argument(value)))
             elif spec.kind.name == "USER_OUTPUT":
                 results.append(self._argument(value))
             else:
                 raise ParseError(
                     f"output {value}: expected results, and new values of buffers and inputs, got one of kind {spec.kind.name}"
                 )
-        return (*zip(self._output_names(len(results)), results, strict=True), *state)
+        return (*zip(self._output_names(len(results)), results, strict=True), *changed, *state)
 
     def _output_names(self, count: int) -> list[str]:
         """Name results by the keys of their structure, such as `logits`, or else `output` or `output_0`, `output_1` ..."""

@@ -14,7 +14,7 @@ def _each(text: str, names: str) -> list[str]:
 
 EXACT: tuple[str, ...] = (
     *_each("torch.OP({x:n})", "abs neg sign square clone signbit isnan isinf isfinite logical_not positive sgn"),
-    *_each("torch.OP({x:f})", "floor ceil round trunc frac relu reciprocal sqrt nan_to_num"),
+    *_each("torch.OP({x:f})", "floor ceil round trunc frac relu reciprocal nan_to_num"),
     *_each("torch.OP({x:n}, {y:~x})", "add sub mul maximum minimum eq ne lt le gt ge fmax fmin"),
     *_each("torch.OP({x:n}, {k:|0|1|-1|2|3|-2|7|1.0|0.5|-2.5|True})", "add sub mul eq ne lt le gt ge rsub"),
     *_each("torch.OP({x:a}, {y:~x})", "logical_and logical_or logical_xor eq ne"),
@@ -24,7 +24,7 @@ EXACT: tuple[str, ...] = (
     *_each("torch.OP({x:b}, {y:~x})", "bitwise_and bitwise_or bitwise_xor add mul maximum"), "torch.bitwise_not({x:i})",
     "torch.bitwise_not({x:b})", "{x:i} << {k:|0|1|3}", "{x:i} >> {k:|0|1|3}", "2 ** ({x:i} % 5)",
     "torch.bitwise_left_shift({x:i}, {y:~x} % 7)", "torch.bitwise_right_shift({x:i}, {y:~x} % 7)", "{x:i} ** {k:|0|1|2|3}",
-    "torch.div({x:f}, {y:~x})", "{x:f} / {k:|2|3|-7|0.1|0}", "{k:|1|2|0.1} / {x:f}", "{x:f} ** {k:|0|1|2|0.5|-1|3}",
+    "torch.div({x:f}, {y:~x})", "{x:f} / {k:|2|3|-7|0.1|0}", "{k:|1|2|0.1} / {x:f}", "{x:f} ** {k:|0|1|2}",
     "torch.div({x:n}, {y:~x:nonzero}, rounding_mode='{m:|floor|trunc}')", "torch.remainder({x:n}, {y:~x:nonzero})",
     "torch.fmod({x:n}, {y:~x:nonzero})", "{x:n} // {k:|2|3|-3|1}", "{x:n} % {k:|2|3|-3|1}", "torch.fmod({x:n}, {k:|2|3|-3})",
     "{x:f} // {k:|0.1|0.3|2.5|-0.7}", "{x:f} % {k:|0.1|0.3|2.5|-0.7}", "{k:|7|-5} % {x:n:nonzero}", "{k:|7|-5} // {x:n:nonzero}",
@@ -111,7 +111,7 @@ EXACT: tuple[str, ...] = (
 """Forms whose results are rounded correctly or not at all."""
 INEXACT: tuple[str, ...] = (
     *_each("torch.OP({x:f}, {y:~x}, alpha={k:|1|2|-1|-3|0})", "add sub rsub"),
-    *_each("torch.OP({x:f})", "exp exp2 expm1 sin cos tan sinh cosh tanh asinh atan erf erfc sigmoid rsqrt sinc deg2rad rad2deg logit"),
+    *_each("torch.OP({x:f})", "exp exp2 expm1 sin cos tan sinh cosh tanh asinh atan erf erfc sigmoid rsqrt sinc deg2rad rad2deg logit"), "torch.sqrt({x:f}.abs())", "{x:f} ** {k:|0.5|-1|3|-0.5|-2}",
     *_each("torch.OP({x:f}.abs() + 0.1)", "log log2 log10 log1p digamma lgamma"),
     *_each("torch.OP({x:f:unit})", "asin acos atanh erfinv"), "torch.acosh({x:f}.abs() + 1)",
     *_each("torch.OP({x:f}, {y:~x})", "atan2 hypot logaddexp logaddexp2 xlogy"), "torch.pow({x:f}.abs() + 0.1, {y:~x})",
