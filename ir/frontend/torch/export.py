@@ -31,6 +31,7 @@ from relax_tune.ir.frontend.torch.program import (
     TorchSymbol,
     TorchTensor,
 )
+from relax_tune.ir.frontend.torch.workarounds import EFFECT, FRACTION
 
 # Operators not decomposed to core ATen, since their decompositions lose structure (weights repeated over the batch, views).
 WHOLE = (
@@ -369,7 +370,9 @@ class _Reader:
             self.scaled.append((self._expr(dim), 0, LARGEST_SCALED))
             return ["floordiv", ["mul", self._expr(dim), over], under]
         if kind not in DIM_CLASSES:
-            raise ParseError(f"expected dims of {', '.join(sorted(set(DIM_CLASSES.values())))}, got {e}")
+            raise ParseError(
+                f"expected dims of {', '.join(sorted(set(DIM_CLASSES.values())))}, got {e}; workaround: {FRACTION}"
+            )
         return [DIM_CLASSES[kind], *map(self._expr, e.args)]
 
     # values
@@ -396,7 +399,7 @@ class _Reader:
             called = [n.args[1] for n in self.exported.graph.nodes if "with_effects" in str(n.target)]
             raise ParseError(
                 f"operator {called[0] if called else 'of the program'}: expected a program that only computes results, got an "
-                "effect: a check of values at run time; export the model without it"
+                f"effect: a check of values at run time; workaround: {EFFECT}"
             )
         tensor = self.exported.state_dict.get(target, self.exported.constants.get(target))
         if not isinstance(tensor, self.torch.Tensor):
