@@ -139,6 +139,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeHybrid",
         {**MAMBA, "layer_types": HYBRID, "shared_intermediate_size": 20, "num_local_experts": 0, "position_embedding_type": "rope"},
     ),
+    "qwen3_next": (
+        "Qwen3Next",
+        {**QWEN, "layer_types": HYBRID, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+         "linear_value_head_dim": 6, "norm_topk_prob": True, **rope("default", partial_rotary_factor=0.5)},
+    ),
     "falcon_h1": (
         "FalconH1",
         {**MAMBA, "mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_rms_norm": True, "ssm_multipliers": [0.5, 0.6, 0.7, 0.8, 0.9],

@@ -21,6 +21,8 @@ from relax_tune.ir.frontend.hf.transformer.experts import mixture
 from relax_tune.ir.frontend.hf.transformer.sound import embed_waves
 from relax_tune.ir.frontend.hf.transformer.spec import Bottleneck, Norm, Patches, Spectrogram, Words
 from relax_tune.ir.frontend.hf.transformer.state_space import state_space
+from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule
+from relax_tune.ir.frontend.hf.transformer.delta_rule import delta_rule
 from relax_tune.ir.op.indexing.movement import ExpandDims, Slice
 from relax_tune.ir.op.math.elementwise import Add, Mul, MulScalar, Tanh, division_by
 from relax_tune.ir.op.math.logic import NotEqual
@@ -130,7 +132,11 @@ class StackEmitter(AttentionBlocks):
             parts.append(self.scaled(self.attention(self.scaled(x, before), number), after))
         m = layer.state_space
         if m is not None:
-            y, states = state_space(self, x, m, layer.path, self.states[number] if self.states else None)
+            before = self.states[number] if self.states else None
+            if isinstance(m, DeltaRule):
+                y, states = delta_rule(self, x, m, layer.path, before)
+            else:
+                y, states = state_space(self, x, m, layer.path, before)
             self.results += states
             parts.append(self.scaled(y, m.output_scale))
         return parts[0] if len(parts) == 1 else self.g.call(Add(), *parts)
