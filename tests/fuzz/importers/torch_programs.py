@@ -125,6 +125,8 @@ def _is_open(line: Line, given: Mapping[str, Any], result: Array) -> bool:
         return True  # quotients of more digits than the type has
     if not line.ulps:
         return False
+    if "polygamma" in line.text and result.dtype.itemsize == 8:
+        return True  # torch has nine digits
     most = {2: 100.0, 4: 1e15, 8: 1e120}
     floats = [a for a in given.values() if a.dtype.kind == "f"]
     with np.errstate(all="ignore"):

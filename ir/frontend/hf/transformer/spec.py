@@ -328,7 +328,27 @@ class Spectrogram:
     table: str
 
 
-Embedding = Words | Patches | Waves | Spectrogram
+@dataclass(frozen=True, slots=True)
+class PatchRows:
+    """Embeddings of the flattened patches of images of any proportions, padded to one number (Tschannen et al. 2025, SigLIP 2).
+
+    Attributes:
+        values: numbers of a patch
+        side: of the square position table, which is resized to the rows and columns of each image
+        projection, table: names of the projection and of the position table
+    """
+
+    values: int
+    side: int
+    projection: str = "embeddings.patch_embedding"
+    table: str = "embeddings.position_embedding.weight"
+
+    @property
+    def positions(self) -> int:
+        return self.side * self.side
+
+
+Embedding = Words | Patches | PatchRows | Waves | Spectrogram
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Union
 
-from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, as_int, const, floordiv
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.handlers.math import work_type
@@ -133,5 +132,6 @@ def scaled_queries(w: Writer, q: Value, scale: float | None) -> tuple[Value, flo
     size = as_int(width)
     if scale is not None or size:
         return q, float((size or 1) ** -0.5 if scale is None else scale)
-    root = w.rsqrt(w.cast(w.size(width), f32))
-    return w.cast(w.mul(w.cast(q, f32), root), element_of(q)), 1.0
+    element = work_type(element_of(q))
+    root = w.rsqrt(w.cast(w.size(width), element))
+    return w.cast(w.mul(w.cast(q, element), root), element_of(q)), 1.0
