@@ -24,7 +24,7 @@ from relax_tune.database.records import (
     canonical_json,
     parse_json,
 )
-from relax_tune.database.reference import disagreement
+from relax_tune.database.reference import admit
 from relax_tune.database.rules import RefusedRecord, chunks
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError, system_reason
@@ -276,6 +276,7 @@ class _Import:
         self._variants: dict[str, VariantRecord] = {}
         self._measurements: list[tuple[int, Measurement]] = []
         self._plans: list[tuple[int, PlanRecord]] = []
+        self._targets: set[str] = set()
         self._contradicting: set[str] = set()
         self._readers: dict[str, Callable[[int, dict[str, Any]], None]] = {
             "target": self._read_target,
@@ -336,17 +337,14 @@ class _Import:
 
     def _read_target(self, number: int, values: dict[str, Any]) -> None:
         target = rows.target_of(values)
-        self._add(self.store.add_target, target)
-        stored = self.store.target(target.key)
-        if stored is None:
-            return
-        if why := disagreement(dict(stored.reference), dict(target.reference)):
+        try:
+            why = admit(self.store, target)
+        except DatabaseError as error:
+            raise _StoreFailed(error) from error
+        self._targets.add(target.key)
+        if why:
             self._contradicting.add(target.key)
-            self.report.add_problem(
-                number,
-                f"the records of target {target.key[:12]} ({target.name}) come from other units than those stored here: {why}; "
-                "import them into a database of their own",
-            )
+            self.report.add_problem(number, why)
 
     def _read_workload(self, _: int, values: dict[str, Any]) -> None:
         workload = rows.workload_of(values)
@@ -367,9 +365,7 @@ class _Import:
         if variant is None:
             raise DatabaseError(f"expected a variant of an earlier line, got {key!r:.80}")
         measurement = rows.measurement_of(values, variant)
-        if measurement.target in self._contradicting:
-            self.report.left_out += 1
-        else:
+        if self._admits(measurement.target):
             self._measurements.append((line, measurement))
 
     def _read_plan(self, line: int, values: dict[str, Any]) -> None:
@@ -382,10 +378,15 @@ class _Import:
                 "turn": int(values.get("current", False) is True),
             }
         )
-        if plan.target in self._contradicting:
-            self.report.left_out += 1
-        else:
+        if self._admits(plan.target):
             self._plans.append((line, plan))
+
+    def _admits(self, target: str) -> bool:
+        """Return True for a target of an earlier line; count the line of a contradicting one."""
+        if target not in self._targets:
+            raise DatabaseError(f"expected a target of an earlier line, got {target!r:.80}")
+        self.report.left_out += target in self._contradicting
+        return target not in self._contradicting
 
     def finish(self) -> None:
         """Commit all records that were read."""

@@ -14,6 +14,7 @@ from typing import Any
 from relax_tune.database.counts import TargetStats, UnitStats
 from relax_tune.database.jobs.submitted import SubmittedJob
 from relax_tune.database.records import JobRecord, Measurement, Target, Workload, parse_json
+from relax_tune.database.reference import SPREAD, Reference, kernels_of
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.device_class import DeviceFailure
 from relax_tune.runtime.device.quirks import quirks_of
@@ -153,7 +154,7 @@ def lent_table(devices: Sequence[LentDevice], silence_secs: float | None = None)
     Args:
         silence_secs: Seconds after which a worker counts as silent; None adds a column of the seconds instead.
     """
-    kernels = sorted({name for device in devices for name in device.reference})
+    kernels = sorted({name for device in devices for name in kernels_of(device.reference)})
     rows = []
     for d in devices:
         state = f"quarantined: {d.quarantine}" if d.quarantine else "lent"
@@ -251,7 +252,26 @@ def target_facts(target: Target) -> Facts:
     """List the fields of a device: names, fingerprint, reference times."""
     facts = [("kind", target.kind), ("name", target.name), ("key", target.key)]
     facts += [(name, value) for name, value in target.fingerprint if value not in (target.kind, target.name)]
-    return (*facts, *((f"reference kernel `{name}`", seconds_text(secs)) for name, secs in target.reference))
+    return (*facts, *reference_facts(dict(target.reference)))
+
+
+def reference_facts(reference: Reference) -> Facts:
+    """List reference times with their spreads."""
+    facts = []
+    for name in kernels_of(reference):
+        spread = reference.get(name + SPREAD)
+        text = seconds_text(reference[name])
+        facts.append((f"reference kernel `{name}`", text if spread is None else f"{text}, spread {spread:.0%}"))
+    return tuple(facts)
+
+
+def reference_subject(target: Target) -> Subject:
+    """Return the reference times of a target, as `db reference` shows them."""
+    reference = dict(target.reference)
+    facts = reference_facts(reference) or (("reference kernels", "not timed; the next job that measures times them"),)
+    document = {"target": target.key, "name": target.name, "reference": reference}
+    title = f"Reference times of {target.kind}: {target.name}"
+    return Subject(title, (Section("reference", title, facts),), document)
 
 
 def devices_subject(entries: Sequence[DeviceInfo | DeviceFailure]) -> Subject:

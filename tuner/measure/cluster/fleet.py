@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from relax_tune.database.reference import kernels_of
 from relax_tune.errors import MeasureError
 from relax_tune.json_shapes import has_shape
 from relax_tune.tuner.measure.cluster.identity import PROTOCOL, protocol_misfit
-from relax_tune.tuner.measure.cluster.reference import Reference, disagreement
+from relax_tune.tuner.measure.reference import Reference, disagreement
 
 METRIC = "relax_tune"
 """Name of the worker metric that lists the lent devices."""
@@ -160,6 +161,6 @@ def usual_reference(devices: Sequence[LentDevice]) -> Reference:
 
     def rank(device: LentDevice) -> tuple[int, float, str]:
         agreeing = sum(not disagreement(device.reference, other.reference, other.tolerance) for other in devices)
-        return -agreeing, sum(device.reference.values()), device.address
+        return -agreeing, sum(device.reference[name] for name in kernels_of(device.reference)), device.address
 
     return min(devices, key=rank).reference

@@ -21,8 +21,8 @@ from relax_tune.errors import MeasureError, system_reason
 from relax_tune.runtime.child_process import clean_environment, python_command
 from relax_tune.tuner.measure.cluster.address import TlsFiles, check_address, host_and_port, is_loopback
 from relax_tune.tuner.measure.cluster.fleet import default_name
-from relax_tune.tuner.measure.cluster.reference import TOLERANCE
 from relax_tune.tuner.measure.cluster.trust.loopback import make_loopback, place_of
+from relax_tune.tuner.measure.reference import TOLERANCE
 from relax_tune.tuner.measure.scratch import CLUSTER, ScratchFolder
 
 PLACE_SECS = 60.0
