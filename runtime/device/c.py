@@ -45,8 +45,8 @@ from relax_tune.runtime.device.service_kernels import C_KERNELS
 from relax_tune.runtime.device.source import group_by_flags, join_sources
 from relax_tune.runtime.program.program import KernelSource
 
-KERNEL_FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fwrapv")
-"""Flags that results depend on, wherever kernels are compiled. Terms of an index may overflow whose sum does not: `-fwrapv`."""
+KERNEL_FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+"""Flags that results depend on, wherever kernels are compiled."""
 BASE_FLAGS = (*KERNEL_FLAGS, "-march=native", "-std=gnu11", "-shared", "-fPIC")
 PARALLEL_FOR = """void relax_tune_team_run(void (*)(const void *, __INT64_TYPE__, __INT64_TYPE__), const void *, __INT64_TYPE__, int);
 #define RT_PARALLEL_FOR(part, data, count, uneven, pays) \\

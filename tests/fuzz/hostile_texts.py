@@ -4,8 +4,7 @@
 
 Index expressions, conditions and extents are random expressions over sizes and data: powers, polynomials whose value wraps to a chosen
 offset (Horner), quotients, remainders, casts, selects. A text is rejected when it is read, or its kernels run under the sanitizers,
-which end the process at the first invalid access. Integers wrap, as in the kernels of a build. Sizes that a run-time check rejects are
-counted.
+which end the process at the first invalid access or overflow. Sizes that a run-time check rejects are counted.
 
 A campaign starts one process after another, each with a seed of its own, and continues after a finding: the text, the sizes and the
 report of the sanitizer are written to a file in `--store`. The last line has the totals; the exit status is 1 after a finding.
@@ -29,7 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from tests.runtime.device.watched import WrappingDevice
+from tests.runtime.device.watched import SanitizedDevice
 from tests.runtime.test_artifact_memory import sanitizer
 
 import relax_tune as rt
@@ -181,7 +180,7 @@ def iterations(extents: Sequence[str], n: int, m: int) -> int:
         return MOST_ITERATIONS + 1
 
 
-def run(count: int, dice: random.Random, device: WrappingDevice, folder: Path, counts: Counter[str]) -> None:
+def run(count: int, dice: random.Random, device: SanitizedDevice, folder: Path, counts: Counter[str]) -> None:
     """Make, build and run texts, as functions of one module."""
     extents, parts = {}, []
     for number in range(count):
@@ -230,7 +229,7 @@ def child(count: int, secs: float, seed: int) -> None:
     """Run modules for some seconds, one at least, and print the counts as JSON."""
     dice, counts, began = random.Random(seed), Counter[str](), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        device = WrappingDevice(Path(folder))
+        device = SanitizedDevice(Path(folder))
         while not counts or time.monotonic() - began < secs:
             run(count, dice, device, Path(folder), counts)
     print(json.dumps(counts))

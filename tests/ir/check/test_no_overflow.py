@@ -257,9 +257,9 @@ def main(x: Tensor((n,), f32), z: Tensor((m,), f32)) -> Tensor((n,), f32):
 RUN_CANCELLING = """
 import sys, numpy as np, relax_tune as rt
 from pathlib import Path
-from tests.runtime.device.watched import WrappingDevice
+from tests.runtime.device.watched import SanitizedDevice
 built = rt.build(rt.load_model(sys.argv[1]), target='c', db='memory://', policy='generic', self_test=False)
-with built.open(WrappingDevice(Path(sys.argv[2]))) as model:
+with built.open(SanitizedDevice(Path(sys.argv[2]))) as model:
     for n, m in ((50, 51), (7, 3000), (64, 599)):
         y = model.run({'x': np.zeros(n, 'f4'), 'z': np.arange(1, m + 1, dtype='f4')})
         wanted = np.zeros(n, 'f4')

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.runtime.device.base import Launch
-from relax_tune.runtime.device.c import KERNEL_FLAGS, CDevice, Pointer
+from relax_tune.runtime.device.c import CDevice, Pointer
 from relax_tune.runtime.device.opencl import OpenCLBuffer, OpenCLDevice
 from relax_tune.runtime.program.program import KernelSource, Program
 from relax_tune.runtime.program.scalars import WIDTH, Opcode
@@ -133,12 +133,6 @@ class SanitizedDevice(WatchedDevice):
         "-ftrivial-auto-var-init=pattern",
     )
     link = ("-fsanitize=address,undefined",)
-
-
-class WrappingDevice(SanitizedDevice):
-    """The sanitizers on kernels whose indices may overflow in terms that cancel, as kernels are compiled outside of the tests."""
-
-    flags = (*SanitizedDevice.flags, *(f for f in KERNEL_FLAGS if f == "-fwrapv"))
 
 
 class RecordingDevice(WatchedDevice):

@@ -1,6 +1,6 @@
 """The C target: GCC vector extensions, a function per parallel loop, plain pointers.
 
-Meant for `gcc -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -fwrapv`; no header is included. The including source
+Meant for `gcc -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math`; no header is included. The including source
 may define `RT_PARALLEL_FOR(part, data, count, uneven, pays)`: if `pays` is true, it calls `part(data, from, to)` on several threads for
 ranges that together cover 0 to `count`. Without the macro, loops run on the caller's thread.
 
