@@ -26,7 +26,8 @@ def overflows(e: Expr) -> bool:
 @pytest.mark.parametrize(
     "e",
     [
-        N, A * 4096 + B, (A * M + B) * 768 + 5, N - A * 64 - 1, M - B * 64, N * M - F, A * N * M, CLAMPED * M + B, N * M * 30000, DATA, DATA * M, DATA + A,
+        N, A * 4096 + B, (A * M + B) * 768 + 5, N - A * 64 - 1, M - B * 64, N * M - F, A * N * M, CLAMPED * M + B, N * M * 30000,
+        DATA, DATA * M, DATA + A,
         (N // 50) * M + A, A - N * 3, maximum(A - 3, 0) * M,
     ],
 )  # fmt: skip
