@@ -88,7 +88,10 @@ class ImportReport:
 
 
 def _line(kind: str, values: dict[str, Any]) -> str:
-    content = {name: parse_json(value, name) if name in _JSON_FIELDS else value for name, value in values.items()}
+    return _content_line(kind, {n: parse_json(v, n) if n in _JSON_FIELDS else v for n, v in values.items()})
+
+
+def _content_line(kind: str, content: dict[str, Any]) -> str:
     return canonical_json({"v": FORM, "record": kind, **content})
 
 
@@ -129,7 +132,7 @@ def export_lines(store: Store, targets: Sequence[str] | None = None, since: floa
                 if (mark := bytes.fromhex(measurement.variant.key)[:8]) not in written:
                     written.add(mark)
                     yield _line("variant", rows.variant_values(measurement.variant))
-                yield _line("measurement", rows.measurement_values(measurement))
+                yield _content_line("measurement", rows.measurement_content(measurement))
         current = {(p.workload, p.target): p for p in sorted(plans[target.key], key=lambda p: p.turn) if p.turn}
         for plan in sorted(plans[target.key], key=lambda p: (p.workload, p.origin or store.id, p.version)):
             yield _line("plan", _plan_values(plan, store.id, plan is current.get((plan.workload, plan.target))))

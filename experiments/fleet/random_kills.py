@@ -4,8 +4,8 @@
 
 Jobs are submitted to a PostgreSQL server of their own, run by services, and measured by workers through a scheduler; commands that end are
 started again, as systemd does. The same jobs run once more without kills. Checks: no traceback, no failed job, no process that is left
-after all commands were told to end, no locked unit, no used port, no temporary file, no damaged or doubled record, and the same candidates as
-without kills. Which shapes of slow candidates are timed depends on times, so these may differ between any two runs. Writes
+after all commands were told to end, no locked unit, no used port, no temporary file, no damaged or doubled record, and the same candidates
+as without kills. Which shapes of slow candidates are timed depends on times, so these may differ between any two runs. Writes
 `results/random_kills.md` and `.json`; the exit status is 1 if a check fails.
 """
 
@@ -45,7 +45,7 @@ KINDS = {
     "job": "service.child",
 }
 """Killed processes by a part of their command line; `supervisor` and `service` are commands themselves."""
-TRIALS = 4
+TRIALS = 8
 Candidates = frozenset[tuple[str, str]]
 
 
@@ -65,13 +65,18 @@ class Command:
 
     def processes(self, kind: str) -> list[int]:
         """Return the processes of a kind among those that the command started."""
-        run = self.runs[-1]
         if kind in ("supervisor", "service"):
-            return [run.process.pid] if self.kind in ("scheduler", "worker") == (kind == "supervisor") else []
-        found = []
-        for pid in run.children():
+            is_kind = (self.kind == "service") == (kind == "service")
+            return [self.runs[-1].process.pid] if is_kind else []
+        return [pid for pid, command in self.alive().items() if KINDS[kind] in command]
+
+    def alive(self) -> dict[int, str]:
+        """Return the command lines of all processes that were started below the command, by id: their variables name its folder."""
+        found = {}
+        for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                found += [pid] * any(KINDS[kind] in part for part in psutil.Process(pid).cmdline())
+                if any(str(self.folder) in value for value in process.environ().values()):
+                    found[process.pid] = " ".join(process.cmdline())
         return found
 
 
@@ -120,16 +125,23 @@ class Fleet:
             else:
                 problems += [f"{command.kind}: exit code {code}"] if code not in (0, 130, 143, -15) else []
         for command in self.commands:
-            for run in command.runs:
-                names = [" ".join(psutil.Process(pid).cmdline())[:200] for pid in run.orphans(30)]
-                problems += [f"{command.kind}: the process {name} is left" for name in names]
-                run.kill()
+            give_up = time.monotonic() + 30
+            while (left := command.alive()) and time.monotonic() < give_up:
+                time.sleep(0.2)
+            problems += [f"{command.kind}: the process {line[:200]} is left" for line in left.values()]
             problems += _left_files(command)
         try:
             free_port("127.0.0.1", self.port)
         except MeasureError as error:
             problems.append(str(error))
         return problems
+
+    def kill_all(self) -> None:
+        """Kill whatever is left."""
+        for command in self.commands:
+            for pid in command.alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def tracebacks(self) -> list[str]:
         """Return the ends of the outputs with a traceback."""
@@ -174,16 +186,18 @@ def submit(folder: Path, db: str, jobs: int) -> None:
 
 
 def run(db: str, given: argparse.Namespace, kills: int) -> Outcome:
-    """Run all jobs, with kills until this many processes were killed."""
+    """Run all jobs, and kill at most this many processes meanwhile."""
     dice, killed, began = random.Random(given.seed), Counter[str](), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="relax-tune-kills-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         submit(folder, db, given.jobs)
         fleet = Fleet(folder, db, given.workers, given.services)
         problems = []
-        with open_queue(db) as queue:
+        with contextlib.ExitStack() as stack:
+            stack.callback(fleet.kill_all)
+            queue = stack.enter_context(open_queue(db))
             next_kill = time.monotonic() + given.kill_secs
-            while (open_jobs := _open_jobs(queue)) or sum(killed.values()) < kills:
+            while open_jobs := _open_jobs(queue):
                 fleet.tend()
                 time.sleep(0.2)
                 if time.monotonic() > next_kill and sum(killed.values()) < kills:
@@ -200,11 +214,11 @@ def run(db: str, given: argparse.Namespace, kills: int) -> Outcome:
             time.sleep(2)
             jobs = queue.submitted()
             logs = {job.id: "".join(part for _, _, part in queue.log(job.id)) for job in jobs}
+            problems += fleet.end()
         problems += [f"job {j.name}: {j.state}: {j.message:.300}" for j in jobs if j.state != "done"]
         problems += [
             f"log of job {id}: {t[t.index('Traceback') :][-1500:]}" for id, t in logs.items() if "Traceback" in t
         ]
-        problems += fleet.end()
         problems += fleet.tracebacks()
         with open_store(db, read_only=True) as store:
             done = work_done(store)
@@ -249,7 +263,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=5)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--services", type=int, default=2)
-    parser.add_argument("--kill-secs", type=float, default=8.0, help="mean time between two kills")
+    parser.add_argument("--kill-secs", type=float, default=5.0, help="mean time between two kills")
     parser.add_argument("--most-secs", type=float, default=3000.0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

@@ -20,6 +20,7 @@ from relax_tune.runtime.device.device_class import DeviceFailure
 from relax_tune.runtime.device.quirks import quirks_of
 from relax_tune.tuner.job.job_log import LAST_BEAT, state_of
 from relax_tune.tuner.measure.cluster.fleet import LentDevice
+from relax_tune.tuner.measure.cluster.identity import protocol_misfit
 from relax_tune.tuner.plan.task_rows import variant_text
 from relax_tune.tuner.report.subject import Cell, Facts, PageLink, Section, Subject, Table, TrialCount, listing, table
 from relax_tune.tuner.report.texts import moment_text, seconds_text
@@ -47,7 +48,7 @@ def job_facts(job: SubmittedJob, *, local: bool = False) -> Facts:
         "state": job.state,
         "progress": progress_of(job),
         "failures": str(job.values("progress").get("failures", "-")),
-        "message": job.message,
+        "message": job.message or _wait_of(job),
         "model": job.name,
         "target": str(job.values("settings").get("target", job.label)),
         "device": job.label,
@@ -65,6 +66,15 @@ def job_facts(job: SubmittedJob, *, local: bool = False) -> Facts:
     return tuple((name, text or "-") for name, text in facts.items())
 
 
+def _wait_of(job: SubmittedJob) -> str:
+    """Return what a queued job that no service has taken yet waits for."""
+    return (
+        f"waits for a service for {job.label} (`relax-tune jobs work`)"
+        if job.state == "queued" and not job.runs
+        else ""
+    )
+
+
 def job_document(job: SubmittedJob) -> dict[str, Any]:
     """Return a job as JSON values."""
     return {**asdict(job), **{name: job.values(name) for name in ("settings", "progress", "result")}}
@@ -76,7 +86,7 @@ def jobs_table(jobs: Sequence[SubmittedJob], *, local: bool = False) -> Table:
     rows = []
     for job in jobs:
         facts = dict(job_facts(job, local=local))
-        rows.append([*(facts[name] for name in columns), (job.note or job.message)[:_NOTE_CHARACTERS]])
+        rows.append([*(facts[name] for name in columns), (job.note or job.message or _wait_of(job))[:_NOTE_CHARACTERS]])
     return table((*columns, "note or message"), rows, ("failures", "priority"))
 
 
@@ -157,7 +167,7 @@ def lent_table(devices: Sequence[LentDevice], silence_secs: float | None = None)
     kernels = sorted({name for device in devices for name in kernels_of(device.reference)})
     rows = []
     for d in devices:
-        state = f"quarantined: {d.quarantine}" if d.quarantine else "lent"
+        state = f"quarantined: {d.quarantine}" if d.quarantine else protocol_misfit(d.protocol) or "lent"
         if silence_secs is not None and d.silent_secs >= silence_secs:
             state = f"silent for {d.silent_secs:.0f} s"
         row = [d.worker, d.host, d.unit, d.label, d.about.strip(" |")]

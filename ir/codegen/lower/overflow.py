@@ -36,8 +36,10 @@ class Magnitudes:
         Without such negative terms, a partial sum is at most the sum plus `LIMIT`. A product is at most the sum, unless its last factor
         is 0, so only its part before the last factor counts.
         """
-        if len(p) == 1 and all(len(m) < 2 and abs(c) == 1 for m, c in p.items()):
-            return False
+        unknown = [m for m, c in p.items() if len(m) == 1 and abs(c) == 1 and self._atom(m[0]) is None]
+        if unknown:  # a value from memory is bounded if the rest is, since the sum is
+            rest = self._of({m: c for m, c in p.items() if m != unknown[0]})
+            return rest is None or rest > LIMIT
         negative = 0
         for m, c in p.items():
             product = 1

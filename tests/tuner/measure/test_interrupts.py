@@ -178,7 +178,8 @@ def test_scratch_folder_of_killed_owner_is_removed(tmp_path: Path, monkeypatch: 
 LEAVING = """
 import os, signal, sys
 from relax_tune.tuner.measure.scratch import ScratchFolder
-print(ScratchFolder(sys.argv[1]).path, flush=True)
+folder = ScratchFolder(sys.argv[1])
+print(folder.path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -108,6 +108,7 @@ class LentUnit:
                 "host": socket.gethostname(),
                 "unit": self.unit,
                 "identity": identity_of(info),
+                "facts": " | ".join(f"{name}={value}" for name, value in info.fingerprint),
                 "about": " | ".join([info.name, dict(info.fingerprint).get("platform", "")]),
                 "reference": dict(self._first[label]),
                 "tolerance": self.tolerance,

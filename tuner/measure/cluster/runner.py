@@ -182,9 +182,11 @@ class DaskTransport:
         info = self._describe(min(chosen, key=lambda d: d.silent_secs), give_up)
         if len(chosen) < len(devices):
             others = ", ".join(sorted({d.about.strip(" |") for d in devices} - {chosen[0].about.strip(" |")}))
+            facts = {fact for d in devices for fact in d.facts.split(" | ")} - set(chosen[0].facts.split(" | "))
             self._notice(
                 f"measuring on {info.name}, which {len(chosen)} of {len(devices)} workers lend as {self.name}; others: "
-                f"{others or 'the same device with other software'}; --target {self._label}:PART selects by a part of the name"
+                f"{others or ', '.join(sorted(facts)) or 'the same device with other libraries'}; --target {self._label}:PART selects by a "
+                "part of the name or of a fact, such as threads=8"
             )
         return info, usual_reference(chosen)
 

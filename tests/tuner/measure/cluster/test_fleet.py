@@ -105,6 +105,17 @@ def test_part_of_name_chooses_among_devices(address: str, start: StartFake) -> N
 
 
 @pytest.mark.process
+def test_part_of_a_fact_chooses_among_devices_of_one_name(address: str, start: StartFake) -> None:
+    said: list[str] = []
+    for unit, threads in (("one", 1), ("two", 2), ("three", 2)):
+        start(unit, threads=threads)
+    with DaskRunner(address, "c:threads=1", notice=said.append) as runner:
+        assert {r.unit.unit for r in measured_by(runner, 2)} == {"one"} and not said
+    with DaskRunner(address, "c", notice=said.append):
+        assert any("others: threads=1; --target c:PART selects" in line for line in said)
+
+
+@pytest.mark.process
 def test_batch_of_stopped_worker_goes_to_another(
     address: str, start: StartFake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
