@@ -23,7 +23,8 @@ TOLERANCE = 1.25
 class Targets(Protocol):
     """The part of a store that `admit` uses."""
 
-    where: str
+    @property
+    def where(self) -> str: ...
 
     def add_target(self, target: Target) -> str: ...
 

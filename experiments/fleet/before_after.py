@@ -3,8 +3,9 @@
     python -m experiments.fleet.before_after --before b9130345 --pairs 12
 
 Run it on a quiet machine. Parts: `import` imports the package; `load` reads a BERT-like model of two layers from its folder; `build`
-builds it without records; `measure` times 24 candidates in an open device process; `tune` is a whole first job with the device process's start, and
-`tune again` one that measures nothing. The ratio of a part is the median over pairs. Writes `results/before_after.md` and `.json`.
+builds it without records; `measure` times 24 candidates in an open device process; `tune` is a whole first job with the start of a device
+process, and `tune again` one that measures nothing. The ratio of a part is the median over pairs. Writes `results/before_after.md` and
+`.json`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from statistics import median, quantiles
 
 from relax_tune.database.reference import SPREAD, TOLERANCE, Reference, disagreement
 from relax_tune.errors import MeasureError
+from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.registry import service_kernels
 from relax_tune.runtime.device.service_kernels import AXIS, REFERENCE_GROUP
 from relax_tune.runtime.program.program import (
@@ -42,6 +43,7 @@ _POLICY = TimingPolicy(min_repeats=8, max_repeats=40, budget_secs=0.04)
 _LOOPS = {"compute": (1 << 14, 256), "stream": (1 << 22, 1)}
 _GRID = {"compute": (1 << 21, 256), "stream": (1 << 24, 1)}
 _GRID_ON_PROCESSOR = {"compute-small": (1 << 14, 256), "stream-small": (1 << 22, 1)}
+_PAGE = {"compute-page": (1 << 18, 256), "stream-page": (1 << 22, 1)}  # inputs travel over a network
 _Moment = Mapping[str, Sequence[float]]
 """Samples by kernel."""
 
@@ -110,18 +112,23 @@ def measure_until_agreed(runner: Runner, expected: Reference, patience_secs: flo
             )
 
 
+def _points(info: DeviceInfo) -> Mapping[str, tuple[int, int]]:
+    if service_kernels(info.kind).axes == 0:
+        return _LOOPS
+    if ("platform", "browser") in info.fingerprint:
+        return _PAGE
+    return _GRID_ON_PROCESSOR if info.unit.startswith("cpu:") else _GRID
+
+
 def _moment(runner: Runner) -> _Moment:
     info = runner.device_info()
-    kind = info.kind
-    points = _GRID_ON_PROCESSOR if info.unit.startswith("cpu:") else _GRID
-    if service_kernels(kind).axes == 0:
-        points = _LOOPS
+    points = _points(info)
     timings = tuple({"n": n, "k": k} for n, k in points.values())
-    program = reference_program(kind).to_json()
+    program = reference_program(info.kind).to_json()
     (result,) = runner.submit([MeasureRequest("reference", program, (), timings, _POLICY)]).result()
     if not result.ok:
         raise MeasureError(
-            f"expected the times of the reference kernels on {runner.device_info().name!r}, but they failed at stage "
+            f"expected the times of the reference kernels on {info.name!r}, but they failed at stage "
             f"{result.stage!r}: {result.message}; run `relax-tune doctor` there"
         )
     return {name: timing.samples_secs for name, timing in zip(points, result.timings, strict=True)}
