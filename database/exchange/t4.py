@@ -295,6 +295,7 @@ def _extra(measurements: Any) -> dict[str, Any]:
 
 
 def _seconds(value: Any, unit: float) -> float:
+    # JSON's integers have any length, and `float` raises OverflowError for long ones.
     if type(value) is not float and (type(value) is not int or abs(value) >= 2**63):
         raise DatabaseError(f"expected a time, got {value!r:.40}")
     return float(value) * unit

@@ -89,6 +89,7 @@ def _rows(connection: Connection, by_id: Mapping[bytes, Measurement]) -> list[di
             "checked": m.checked,
             "samples": pack_samples(m.samples_secs),
         }
+        # In the order of ids, so that writers of the same ids wait for each other in one direction.
         for id, m in sorted(by_id.items())
     ]
 
@@ -108,6 +109,7 @@ def intern(connection: Connection, model: type[Base], rows: Mapping[bytes, Mappi
     missing = [{"key": key, **rows[key]} for key in sorted(rows.keys() - numbers.keys())]
     if missing:
         connection.execute(insert(connection, table).on_conflict_do_nothing(), missing)
+        # Looked up again, since the statement returns no numbers of rows that another writer inserted meanwhile.
         numbers |= _numbers(connection, table, [row["key"] for row in missing])
     return numbers
 

@@ -124,6 +124,7 @@ def hoist_divmod(n: Stmt, algebra: Algebra) -> Stmt:
                         bound.append((variables[key], safe))
                     hoisted[short] = variables[key]
     body = map_exprs(n.body, with_hoisted) if hoisted else n.body
+    # The first one becomes outermost, because later values may use it.
     for v, e in reversed(bound):
         body = Let(v, e, body)
     return replace(n, body=body)

@@ -154,6 +154,7 @@ class _Finder:
         func = self.module.prim(call.callee)
         for at, arg in enumerate(call.args):
             tensors = self.aliases.tensors_of(arg) if isinstance(arg, GVar) else ()
+            # A parameter belongs to the caller, and a constant serves later calls too.
             if at in used or len(tensors) != 1 or tensors[0][0] not in self.computed:
                 continue
             if self.last[tensors[0]] != self.at_step[var] or not self._alike(arg.info, call.out[i]):

@@ -83,6 +83,7 @@ class ClusterProcess:
         with open(self.folder / "log", "rb") as log:
             log.seek(self._read)
             data = log.read()
+        # An incomplete last line is left for the next call.
         whole = data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
         return whole.decode(errors="replace").splitlines()

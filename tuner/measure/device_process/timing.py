@@ -140,6 +140,7 @@ def time_interleaved(
     """
     watch = HostClock() if clock is None else clock
     collecting = gc.isenabled()
+    # A collection within a sample would count as time of the kernel.
     gc.disable()
     try:
         if contestants and _is_gpu(device):
