@@ -306,6 +306,7 @@ class CDevice(DeviceClass):
         if "#pragma omp" in source:  # kernels of artifacts that were built before there was a team
             command.append("-fopenmp")
         source = PARALLEL_FOR + source
+        # No argument contains NUL, so different commands have different keys.
         target = folder / f"{hashed(('sealed', self._version, self._isa, chr(0).join(command), source))}.so"
         if sealed_content(target) is not None:
             return target

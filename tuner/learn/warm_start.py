@@ -111,6 +111,7 @@ class RecordedHistory:
         mine = self.store.target(self.target_key)
         kind = mine.kind if mine is not None else self.kind
         alike = [t.key for t in self.store.targets() if t.kind == kind and t.key != self.target_key]
+        # A pseudo-random choice that is the same in every run.
         return sorted(alike, key=lambda key: _digest(self.target_key, key))[:OTHER_DEVICES]
 
     def _other_workloads(self, key: str, text: str) -> list[str]:

@@ -88,7 +88,7 @@ class UnitLock:
         """Release the unit. May be called twice."""
         if self._lock.is_locked:
             with contextlib.suppress(OSError):
-                # While the lock is still held: the next holder writes another description.
+                # Before the lock is free: the next holder writes another description.
                 self._description.unlink(missing_ok=True)
         self._lock.release()
 

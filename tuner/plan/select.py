@@ -228,6 +228,7 @@ def _crossing(split: GuardSplit, log_time: FloatArray, points: Sequence[Point]) 
         between = (low + high) // 2 if low < 0 else math.isqrt(low * high)
         return max(low, min(high - 1, between))
     share = lead / (lead + lag)
+    # The exponential of a logarithm may be just below the whole number.
     return max(low, min(high - 1, math.floor(math.exp((1 - share) * math.log(low) + share * math.log(high)) + 1e-9)))
 
 

@@ -64,6 +64,7 @@ class ContentStore:
                 part = f"{place}.{os.urandom(8).hex()}.part"
                 try:
                     self._fs.put_file(str(path), part)
+                    # Renamed into place, so that nobody reads a part of it.
                     os.replace(part, place)
                 finally:
                     Path(part).unlink(missing_ok=True)

@@ -41,7 +41,7 @@ _WAITING = 16
 """Connections that may be open without having joined. One more closes the oldest, so that idle connections keep no page out."""
 REFUSED = 4003
 """Close code for a page that must not reconnect automatically."""
-# A close frame has at most 125 bytes, two of which are the status code (RFC 6455, 5.5).
+# A close frame has at most 125 bytes, two of them for the status code (RFC 6455, 5.5).
 _REASON_BYTES = 120
 
 

@@ -248,7 +248,7 @@ def float_literal(value: float, dtype: DType, infinity: str, nan: str) -> str:
         rounded = np.float32(value)
         if np.isinf(rounded):
             return infinity if value > 0 else f"(-{infinity})"
-        # NumPy's text of a float32 is the shortest one that reads back as the same float32; that of the float64 is
+        # NumPy's text of a float32 is the shortest one that reads back as the same float32; the text of the float64 is
         # longer.
         text = f"{float(str(rounded))!r}f"
     else:
