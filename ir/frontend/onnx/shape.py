@@ -315,6 +315,7 @@ def _slice(w: Writer, node: OnnxNode) -> ImportedValue:
         if low is None or high is None:
             raise node.refuse(f"expected ends that are numbers where the step is below 0, got {start!r} and {end!r}")
         if low < 0:
+            # Exporters write the smallest or largest int32 or int64 for "to the end".
             begin = w.simplify(maximum(add(n, low), -1)) if low > -(2**31) else const(-1)
         else:
             begin = sub(n, 1) if low >= 2**31 - 1 else const(low)
