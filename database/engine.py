@@ -261,7 +261,7 @@ def make_engine(url: URL, *, read_only: bool) -> Engine:
         return create_engine(url, pool_pre_ping=True, connect_args=all_arguments)
     except (ImportError, NoSuchModuleError):
         raise DatabaseError(
-            f"{shown(url)}: expected the psycopg driver for PostgreSQL, got it missing; run `pip install 'relax-tune[postgres]'`"
+            f"{shown(url)}: the psycopg driver for PostgreSQL is not installed; run `pip install 'relax-tune[postgres]'`"
         ) from None
 
 
