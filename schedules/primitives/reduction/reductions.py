@@ -86,6 +86,8 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     skipped = reduce_vars - feeding
     conditions = [c for c in conjuncts(node.predicate) if not skipped & set(free_vars(c))]
     for c in conjuncts(node.predicate):
+        # The condition may be all that keeps the store inside the buffer. Without it the initial value could be
+        # written outside.
         if c not in conditions and not _stays_in_range(
             spatial, feeding & set(free_vars(c)), loop_env(path), conditions
         ):
@@ -204,6 +206,7 @@ def rfactor(
     where = (*node.body.indices, lane)
     rest_of_iters = [(i, b) for i, b in zip(node.iters, node.bindings) if i is not it]
     one_partial = not rest and all(i.kind == "spatial" for i, _ in rest_of_iters)
+    # If every accumulator takes a single term, that is stored, and no initial value is read back.
     start = first if one_partial else load(partial, where)
     factored = Block(
         fresh(func, f"{block}_rf"),
@@ -235,6 +238,7 @@ def rfactor(
         (replace(i, var=fresh_vars[i.var]), substitute(b, copies)) for i, b in rest_of_iters if i.kind == "spatial"
     ]
     guard = and_(*(c for c in conjuncts(node.predicate) if not reduce_vars & set(free_vars(c))))
+    # The combination keeps the block's name: it writes the output, and rules go on scheduling that by name.
     final: Stmt = Block(
         block,
         (*(i for i, _ in spatial), IterVar(v_r, target.extent, "reduce")),
