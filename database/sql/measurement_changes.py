@@ -43,9 +43,8 @@ def add_measurements(connection: Connection, batch: Mapping[str, Measurement]) -
         return 0
     rows = _rows(connection, by_id)
     statement = insert(connection, _M.__table__).on_conflict_do_nothing()
-    if (
-        connection.dialect.name == "postgresql"
-    ):  # a concurrent writer may have inserted some of the ids since the look-up
+    # A concurrent writer may have inserted some of the ids since the look-up.
+    if connection.dialect.name == "postgresql":
         inserted = set(connection.execute(statement.returning(_M.id), rows).scalars())
         rows = [row for row in rows if row["id"] in inserted]
     else:

@@ -147,9 +147,9 @@ class Tuner:
         self._ends = started + 60 * (self.settings.max_minutes or math.inf)
         try:
             self._run()
-        # The error belongs to one batch. Others that ended before it hold paid-for results, which would be lost with
-        # the job.
         except MeasureError:
+            # The error belongs to one batch. Others that ended before it hold paid-for results, which would be lost
+            # with the job.
             self._batches.store_finished()
             raise
         finally:

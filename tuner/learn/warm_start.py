@@ -73,9 +73,7 @@ class RecordedHistory:
         if not parts_with_rows:
             return None
         rows = np.concatenate([p.features for p in parts_with_rows])
-        many_sketches = (
-            len(sketch_set.space.sketches) > 1
-        )  # the last column is then the sketch, whose number has no meaning in other spaces
+        many_sketches = len(sketch_set.space.sketches) > 1
         # With several sketches the last column is the sketch's number, which means nothing in another space: NaN.
         features = np.full((len(rows), rows.shape[1] + many_sketches), np.nan, np.float32)
         features[:, : rows.shape[1]] = rows

@@ -241,9 +241,8 @@ class CUDAPrinter(CValues, AsyncCopyPrinter):
     def serial_loop(self, f: For, extent: Poly, head: str = "") -> None:
         size = as_constant(extent)
         if any(isinstance(m, Barrier) for m in walk(f.body)):
-            head = (
-                head or "#pragma unroll 1"
-            )  # unrolled code cannot be reordered across a barrier, and needs more registers
+            # Unrolled code cannot be reordered across a barrier, and needs more registers.
+            head = head or "#pragma unroll 1"
         elif size is not None and size > LONG_LOOP:
             head = head or f"#pragma unroll {UNROLL_FACTOR}"
         super().serial_loop(f, extent, head)

@@ -203,9 +203,8 @@ def _pad(w: Writer, node: OnnxNode) -> ImportedValue:
     padded = pad(w, w.tensor(x), sizes, fill, mode)
     if fill_item is None or mode != "constant":
         return w.of(padded)
-    outside = pad(
-        w, w.full(x.shape, False, bool_), sizes, 1.0
-    )  # a value computed from tensors takes the place of zeros
+    # A value computed from tensors takes the place of the zeros outside.
+    outside = pad(w, w.full(x.shape, False, bool_), sizes, 1.0)
     return w.of(w.where(outside, w.reshape(w.tensor(fill_item), ()), padded))
 
 

@@ -133,6 +133,7 @@ class _Finder:
             self.at_step[b.var] = position
             self.last.update(dict.fromkeys(self.aliases.read_tensors(b.value), position))
             self.aliases.bind(b.var, b.value)
+        # Results are read after the last step, so their memory is never free.
         self.last.update(dict.fromkeys(self.aliases.read_tensors(f.ret), len(self.at_step)))
         self.computed = {b.var for b in f.bindings if isinstance(b.value, CallTIR)}
 

@@ -76,9 +76,8 @@ class PageServer:
         self._hosts = {f"{name}:{port}" for name in named}
         if port == (80 if self.url.startswith("http:") else 443):  # browsers omit these from Host and Origin
             self._hosts |= named
-        logging.getLogger("tornado").addHandler(
-            logging.NullHandler()
-        )  # invalid requests from the network must not fill the job's log
+        # Invalid requests from the network must not fill the job's log.
+        logging.getLogger("tornado").addHandler(logging.NullHandler())
         self._loop = asyncio.new_event_loop()
         started = threading.Event()
         self._thread = threading.Thread(
