@@ -139,6 +139,7 @@ def _result(measurement: Measurement) -> dict[str, Any]:
         "correctness": int(ok and measurement.checked),
         "measurements": extra,
     }
+    # 0 stands for an unknown time, and `datetime` ends with the year 9999.
     if 0 < measurement.measured_at < 2**35:
         result["timestamp"] = datetime.fromtimestamp(measurement.measured_at, UTC).isoformat()
     return result

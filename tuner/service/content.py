@@ -57,6 +57,7 @@ class ContentStore:
         key = _hash(path)
         place = self._place(key)
         with self._reached(f"store {path.name}"):
+            # An upload that was cut off may have left a shorter file under this key.
             if self._fs.exists(place) and int(self._fs.info(place)["size"]) == path.stat().st_size:
                 return key
             self._fs.makedirs(posixpath.dirname(place), exist_ok=True)
