@@ -115,7 +115,7 @@ def passes_for(
         # What is equal now cannot fuse into its readers any more, so it is computed once.
         CommonSubexpressions(),
         DeadCode(),
-        # Calls of functions over merged dims are between views, which cancel each other; those of weights are folded.
+        # Calls of functions over merged dims are between views, which cancel each other; views of weights are folded.
         CollapseDims(),
         CancelViews(),
         FoldConstants(),

@@ -121,7 +121,7 @@ class JobProcess:
             with self._lock:
                 if self._log_bytes < LOG_BYTES <= self._log_bytes + len(data):
                     data = data[: LOG_BYTES - self._log_bytes] + b"\n(the log is longer; the rest is not stored)\n"
-                # Read on, though nothing is kept: a full pipe would stop the job.
+                # Read on, though nothing is stored: a full pipe would stop the job.
                 elif self._log_bytes >= LOG_BYTES:
                     data = b""
                 self._log_bytes += len(data)

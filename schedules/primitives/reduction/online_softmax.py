@@ -342,7 +342,7 @@ def _weights(func: PrimFunc, node: Block, top: Block, step: IterVar, score: Expr
     s, m = _score_at(top, step, score, plain, left[0]), load(top.body.buffer, plain)
     target = node.body.buffer.dtype
     # Operators make the plain form, masked attention the guarded one. Both become the guarded one
-    # (`SoftmaxPattern.weight`), since the maximum of a part may be minus infinity where that of the row is finite.
+    # (`SoftmaxPattern.weight`), since the maximum of a part may be minus infinity where the row's is finite.
     if node.body.value not in (cast(_masked_exp(s, m), target), cast(call("exp", sub(s, m)), target)):
         raise ScheduleError(
             f"{func.name}: expected {node.name!r} to make exp(score - maximum) of the scores of {top.name!r}, got "

@@ -86,8 +86,6 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     skipped = reduce_vars - feeding
     conditions = [c for c in conjuncts(node.predicate) if not skipped & set(free_vars(c))]
     for c in conjuncts(node.predicate):
-        # The condition may be all that keeps the store inside the buffer. Without it the initial value could be
-        # written outside.
         if c not in conditions and not _stays_in_range(
             spatial, feeding & set(free_vars(c)), loop_env(path), conditions
         ):
@@ -126,6 +124,7 @@ def _require_once(func: PrimFunc, node: Block, inner: Sequence[For], path: Seque
 
 def _stays_in_range(spatial: Sequence[tuple[IterVar, Expr]], moved: set[Var], env: Env, facts: Sequence[Expr]) -> bool:
     """Return whether the spatial iterators that depend on `moved` stay inside their domains under the facts."""
+    # The dropped condition may be all that keeps the store of an initial value inside the buffer.
     for fact in facts:
         env = env.with_fact(fact)
     return all(

@@ -338,7 +338,7 @@ def _waves(candidates: Sequence[_Candidate]) -> list[list[_Candidate]]:
     waves: list[list[_Candidate]] = []
     room = 0
     for candidate in candidates:
-        # A candidate beyond the limit has a wave of its own: whether it fits, the device decides.
+        # A candidate beyond the limit gets a separate wave: whether it fits, the device decides.
         if not waves or candidate.own_bytes > room:
             waves.append([])
             room = _WAVE_BYTES

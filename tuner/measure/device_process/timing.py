@@ -219,7 +219,7 @@ def _sample(device: Device, contestant: Contestant, clock: Clock) -> None:
     give_up = time.perf_counter() + _VISIT_SECS
     for _ in range(min(_VISIT_SAMPLES, contestant.target - len(samples))):
         samples.append(clock.secs(device, bound, contestant.launches, contestant.flush))
-        # One sample alone may be slow by accident.
+        # A single sample may be slow by accident.
         if len(samples) >= 2 and min(samples) > limit:
             contestant.lost = True
             return
