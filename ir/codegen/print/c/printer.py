@@ -205,6 +205,7 @@ class CPrinter(CValues, CFamilyPrinter):
         self.line("if (rt_from >= rt_to) return;")
         self.line(f"{kind} {name} = ({kind})(rt_from / {more});")
         self.line(f"{narrow} {again} = ({narrow})(rt_from % {more});")
+        # The two indices count along, so that only the start of a range is divided.
         with self.indented("for (i64 rt_at = rt_from; rt_at < rt_to; rt_at++) {"):
             self.statement(nested.body)
             self.fence()
@@ -261,6 +262,8 @@ def float_literal(value: float, dtype: DType, infinity: str, nan: str) -> str:
         rounded = np.float32(value)
         if np.isinf(rounded):
             return infinity if value > 0 else f"(-{infinity})"
+        # NumPy's text of a float32 is the shortest one that reads back as the same float32; the text of the float64 is
+        # longer.
         text = f"{float(str(rounded))!r}f"
     else:
         text = repr(value)
