@@ -226,6 +226,7 @@ def _computed(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
         yield inner
     elif isinstance(p, Operation) and isinstance(call, Call) and isinstance(call.op, p.operator):
         if all(_has(getattr(call.op, name), expected) for name, expected in p.attributes):
+            # Two equal patterns would give each match twice.
             turned = call.op.commutative and p.args is not None and p.args[0] != p.args[-1]
             for args in permutations(call.args) if turned else (call.args,):
                 yield from _all(p.args, args, inner)

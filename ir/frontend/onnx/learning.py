@@ -109,6 +109,7 @@ def _label_encoder(w: Writer, node: OnnxNode) -> ImportedValue:
     x, (keys, _), (values, kind) = node.item(0), _table(node, "keys"), _table(node, "values")
     if keys.size != values.size:
         raise node.refuse(f"expected as many values as keys, got {keys.size} and {values.size}")
+    # The defaults of the standard (ai.onnx.ml, LabelEncoder).
     plain = {"floats": ("default_float", -0.0), "int64s": ("default_int64", -1), "tensor": ("default_tensor", 0)}[kind]
     default = np.asarray(node.attributes.get(*plain), values.dtype).reshape(())
     element = w.reshape(w.tensor(x), [*x.shape, const(1)])

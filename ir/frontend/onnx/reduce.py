@@ -27,6 +27,7 @@ def _log_sum_exp(w: Writer, node: OnnxNode) -> ImportedValue:
     axes, keepdims = node.reduction(w, x.ndim)
     if not axes:
         return w.of(value)
+    # An infinite maximum would give inf - inf. Any finite shift cancels.
     limit = -x.dtype.lowest
     top = clip(w, w.max_or_lowest(value, axes, True), -limit, limit)
     y = w.add(w.log(w.sum(w.exp(w.sub(value, top)), axes, True)), top)

@@ -78,6 +78,7 @@ def split_of(c: Comparison, true: Tree, false: Tree, dtype: np.dtype) -> Tree:
     """Return a comparison as splits by "at most"."""
 
     def below(value: float) -> float:
+        # x < v is x <= the number before v.
         return float(np.nextafter(dtype.type(value), dtype.type(-np.inf)))
 
     mode = MODES[c.mode]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.harness.pages import environment, write_page
-from tests.fuzz.importers.run import Totals, fingerprint, one
+from tests.fuzz.importers.run import ONNX, Totals, fingerprint, one
 from tests.fuzz.importers.trial import operators, uncovered
 
 PAGE = "onnx_programs"
@@ -24,7 +24,7 @@ def tried_again(seed: int, totals: Totals) -> list[tuple[int, str]]:
     """Try the findings of a campaign again, and count what they are now; return those that still differ."""
     left = []
     for number, _ in totals.findings:
-        outcome, _ = one(seed, number, None)
+        outcome = one(ONNX, seed, number, None)
         kind = "no program" if outcome is None else outcome.kind or "agrees"
         totals.elements[f"tried again: {kind}"] += 1
         if outcome is not None and outcome.is_finding:

@@ -1,4 +1,6 @@
-"""Random ONNX programs against `onnx.reference` and ONNX Runtime: `python -m tests.fuzz.importers.run --programs 1000 --seed 1`.
+"""Random programs for an importer, against others: `python -m tests.fuzz.importers.run --programs 1000 --seed 1`.
+
+ONNX programs are compared with `onnx.reference` and ONNX Runtime, and with `--importer torch` programs of torch.export with torch.
 
 A program is determined by the seed and its number. A child process makes, imports, interprets and judges it, so that an oracle
 that dies (integer division by 0 ends ONNX Runtime) costs one program. One program in `--sample` is also built for the target c
@@ -23,15 +25,45 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.fuzz.importers.minimise import minimise, regression_test, shown, stored
+from tests.fuzz.importers import minimise as onnx_texts
+from tests.fuzz.importers import trial as onnx_trials
+from tests.fuzz.importers.minimise import minimise
 from tests.fuzz.importers.program import Program
-from tests.fuzz.importers.trial import Outcome, attempt, judge_calls, make, operators, uncovered
+from tests.fuzz.importers.trial import Outcome, judge_calls
 
 SECONDS = 120
 """Seconds that one program may take."""
 LIFE = 2000
 """Programs of a child."""
 SHRINK_SECONDS = 6
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What programs of an importer are made, tried and shown by: the functions of `trial` and `minimise`, or of `torch_programs`."""
+
+    make: Callable[[int, int], Any]
+    attempt: Callable[..., Outcome]
+    operators: Callable[[], list[tuple[str, str]]]
+    uncovered: Callable[[], list[str]]
+    shown: Callable[[Any], str]
+    stored: Callable[[Any, Path, str], Path]
+    regression_test: Callable[[Any, str], str]
+
+
+ONNX = Trials(
+    onnx_trials.make, onnx_trials.attempt, onnx_trials.operators, onnx_trials.uncovered, onnx_texts.shown,
+    onnx_texts.stored, onnx_texts.regression_test,
+)  # fmt: skip
+
+
+def trials_of(importer: str) -> Trials:
+    """Return the trials of the importer "onnx" or "torch"."""
+    if importer == "onnx":
+        return ONNX
+    from tests.fuzz.importers import torch_programs as t
+
+    return Trials(t.make, t.attempt, t.operators, t.uncovered, t.shown, t.stored, t.regression_test)
 
 
 @dataclass
@@ -68,12 +100,12 @@ class Totals:
         partial.write_text(json.dumps(vars(self), indent=1))
         partial.replace(file)
 
-    def text(self) -> str:
-        never = [op for d, op in operators() if not self.operators[f"{d}.{op}" if d else op]]
+    def text(self, trials: Trials) -> str:
+        never = [op for d, op in trials.operators() if not self.operators[f"{d}.{op}" if d else op]]
         lines = [
             f"{sum(self.kinds.values())} programs in {self.secs:.0f} s: {dict(self.kinds)}",
             f"elements: {dict(self.elements)}",
-            f"{len(self.operators)} operators; none of {never}; without a generator: {uncovered()}",
+            f"{len(self.operators)} operators; none of {never}; without a generator: {trials.uncovered()}",
             *(f"{count:6} {text}" for text, count in self.refusals.most_common(40)),
             *(f"finding {number}: {why[:200]}" for number, why in self.findings),
         ]
@@ -88,18 +120,16 @@ def fingerprint() -> str:
 
 
 def one(
-    seed: int, number: int, judge_built: Callable[[Program, Outcome], None] | None
-) -> tuple[Outcome | None, list[str]]:
+    trials: Trials, seed: int, number: int, judge_built: Callable[[Program, Outcome], None] | None
+) -> Outcome | None:
     """Try one program. judge_built: builds, runs and judges it too."""
-    program = make(seed, number)
+    program = trials.make(seed, number)
     if program is None:
-        return None, []
-    outcome = attempt(program, seed=number)
+        return None
+    outcome = trials.attempt(program, seed=number)
     if judge_built is not None and not outcome.kind and outcome.module is not None:
         judge_built(program, outcome)
-    if outcome.kind == "refused call" and program.wrongly_tied:
-        outcome.kind = "refused as wrongly tied"
-    return outcome, [f"{n.domain}.{n.op_type}" if n.domain else n.op_type for n in program.nodes]
+    return outcome
 
 
 def built_judge(folder: Path) -> Callable[[Program, Outcome], None]:
@@ -144,7 +174,7 @@ def built_judge(folder: Path) -> Callable[[Program, Outcome], None]:
     return judged
 
 
-def work(parent: Connection, pipe: Connection, seed: int, numbers: Sequence[int], sample: int) -> None:
+def work(trials: Trials, parent: Connection, pipe: Connection, seed: int, numbers: Sequence[int], sample: int) -> None:
     """Try programs in a child, and send what each says."""
     parent.close()  # so that a parent that ends is noticed
     warnings.simplefilter("ignore")
@@ -152,20 +182,20 @@ def work(parent: Connection, pipe: Connection, seed: int, numbers: Sequence[int]
         judged = built_judge(Path(folder)) if sample else None
         for number in numbers:
             pipe.send(("begin", number))
-            outcome, names = one(seed, number, judged if sample and number % sample == 0 else None)
+            outcome = one(trials, seed, number, judged if sample and number % sample == 0 else None)
             if outcome is None:
                 pipe.send(("none", number))
                 continue
             elements = {"judged": outcome.judged, "disagreements": outcome.disagreements, "unsure": outcome.unsure}
             elements |= {f"calls with {o}": 1 for o in outcome.oracles}
             elements |= {"built for c": 1} if sample and number % sample == 0 else {}
-            pipe.send(("done", number, outcome.kind, outcome.why, outcome.key(), names, elements))
+            pipe.send(("done", number, outcome.kind, outcome.why, outcome.key(), outcome.operators, elements))
     pipe.send(("end",))
 
 
 def campaign(
     seed: int, programs: int, secs: float, sample: int = 0, totals: Totals | None = None, state: Path | None = None,
-    note: Callable[[int, str, str], None] | None = None,
+    note: Callable[[int, str, str], None] | None = None, trials: Trials = ONNX,
 ) -> Totals:  # fmt: skip
     """Try programs until as many were tried, or the time is over. note: told number, kind and reason of each finding."""
     totals = totals or Totals()
@@ -178,7 +208,7 @@ def campaign(
     while not over():
         ours, theirs = fork.Pipe(duplex=False)
         numbers = range(totals.next, min(last, totals.next + LIFE))
-        child = fork.Process(target=work, args=(ours, theirs, seed, numbers, sample), daemon=True)
+        child = fork.Process(target=work, args=(trials, ours, theirs, seed, numbers, sample), daemon=True)
         child.start()
         theirs.close()
         try:
@@ -227,46 +257,49 @@ def _add(totals: Totals, message: Sequence[Any], note: Callable[[int, str, str],
         totals.refusals[key] += 1
 
 
-def report(seed: int, number: int, why: str, folder: Path) -> None:
+def report(trials: Trials, seed: int, number: int, why: str, folder: Path) -> None:
     """Print a finding, minimised and as a test, and store it."""
-    program = make(seed, number)
+    program = trials.make(seed, number)
     assert program is not None
-    outcome = attempt(program, seed=number)
+    outcome = trials.attempt(program, seed=number)
     if not outcome.is_finding:
         print(f"==== program {number}: {why}", flush=True)
-        print(shown(program), flush=True)
-        stored(program, folder, f"s{seed}_{number}")
+        print(trials.shown(program), flush=True)
+        trials.stored(program, folder, f"s{seed}_{number}")
         return
 
     def fails(candidate: Program) -> bool:
-        other = attempt(candidate, seed=number)
+        other = trials.attempt(candidate, seed=number)
         return other.kind == outcome.kind and (outcome.kind == "crash" or other.oracles >= outcome.oracles)
 
     small = minimise(program, outcome.output if outcome.kind == "wrong" else "", outcome.call, fails, SHRINK_SECONDS)
-    reason = attempt(small, seed=number).why
+    reason = trials.attempt(small, seed=number).why
     print(
-        f"==== program {number}: {outcome.kind}: {reason}\n{shown(small)}\n{regression_test(small, reason)}", flush=True
+        f"==== program {number}: {outcome.kind}: {reason}\n{trials.shown(small)}\n{trials.regression_test(small, reason)}",
+        flush=True,
     )
-    stored(small, folder, f"s{seed}_{number}")
+    trials.stored(small, folder, f"s{seed}_{number}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--importer", choices=("onnx", "torch"), default="onnx")
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--sample", type=int, default=20, help="one in so many is built for c, too; 0: none")
     parser.add_argument("--state", type=Path, help="a file of totals: go on where it ends")
-    parser.add_argument("--found", type=Path, default=Path("build/fuzz/onnx"), help="the folder for findings")
+    parser.add_argument("--found", type=Path, default=Path("build/fuzz/findings"), help="the folder for findings")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
+    trials = trials_of(asked.importer)
     totals = Totals.read(asked.state) if asked.state else Totals()
 
     def note(number: int, kind: str, why: str) -> None:
-        report(asked.seed, number, why, asked.found)
+        report(trials, asked.seed, number, why, asked.found)
 
-    campaign(asked.seed, asked.programs, asked.seconds, asked.sample, totals, asked.state, note)
-    print(totals.text())
+    campaign(asked.seed, asked.programs, asked.seconds, asked.sample, totals, asked.state, note, trials)
+    print(totals.text(trials))
     return bool(totals.findings)
 
 
