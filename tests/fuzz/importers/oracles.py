@@ -83,7 +83,9 @@ class Expected:
         results: list[Mapping[str, Any] | None] = []
         for k in range(RUNS):
             try:
-                results.append(self.program.runs(self.call, Jitter(k, np.random.default_rng([self.seed, k]))).by_name)
+                results.append(
+                    self.program.runs(self.call, Jitter(k, np.random.default_rng([self.seed, k // 2]))).by_name
+                )
             except (Invalid, KeyError, ValueError):
                 results.append(None)
         return results

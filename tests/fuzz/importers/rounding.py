@@ -72,6 +72,8 @@ def is_exact(node: Any, given: Mapping[str, Any], results: Sequence[Any]) -> boo
 class Jitter:
     """Moves of one evaluation: upwards, downwards, or at random; zeros are moved in evaluations from the third on.
 
+    With the same generator, an evaluation of an odd number moves everything against the one before it.
+
     Attributes:
         number: Number of the evaluation.
     """
@@ -82,7 +84,7 @@ class Jitter:
     def steps(self, shape: tuple[int, ...]) -> Array:
         if self.number < 2:
             return np.full(shape, 1.0 - 2.0 * self.number)
-        return self.rng.choice([-1.0, -0.5, 0.5, 1.0], shape)
+        return self.rng.choice([-1.0, -0.5, 0.5, 1.0], shape) * (1 - 2 * (self.number % 2))
 
     def moved(self, a: Array, ulps: float, zeros: bool = False) -> Array:
         """Move floats by some units in the last place; numbers below the normal ones by steps of the smallest."""
@@ -111,9 +113,9 @@ class Jitter:
         with np.errstate(all="ignore"):
             wide = a.astype(np.float64)
             most = np.max(np.abs(wide), initial=0.0, where=np.isfinite(wide))
-            return (wide + ulps * float(np.finfo(a.dtype).eps) * most * Jitter(2, self.rng).steps(a.shape)).astype(
-                a.dtype
-            )
+            return (
+                wide + ulps * float(np.finfo(a.dtype).eps) * most * Jitter(2 + self.number % 2, self.rng).steps(a.shape)
+            ).astype(a.dtype)
 
     def equal(self, node: Any, given: Mapping[str, Any], results: list[Any]) -> list[Any]:
         """Return results of Equal that change from one evaluation to the next where rounded operands are close."""
@@ -134,5 +136,7 @@ class Jitter:
             elif node.op_type in PLACED:
                 result[name] = self.displaced(a)
             else:
-                result[name] = Jitter(2, self.rng).moved(a, (4 if a.dtype.itemsize == 2 else 2) * _growth(node, given))
+                result[name] = Jitter(2 + self.number % 2, self.rng).moved(
+                    a, (4 if a.dtype.itemsize == 2 else 2) * _growth(node, given)
+                )
         return result
