@@ -136,7 +136,7 @@ class Program:
             rounded_once = is_exact(n, given, results)
             opened = opened or is_open(n, given, self.opset, results)
             if jitter is not None and not rounded_once:
-                results = [jitter.result(n, r) for r in results]
+                results = [jitter.result(n, given, r) for r in results]
             if jitter is not None and n.op_type == "Equal" and not exact:
                 results = jitter.equal(n, given, results)
             pure = by_reference and v.pure.issuperset(read) and not reference_is_wrong(n, given, self.opset)

@@ -98,11 +98,11 @@ class Jitter:
             result = np.where(small, wide + float(info.smallest_subnormal) * signs * 2, result)
             return np.where(np.isfinite(wide), result, wide).astype(a.dtype)
 
-    def result(self, node: Any, value: Any) -> Any:
+    def result(self, node: Any, given: Mapping[str, Any], value: Any) -> Any:
         """Move a result of an inexact node."""
         if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
             return value
-        ulps = ULPS.get(node.op_type, 2)
+        ulps = max(ULPS.get(node.op_type, 2), _growth(node, given))
         if node.op_type in STATES:
             value = value + (4 * np.finfo(value.dtype).eps * self.steps(value.shape)).astype(value.dtype)
         return self.moved(value, 8 * ulps if value.dtype.itemsize == 2 else ulps, zeros=True)
