@@ -172,6 +172,8 @@ RUNTIME: Mapping[str, Callable[[Any, Given, int], bool]] = {
     "OneHot": lambda n, g, o: o < 11 and bool((_argument(n, g, 0) < 0).any()),
     # the first stage in single precision, as stash_type says
     "GroupNormalization": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
+    # a function body whose constants are in single precision
+    "Gelu": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
     # the least finite number for a window of -inf
     **dict.fromkeys(("MaxPool", "GlobalMaxPool"), lambda n, g, o: any(np.isneginf(a).any() for a in _floats(n, g))),
     # no negative padding, which a stride that is longer than the kernel needs
