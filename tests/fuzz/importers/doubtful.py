@@ -66,7 +66,7 @@ def _wraps(node: Any, given: Given) -> bool:
     if x.dtype.kind not in "iu":
         return _huge(node, given)
     wide = np.abs(x.astype(np.float64))
-    return bool((wide * wide if node.op_type == "ReduceL2" else wide).sum() > np.iinfo(x.dtype).max)
+    return bool((wide * wide if node.op_type == "ReduceL2" else wide).sum() >= float(np.iinfo(x.dtype).max))
 
 
 def _compressed(node: Any, given: Given) -> int:
@@ -148,7 +148,7 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     "GroupNormalization": lambda n, g, o: any(a.dtype.itemsize != 4 for a in _floats(n, g)),
     # places and weights in single precision
     **dict.fromkeys(("Resize", "Upsample"), lambda n, g, o: _argument(n, g, 0).dtype == np.float64),
-    "GridSample": lambda n, g, o: _argument(n, g, 0).dtype == np.float64,
+    **dict.fromkeys(("GridSample", "DeformConv"), lambda n, g, o: _argument(n, g, 0).dtype == np.float64),
     # every group has the bias of the first
     "ConvTranspose": lambda n, g, o: _attribute(n, "group", 1) > 1,
     # half pixels before opset 16, too
@@ -179,7 +179,7 @@ RUNTIME: Mapping[str, Callable[[Any, Given, int], bool]] = {
     # no negative padding, which a stride that is longer than the kernel needs
     "ConvTranspose": lambda n, g, o: _has_gaps(n, g),
     # bounds of sigmoid and tanh make numbers of NaN
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), lambda n, g, o: _nan(n, g)),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), lambda n, g, o: _not_finite(n, g)),
     # a running sum over channels, which NaN and infinities never leave
     "LRN": lambda n, g, o: _not_finite(n, g),
     # the sum of a row leaves NaN out

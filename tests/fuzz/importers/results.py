@@ -70,7 +70,10 @@ def page(parts: Mapping[int, Totals]) -> list[str]:
     ]
     lines += ["element on which these two disagree does not count.", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {count:,} |" for name, count in rows]
-    lines += ["", f"Those that differed were tried again with sources {fingerprint()}, which are on this commit: "]
+    lines += [
+        "",
+        f"Those that differed were tried again with sources {fingerprint()}, which are those of this commit. ",
+    ]
     lines[-1] += (", ".join(f"{n} {kind}" for kind, n in sorted(again.items())) or "none") + "."
     by_sources = ", ".join(f"{n:,} ({form})" for form, n in whole.sources.items())
     lines += ["", f"The importer and the judge changed between programs: {by_sources}."]
