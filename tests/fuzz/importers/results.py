@@ -74,19 +74,19 @@ def page(parts: Mapping[int, Totals]) -> list[str]:
         "",
         f"Those that differed were tried again with sources {fingerprint()}, which are those of this commit. ",
     ]
-    lines[-1] += (", ".join(f"{n} {kind}" for kind, n in sorted(again.items())) or "none") + "."
+    lines[-1] += "Outcomes: " + (", ".join(f"{kind} {n}" for kind, n in sorted(again.items())) or "none") + "."
     by_sources = ", ".join(f"{n:,} ({form})" for form, n in whole.sources.items())
     lines += ["", f"The importer and the judge changed between programs: {by_sources}."]
-    lines += [
-        "",
-        f"No program had: {', '.join(never) or 'none'}. Without a generator: {', '.join(uncovered()) or 'none'}.",
-    ]
+    without = Counter(op.rpartition(".")[0] or "no domain" for op in uncovered())
+    shown = ", ".join(f"{n} operators of {domain}" for domain, n in without.items())
+    lines += ["", f"No program had: {', '.join(never) or 'none'}. Without a generator: {shown or 'none'}."]
     lines += ["", f"{whole.secs:.0f} s of wall time, beside other work on the machine.", ""]
     differences = [(seed, *finding) for seed, findings in left.items() for finding in findings]
     if differences:
         lines += ["| seed | program | difference |", "|---|---|---|"]
         lines += [f"| {seed} | {number} | {why.splitlines()[0][:160]} |" for seed, number, why in differences]
-    lines += ["## Refusals", "", "| programs | reason |", "|---|---|"]
+        lines += [""]
+    lines += ["## Refusals, and programs without an oracle", "", "| programs | reason |", "|---|---|"]
     lines += [f"| {count} | {text.replace('|', '/')} |" for text, count in whole.refusals.most_common(25)]
     return lines
 
