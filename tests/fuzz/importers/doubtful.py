@@ -223,6 +223,8 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
     ),
     **dict.fromkeys(("ReduceL2", "ReduceMean", "ReduceLogSum"), lambda n, g, o: _wraps(n, g)),
     "Det": lambda n, g, o: _huge(n, g) or _not_finite(n, g),
+    # processors have several unsigned integers for NaN
+    "Cast": lambda n, g, o: _attribute(n, "to") in (12, 13) and _not_finite(n, g),
     # random in training
     "Dropout": lambda n, g, o: bool(np.any(_argument(n, g, 2))) if len(n.input) > 2 and n.input[2] else False,
     # logarithms of integers, cut to integers, depend on the formula
