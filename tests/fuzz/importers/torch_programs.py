@@ -40,9 +40,11 @@ SYMBOLS = {"a": 5, "b": 7, "c": 11}
 """Sizes of the symbols at the first call; no constant dim is among them."""
 KINDS = {"f": "f", "i": "iu", "b": "b", "n": "fiu", "a": "fiub"}
 INTS = tuple(t for t in (*SIGNED, np.dtype("u1")))
-ROUGH = re.compile("interpolate|grid_sample|gamma|fft|det|special|erfinv|conv_transpose|quantile|cdist|i0|var|std|norm|attention")
+ROUGH = re.compile(
+    "interpolate|grid_sample|gamma|fft|det|special|erfinv|conv_transpose|quantile|cdist|i0|var|std|norm|attention"
+)
 """Lines whose results are open by more units."""
-ABSOLUTE = re.compile("gelu|mish|logsigmoid|tanhshrink|softplus|interpolate|logaddexp")
+ABSOLUTE = re.compile("gelu|mish|logsigmoid|tanhshrink|softplus|interpolate|logaddexp|logcumsumexp")
 """Lines that subtract numbers of magnitude 1."""
 PLACE = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
 
@@ -132,7 +134,9 @@ def _is_open(line: Line, given: Mapping[str, Any], result: Array) -> bool:
     with np.errstate(all="ignore"):
         huge = any(bool((np.abs(a[np.isfinite(a)]) > most[a.dtype.itemsize]).any()) for a in floats)
     finite = all(np.isfinite(a).all() for a in floats)
-    if not finite and re.search("var|std|_norm|einsum|grid|interpolate|fft|det|cdist|cov|corr|quantile", line.text):
+    if not finite and re.search(
+        "var|std|_norm|einsum|attention|grid|interpolate|fft|det|cdist|cov|corr|quantile", line.text
+    ):
         return True
     return huge or (finite and result.dtype.kind == "f" and not np.isfinite(result).all())
 
@@ -154,7 +158,9 @@ def evaluate(line: Line, given: Mapping[str, Array]) -> Array:
     return np.array(result.detach().resolve_conj().resolve_neg().numpy(), order="C", copy=True)
 
 
-TYPES = frozenset(getattr(torch, n) for n in ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"])
+TYPES = frozenset(
+    getattr(torch, n) for n in ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"]
+)
 
 
 class Builder:

@@ -14,7 +14,9 @@ from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.interp.interp_graph import run_function
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
-transformers = pytest.importorskip("transformers", reason="needs torch and transformers: pip install torch transformers")
+transformers = pytest.importorskip(
+    "transformers", reason="needs torch and transformers: pip install torch transformers"
+)
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 SIZES: dict[str, Any] = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 31,
@@ -75,7 +77,7 @@ def test_pickled_weights_are_saved_as_safetensors(tmp_path: Path) -> None:
     check(model, tmp_path)
 
 
-def test_weights_of_a_type_that_is_not_read_are_saved_in_float32(tmp_path: Path) -> None:
+def test_weights_of_an_unreadable_type_are_saved_in_float32(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     model, path = bert(tmp_path), tmp_path / "model.safetensors"
@@ -87,7 +89,7 @@ def test_weights_of_a_type_that_is_not_read_are_saved_in_float32(tmp_path: Path)
     check(model, tmp_path)
 
 
-def test_field_that_is_not_imported_is_exported_around(tmp_path: Path) -> None:
+def test_model_with_an_unreadable_field_is_exported(tmp_path: Path) -> None:
     bert(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_act": "mish"}))
