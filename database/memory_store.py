@@ -34,6 +34,7 @@ from relax_tune.database.records import (
     Workload,
     symbols_text,
 )
+from relax_tune.database.reference import Reference
 from relax_tune.database.rules import (
     RefusedRecord,
     Spent,
@@ -82,6 +83,11 @@ class MemoryStore:
                 known, limits=known.limits or target.limits, reference=known.reference or target.reference
             )
         return target.key
+
+    def set_reference(self, target: str, reference: Reference) -> None:
+        with self._lock:
+            if (known := self._targets.get(target)) is not None:
+                self._targets[target] = replace(known, reference=tuple(reference.items()))
 
     def add_environment(self, environment: Environment) -> str:
         with self._lock:
@@ -305,6 +311,8 @@ class MemoryStore:
         with self._lock:
             self._verify_task(workload, target)
             stored = self._leases.get((workload, target))
+            # After a clock was set back, the lease would seem to last for long. A holder that is alive renews it in
+            # time.
             if stored is not None and stored.holder != holder and stored.expires_at > now + secs:
                 stored = self._leases[workload, target] = replace(stored, expires_at=now + secs)
             if stored is not None and stored.holder != holder and stored.expires_at > now:
@@ -333,6 +341,7 @@ class MemoryStore:
         self, lease: Lease, requested: int, budget: int, spent: Mapping[str, Spent]
     ) -> tuple[Lease, int] | None:
         with self._lock:
+            # Counted again under the lock: other jobs may have added records since the caller counted.
             if any(self.count(lease.target, k, regime=s.regime) != s.records for k, s in spent.items()):
                 return None
             now = time.time()
@@ -391,6 +400,8 @@ class MemoryStore:
                 for m in going:
                     del self._measurements[m.id]
                     del self._by_task[m.workload, m.target][m.id]
+                if going and not any(self._of_target(target)):
+                    self.set_reference(target, {})
             return len(going)
 
     def check(self) -> list[str]:

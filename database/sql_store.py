@@ -57,8 +57,10 @@ from relax_tune.database.records import (
     Target,
     VariantKind,
     Workload,
+    canonical_json,
     symbols_text,
 )
+from relax_tune.database.reference import Reference
 from relax_tune.database.roles import role_statements
 from relax_tune.database.rules import (
     RefusedRecord,
@@ -208,6 +210,7 @@ class SqlStore:
             writer(self._engine).begin() as connection,
         ):
             yield connection
+            # Again before the commit, which a file that was deleted meanwhile would lose.
             self._verify_same()
 
     def _one(self, model: type[Base], build: Callable[[rows.Row], T], **keys: Any) -> T | None:
@@ -250,6 +253,12 @@ class SqlStore:
                 unknown = update(TargetRow).where((TargetRow.key == target.key) & (column == "{}"))
                 connection.execute(unknown.values({column: rows.target_values(target)[column.key]}))
         return target.key
+
+    @patient
+    def set_reference(self, target: str, reference: Reference) -> None:
+        with self._write("set reference times") as connection:
+            values = {"reference": canonical_json(dict(reference))}
+            connection.execute(update(TargetRow).where(TargetRow.key == target).values(values))
 
     @patient
     def add_environment(self, environment: Environment) -> str:
@@ -313,6 +322,7 @@ class SqlStore:
             self._verify_known(connection, WorkloadRow, {m.workload for m in new.values()})
             self._verify_known(connection, EnvironmentRow, {m.environment for m in new.values() if m.environment})
             added = measurement_changes.add_measurements(connection, new)
+            # Inside the transaction, so that an error takes back the whole batch.
             if added < len(new):
                 verify_same_subjects(new, measurements.select_subjects(connection, list(new)), self.where)
         return added
@@ -417,6 +427,7 @@ class SqlStore:
     def put_plans(self, target: str, entries: Mapping[str, str]) -> list[PlanRecord]:
         firsts = [PlanRecord(workload, target, 1, entries[workload]) for workload in sorted(entries)]
         with self._write("put plans") as connection:
+            # Versions follow from the stored ones, so no other writer may come between reading and writing them.
             plans.lock_plans(connection)
             self._verify_known(connection, TargetRow, {target})
             self._verify_known(connection, WorkloadRow, set(entries))

@@ -115,6 +115,8 @@ def open_model(
             _check_device(artifact, kind, device_of_kind)
         inner = parts_of(artifact.host_programs)
         for program in artifact.programs:
+            # Only functions that are called from outside find their symbols in the shapes of arguments. A host
+            # program hands them to its parts.
             if program.name not in inner:
                 check_binders(program)
             kind = parts.get(program.name, kinds[0])
@@ -195,6 +197,7 @@ def _check_device(artifact: ModelSource, kind: str, opened: Device) -> None:
                 f"artifact {name} was tuned on another device ({', '.join(differing)} differ): "
                 "results are right, other kernels may be faster on this one"
             ),
+            # The line that called `Artifact.open`, above `open_model` and this.
             stacklevel=4,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, select, text, tuple_
+from sqlalchemy import Connection, and_, delete, func, select, text, tuple_, update
 from sqlalchemy.sql import ColumnElement
 
 from relax_tune.database.models import (
@@ -17,6 +17,7 @@ from relax_tune.database.models import (
     MessageRow,
     PlaceRow,
     PointRow,
+    TargetRow,
     TraceRow,
     VariantRow,
     WorkloadTaskRow,
@@ -43,9 +44,8 @@ def add_measurements(connection: Connection, batch: Mapping[str, Measurement]) -
         return 0
     rows = _rows(connection, by_id)
     statement = insert(connection, _M.__table__).on_conflict_do_nothing()
-    if (
-        connection.dialect.name == "postgresql"
-    ):  # a concurrent writer may have inserted some of the ids since the look-up
+    # A concurrent writer may have inserted some of the ids since the look-up.
+    if connection.dialect.name == "postgresql":
         inserted = set(connection.execute(statement.returning(_M.id), rows).scalars())
         rows = [row for row in rows if row["id"] in inserted]
     else:
@@ -89,6 +89,7 @@ def _rows(connection: Connection, by_id: Mapping[bytes, Measurement]) -> list[di
             "checked": m.checked,
             "samples": pack_samples(m.samples_secs),
         }
+        # In the order of ids, so that writers of the same ids wait for each other in one direction.
         for id, m in sorted(by_id.items())
     ]
 
@@ -108,6 +109,7 @@ def intern(connection: Connection, model: type[Base], rows: Mapping[bytes, Mappi
     missing = [{"key": key, **rows[key]} for key in sorted(rows.keys() - numbers.keys())]
     if missing:
         connection.execute(insert(connection, table).on_conflict_do_nothing(), missing)
+        # Looked up again, since the statement returns no numbers of rows that another writer inserted meanwhile.
         numbers |= _numbers(connection, table, [row["key"] for row in missing])
     return numbers
 
@@ -141,7 +143,7 @@ def _task_numbers(connection: Connection, tasks: set[tuple[str, str]]) -> dict[t
 def prune_measurements(connection: Connection, target: str, selection: Selection, dry_run: bool) -> int:
     """Remove or count the selected measurements of a target.
 
-    Variants and messages that no other measurement refers to are removed too.
+    Variants and messages that no other measurement refers to are removed too, and with the last measurement the reference times.
     """
     conditions = _selected(target, selection)
     if dry_run:
@@ -154,6 +156,9 @@ def prune_measurements(connection: Connection, target: str, selection: Selection
     )
     removed = connection.execute(delete(_M).where(*conditions)).rowcount
     recount(connection, tasks)
+    remaining = select(_M.id).where(_M.task.in_(select(WorkloadTaskRow.number).where(WorkloadTaskRow.target == target)))
+    if removed and connection.execute(remaining.limit(1)).first() is None:
+        connection.execute(update(TargetRow).where(TargetRow.key == target).values(reference="{}"))
     for chunk in chunks(sorted(variants)):
         used = select(_M.id).where(_M.variant == VariantRow.number).exists()
         connection.execute(delete(VariantRow).where(and_(VariantRow.number.in_(chunk), ~used)))

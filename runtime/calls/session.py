@@ -121,6 +121,8 @@ class Session:
         )
         check_values(program, arrays, values)
         with executor.call():
+            # A decoder's caches grow in every call, so a shape hardly ever returns; cached, it would evict bindings
+            # of other calls.
             bound = executor.bind(key, values, cached=False)
             buffers = {index: state[position].buffer for position, index in self._resident.items()}
             updated: dict[int, DeviceArray] = {}
@@ -132,6 +134,7 @@ class Session:
             placed = executor.launch(bound, buffers, others, in_place=True, launches=self._launches)
             executor.device.synchronize()  # arrays of the pool may be freed as soon as this returns
             results = [executor.memory.read(bound, index, buffers, placed) for index in self._results]
+        # Last, so that a call that fails leaves the state as it was.
         self._state = {**state, **updated}
         return results
 
@@ -154,6 +157,7 @@ class Session:
         """
         if replaced.extends and array.buffer.nbytes >= room:
             return array.moved(array.buffer, shape, array)
+        # The pool rounds up to powers of two, so that appending n elements one by one copies O(n) of them in all.
         owner = self._pool.empty(array.dtype, shape)
         if replaced.extends:
             self._executor.device.copy(owner.buffer, array.buffer, array.nbytes)

@@ -220,10 +220,8 @@ class _Importer:
         known = call.op == "sym.known"
         args = tuple(dim_of(a, self.symbols) if known else self._value(a) for a in call.args)
         kwargs = {k: self._value(v) for k, v in call.kwargs.items()}
-        if call.op in (
-            "aten.as_strided.default",
-            "aten.as_strided_copy.default",
-        ):  # the reader states the layout of the tensor by dims
+        # The reader states the layout of the tensor by dims.
+        if call.op in ("aten.as_strided.default", "aten.as_strided_copy.default"):
             kwargs["strides"] = [dim_of(s, self.symbols) for s in call.kwargs["strides"]]
             kwargs["first"] = dim_of(call.kwargs["first"], self.symbols)
         node = TorchNode(

@@ -24,8 +24,8 @@ FRACTION = (
     "torch.nn.functional.interpolate takes it as size"
 )
 EFFECT = (
-    "use a form that checks nothing, such as torch.linalg.inv_ex(x)[0] in place of torch.linalg.inv(x); if only weights are read, compute it "
-    "before the export and keep the result by register_buffer"
+    "use a form that checks nothing, such as torch.linalg.inv_ex(x)[0] in place of torch.linalg.inv(x); if only weights are read, "
+    "compute it before the export and keep the result by register_buffer"
 )
 
 

@@ -10,6 +10,7 @@ as builds are, and run. With `--state FILE` the same command goes on where it en
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import sys
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from experiments.harness.pages import environment, write_page
 from tests.fuzz.importers import minimise as onnx_texts
 from tests.fuzz.importers import trial as onnx_trials
 from tests.fuzz.importers.minimise import minimise
@@ -74,6 +74,7 @@ class Totals:
         next: Number of the next program.
         kinds: Programs by outcome.
         findings: Number of a program and what is wrong.
+        sources: Programs by the hash of the sources that made, imported and judged them.
     """
 
     next: int = 0
@@ -83,13 +84,14 @@ class Totals:
     elements: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     findings: list[tuple[int, str]] = field(default_factory=list)
+    sources: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def read(cls, file: Path) -> Totals:
         if not file.exists():
             return cls()
         data = json.loads(file.read_text())
-        counters = {k: Counter(data[k]) for k in ("kinds", "operators", "elements", "refusals")}
+        counters = {k: Counter(data.get(k, {})) for k in ("kinds", "operators", "elements", "refusals", "sources")}
         return cls(data["next"], data["secs"], **counters, findings=[tuple(f) for f in data["findings"]])
 
     def write(self, file: Path) -> None:
@@ -110,36 +112,11 @@ class Totals:
         return "\n".join(lines)
 
 
-def page(seed: int, totals: Totals) -> list[str]:
-    """Return the lines of the page of results."""
-    kinds, elements = totals.kinds, totals.elements
-    never = [op for d, op in ONNX.operators() if not totals.operators[f"{d}.{op}" if d else op]]
-    rows = [
-        ("programs", sum(kinds.values())), ("of these agree with the oracles", kinds["agrees"]), ("wrong", kinds["wrong"]),
-        ("crashes", kinds["crash"]), ("refused at import", kinds["refused import"]), ("refused at a call", kinds["refused call"]),
-        ("wrongly tied dims, refused", kinds["refused as wrongly tied"]),
-        ("no oracle, an oracle died or no program", kinds["no oracle"] + kinds["an oracle died"] + kinds["no program"]),
-        ("built for c at -O3, too", elements["built for c"]), ("elements judged", elements["judged"]),
-        ("elements on which the oracles disagree", elements["disagreements"]), ("elements that rounding decides", elements["unsure"]),
-        ("operators", len(totals.operators)), ("operators that no program had", len(never)),
-    ]  # fmt: skip
-    lines = ["# Random ONNX programs", ""]
-    lines += [
-        f"`python -m tests.fuzz.importers.run --seed {seed}`: programs of `onnx.reference` and ONNX Runtime without graph"
-    ]
-    lines += [
-        "optimisations, imported, interpreted and compared. An element on which the two disagree does not count.",
-        "",
-    ]
-    lines += ["| | |", "|---|---|", *(f"| {name} | {count} |" for name, count in rows), ""]
-    lines += [
-        f"No program had: {', '.join(never) or 'none'}. Without a generator: {', '.join(ONNX.uncovered()) or 'none'}."
-    ]
-    lines += ["", f"{totals.secs:.0f} s of wall time.", ""]
-    if totals.findings:
-        lines += ["| program | difference |", "|---|---|"]
-        lines += [f"| {number} | {why.splitlines()[0][:160]} |" for number, why in totals.findings]
-    return lines
+def fingerprint() -> str:
+    """Return a short hash of the sources that make, import, interpret and judge programs."""
+    root = Path(__file__).resolve().parents[3]
+    files = sorted(f for folder in ("tests/fuzz/importers", "src/relax_tune/ir") for f in (root / folder).rglob("*.py"))
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:8]
 
 
 def one(
@@ -223,7 +200,7 @@ def campaign(
     """Try programs until as many were tried, or the time is over. note: told number, kind and reason of each finding."""
     totals = totals or Totals()
     begin, first, fork = time.monotonic(), totals.secs, multiprocessing.get_context("fork")
-    last = totals.next + programs
+    last, sources = totals.next + programs, fingerprint()
 
     def over() -> bool:
         return totals.next >= last or time.monotonic() - begin > secs
@@ -244,6 +221,7 @@ def campaign(
                 if message[0] == "end":
                     break
                 _add(totals, message, note)
+                totals.sources[sources] += message[0] != "begin"
                 if state and totals.next % 100 == 0:
                     totals.secs = first + time.monotonic() - begin
                     totals.write(state)
@@ -312,19 +290,16 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=20, help="one in so many is built for c, too; 0: none")
     parser.add_argument("--state", type=Path, help="a file of totals: go on where it ends")
     parser.add_argument("--found", type=Path, default=Path("build/fuzz/findings"), help="the folder for findings")
-    parser.add_argument("--page", help="the name of a page of experiments/results to write")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     trials = trials_of(asked.importer)
-    totals, measured = Totals.read(asked.state) if asked.state else Totals(), environment()
+    totals = Totals.read(asked.state) if asked.state else Totals()
 
     def note(number: int, kind: str, why: str) -> None:
         report(trials, asked.seed, number, why, asked.found)
 
     campaign(asked.seed, asked.programs, asked.seconds, asked.sample, totals, asked.state, note, trials)
     print(totals.text(trials))
-    if asked.page:
-        write_page(asked.page, page(asked.seed, totals), None, measured, quiet=True)
     return bool(totals.findings)
 
 

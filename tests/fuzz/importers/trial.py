@@ -124,7 +124,8 @@ class Outcome:
 
     def key(self) -> str:
         """Return what findings of one kind share."""
-        text = re.sub(r"'[^']*'|\"[^\"]*\"|node \S+|[\d.]+(e[-+]?\d+)?|nan|inf", "_", self.why)
+        text = re.sub(r"^node '.*?', operator (\w+) .*?\)\): ", r"\1: ", self.why, flags=re.DOTALL).partition("; ")[0]
+        text = re.sub(r"'[^']*'|\"[^\"]*\"|Tensor\(.*?\w\)|node \S+|\b[\d.]+(e[-+]?\d+)?|nan|inf", "_", text)
         return f"{self.kind}: {text}"[:160]
 
     @property
@@ -160,7 +161,7 @@ def attempt(program: Program, run: Run = interpreted, seed: int = 0) -> Outcome:
         outcome.kind = "no oracle"
         return outcome
     outcome.operators = [f"{n.domain}.{n.op_type}" if n.domain else n.op_type for n in program.nodes]
-    outcome = judged(program, outcome, lambda: load_onnx(proto, {name: (0, 64) for name in symbols(program)}), run)
+    outcome = judged(program, outcome, lambda: load_onnx(proto, {name: (0, 128) for name in symbols(program)}), run)
     if outcome.kind == "refused call" and program.wrongly_tied:
         outcome.kind = "refused as wrongly tied"
     return outcome

@@ -21,10 +21,12 @@ from relax_tune.errors import MeasureError, system_reason
 from relax_tune.runtime.child_process import clean_environment, python_command
 from relax_tune.tuner.measure.cluster.address import TlsFiles, check_address, host_and_port, is_loopback
 from relax_tune.tuner.measure.cluster.fleet import default_name
-from relax_tune.tuner.measure.cluster.reference import TOLERANCE
 from relax_tune.tuner.measure.cluster.trust.loopback import make_loopback, place_of
-from relax_tune.tuner.measure.scratch import CLUSTER, ScratchFolder
+from relax_tune.tuner.measure.reference import TOLERANCE
+from relax_tune.tuner.measure.scratch import CLUSTER, ScratchFolder, sweep
 
+END_SECS = 10.0
+"""Seconds that a process has to end in after SIGTERM."""
 PLACE_SECS = 60.0
 """Seconds that a worker on loopback waits for a scheduler of the same user."""
 
@@ -83,6 +85,7 @@ class ClusterProcess:
         with open(self.folder / "log", "rb") as log:
             log.seek(self._read)
             data = log.read()
+        # An incomplete last line is left for the next call.
         whole = data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
         return whole.decode(errors="replace").splitlines()
@@ -91,20 +94,23 @@ class ClusterProcess:
         """Kill the process group by SIGKILL, as if the machine were lost. Device processes end when their pipe closes."""
         with self._lock:
             if self._process.returncode is None:
+                # Under the lock, and only before `wait` has collected the status: afterwards the id may be another
+                # process's.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
 
     def close(self) -> None:
-        """Terminate the process, kill it after three seconds, remove its folder. May be called twice."""
+        """Terminate the process, kill it after `END_SECS`, remove its folder and those of its children. May be called twice."""
         with self._lock:
             if self._process.returncode is None:
                 self._process.terminate()
-        self.wait(3.0)
+        self.wait(END_SECS)
         self.kill()
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._scratch.remove()
+        sweep()
 
     def __enter__(self) -> ClusterProcess:
         return self
@@ -125,9 +131,8 @@ def free_port(host: str, port: int) -> int:
     try:
         family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as listener:
-            listener.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # as Dask does: accepts a port whose last listener has just ended
+            # As Dask does: accept a port whose last listener has just ended.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(place)
             return int(listener.getsockname()[1])
     except OSError as error:
