@@ -83,7 +83,7 @@ class TorchCode(Program):
 
     def runs(self, call: Mapping[str, Array], jitter: Jitter | None = None) -> Values:
         values: dict[str, Any] = {**self.constants, **call}
-        v = Values(values, set(values), set(values), set())
+        v = Values(values, set(values), set(values), set(values), set())
         for n in self.nodes:
             given = {name: values[name] for name in n.input}
             if jitter is not None and n.ulps:
@@ -97,6 +97,7 @@ class TorchCode(Program):
             name = n.output[0]
             values[name] = result
             v.pure.add(name)
+            v.native.add(name)
             v.exact |= {name} if not n.ulps and v.exact.issuperset(n.input) else set()
             v.open |= {name} if opened else set()
         return v
