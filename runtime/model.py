@@ -345,9 +345,7 @@ class Model:
         executor, program = self.executors[name], self.executors[name].program
         if start is None:
             if INITIAL_STATE not in self._names:
-                raise UserError(
-                    f"{name}: expected a model with a state of its own, got one without; give the arrays of `start`"
-                )
+                raise UserError(f"{name}: expected a model with a state, got one without; give the arrays of `start`")
             start = self.run([], INITIAL_STATE)
         if not isinstance(start, Mapping):
             names = [program.buffers[i].name for i in program.inputs[len(program.inputs) - len(start) :]]

@@ -302,10 +302,10 @@ class _Reader:
                 outputs = self._outputs(n, signature)
             elif self._graph_of(n) is None:
                 calls.append(self._call(n))
-        kept = [state[target] for target in written]
+        buffers = [state[target] for target in written]
         return TorchProgram(
-            self._symbols(), (*inputs, *kept), constants, weights, tuple(calls), outputs, tuple(self._limits()),
-            {name: initial[name] for name, _ in kept},
+            self._symbols(), (*inputs, *buffers), constants, weights, tuple(calls), outputs, tuple(self._limits()),
+            {name: initial[name] for name, _ in buffers},
         )  # fmt: skip
 
     # dims

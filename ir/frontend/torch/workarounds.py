@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-WEIGHTS = "of weights alone, compute it before the export and keep the result by register_buffer; else "
+WEIGHTS = "if only weights are read, compute it before the export and keep the result by register_buffer; else "
 BY_OPERATOR: Mapping[str, str] = {
     r"aten\.(_?linalg_\w+|cholesky\w*|geqrf|lu_\w+|ormqr|orgqr|triangular_solve)": WEIGHTS,
     r"aten\.segment_reduce": "use torch.scatter_reduce with the number of the segment of each row; or ",
@@ -19,10 +19,13 @@ BY_OPERATOR: Mapping[str, str] = {
     r"aten\.\w+_backward": "export the model under torch.no_grad, without its gradients; or ",
 }
 """What comes before `decomposition`, by a pattern of the operator."""
-FRACTION = "multiply dims by a quotient of whole numbers, as n * 17 // 10 in place of n * 1.7; torch.nn.functional.interpolate takes it as size"
+FRACTION = (
+    "multiply dims by a quotient of whole numbers, as n * 17 // 10 in place of n * 1.7; "
+    "torch.nn.functional.interpolate takes it as size"
+)
 EFFECT = (
-    "use a form that checks nothing, such as torch.linalg.inv_ex(x)[0] in place of torch.linalg.inv(x); of weights alone, compute it "
-    "before the export and keep the result by register_buffer"
+    "use a form that checks nothing, such as torch.linalg.inv_ex(x)[0] in place of torch.linalg.inv(x); if only weights are read, "
+    "compute it before the export and keep the result by register_buffer"
 )
 
 

@@ -196,7 +196,7 @@ def test_states_of_one_size_change_places(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", DEVICES)
-def test_session_of_a_torch_program_keeps_its_buffers_as_torch_does(target: str) -> None:
+def test_session_of_a_torch_program_keeps_the_buffers_of_torch(target: str) -> None:
     if target == "opencl":
         pytest.importorskip("pyopencl")
     with np.load(DATA / "torch_state.npz") as file:

@@ -1,6 +1,6 @@
 """Emission of linear attention by the gated delta rule (Yang et al. 2024, Gated DeltaNet).
 
-A position writes `beta * (v - S k)` along its key into the state S, which has decayed by then. What all positions of a prompt write
+A position writes `beta * (v - S k)` along its key into the decayed state S. What all positions of a prompt write
 solves a triangular system. Its inverse is computed by blocks of twice the size in each step, in products of (n, n) matrices without a
 loop over positions: the work grows with the cube of the prompt's length. A further token updates the state.
 
@@ -128,7 +128,7 @@ def _token(e: AttentionBlocks, q: GVar, k: GVar, v: GVar, beta: GVar, decay: GVa
     """Emit the result (b, heads, 1, size) of one token behind a state, and the next state."""
     g = e.g
     decayed = g.call(Mul(), state, g.call(ExpandDims((3,)), g.call(Exp(), decay)))
-    held = g.call(Matmul(transpose_b=True), k, decayed)
-    change = g.call(Mul(), g.call(Sub(), v, held), g.call(ExpandDims((3,)), beta))
+    recalled = g.call(Matmul(transpose_b=True), k, decayed)
+    change = g.call(Mul(), g.call(Sub(), v, recalled), g.call(ExpandDims((3,)), beta))
     state = g.call(Add(), decayed, g.call(Mul(), g.call(Permute((0, 1, 3, 2)), change), k), hint="state")
     return g.call(Matmul(transpose_b=True), q, state), state

@@ -165,7 +165,7 @@ def embed_patches(e: AttentionBlocks, batch: Expr, p: Patches) -> GVar:
 def embed_patch_rows(e: AttentionBlocks, batch: Expr, count: Expr, p: PatchRows) -> GVar:
     """Emit the inputs and embeddings of flattened patches: (b, patches, hidden).
 
-    Positions are those of the table, resized to each image's rows and columns with antialiasing: sums of rows of the table, weighted by
+    The position table is resized to each image's rows and columns with antialiasing: sums of rows of the table, weighted by
     triangles around the place of a patch. A patch of padding has the position of the first."""
     g, width = e.g, e.stack.hidden
     e.dims = batch, count

@@ -334,8 +334,7 @@ class PatchRows:
 
     Attributes:
         values: numbers of a patch
-        side: of the square position table, which is resized to the rows and columns of each image
-        projection, table: names of the projection and of the position table
+        side: of the square position table `table`, which is resized to the rows and columns of each image
     """
 
     values: int

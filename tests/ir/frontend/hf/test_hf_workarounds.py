@@ -77,7 +77,7 @@ def test_pickled_weights_are_saved_as_safetensors(tmp_path: Path) -> None:
     check(model, tmp_path)
 
 
-def test_weights_of_a_type_that_is_not_read_are_saved_in_float32(tmp_path: Path) -> None:
+def test_weights_of_an_unreadable_type_are_saved_in_float32(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     model, path = bert(tmp_path), tmp_path / "model.safetensors"
@@ -89,7 +89,7 @@ def test_weights_of_a_type_that_is_not_read_are_saved_in_float32(tmp_path: Path)
     check(model, tmp_path)
 
 
-def test_field_that_is_not_imported_is_exported_around(tmp_path: Path) -> None:
+def test_model_with_an_unreadable_field_is_exported(tmp_path: Path) -> None:
     bert(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_act": "mish"}))

@@ -115,7 +115,7 @@ def test_buffers_are_the_last_inputs_and_results_in_one_order() -> None:
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("half", [True, False])
-def test_batch_norm_in_training_moves_its_statistics(train: bool, half: bool) -> None:
+def test_batch_norm_in_training_moves_the_statistics(train: bool, half: bool) -> None:
     def normalised(m: Any, x: Any) -> Any:
         y = functional.batch_norm(x.half() if half else x, m.mean, m.var, m.weight, None, train, 0.3, 1e-3)
         return y.float()
@@ -125,6 +125,32 @@ def test_batch_norm_in_training_moves_its_statistics(train: bool, half: bool) ->
         normalised, [real(4, 3, 5)], [real(2, 3, 1)], dims=[{0: between("n", 2), 2: between("m", 1)}],
         state=["mean", "var"] if train else [], **tensors,
     )  # fmt: skip
+
+
+def test_attention_over_float64_heads_of_a_dynamic_size_has_full_precision() -> None:
+    """The root of a size that is a symbol was computed in float32."""
+    x, y = real(1, 2, 4, 11).double(), real(1, 2, 4, 6).double()
+    sizes = [{3: between("size", 2)}]
+    (got,) = compare(lambda m, x: functional.scaled_dot_product_attention(x, x, x), [x], [y], dims=sizes)
+    expected = functional.scaled_dot_product_attention(y, y, y).numpy()
+    np.testing.assert_allclose(got, expected, rtol=1e-13, atol=1e-14)
+
+
+def test_count_of_largest_elements_may_be_a_dim() -> None:
+    sizes = [{1: between("n", 2)}]
+    compare(lambda m, x: torch.topk(x, x.shape[1], 1)[0], [real(3, 5)], [real(3, 9)], dims=sizes)
+
+
+def test_sign_of_a_number_is_copied() -> None:
+    for sign in (1, -2.5, -0.0):
+        (got,) = compare(lambda m, x: torch.copysign(x, sign), [torch.tensor([1.0, -2.0, 0.0, -0.0])])  # noqa: B023
+        assert np.array_equal(np.signbit(got), [np.signbit(sign)] * 4)
+
+
+def test_classes_as_vectors_of_one_bit() -> None:
+    """The exported program checks that no class is too large."""
+    sizes = [{0: between("n", 2)}]
+    compare(lambda m, x: functional.one_hot(x, 5), [whole(5, 4)], [whole(5, 9)], dims=sizes)
 
 
 @pytest.mark.parametrize("source", ["float32", "int32", "float64", "int16"])

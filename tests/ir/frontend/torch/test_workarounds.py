@@ -81,7 +81,7 @@ def test_factorisation_of_a_weight_is_computed_before_the_export() -> None:
     compare(lambda m, x: x @ m.a, [real(2, 3)], a=torch.linalg.eigh(symmetric)[1])
 
 
-def test_check_of_values_is_left_out_by_the_form_without_it() -> None:
+def test_check_of_values_is_left_out_by_another_form() -> None:
     a = real(3, 3) + 3 * torch.eye(3)
     refusal(
         exported(lambda m, x: x @ torch.linalg.inv(m.a), real(2, 3), a=a),
