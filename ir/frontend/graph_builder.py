@@ -255,6 +255,11 @@ class GraphBuilder:
             self._bindings, self._defined, self.deduction.env = outer, defined, env
         return self.emit(g.If(test, sides[0], sides[1]), hint)
 
+    def call_of(self, value: g.Value) -> g.Call | None:
+        """Return the call that computes a value, if it was emitted in this graph or branch; None for others."""
+        made = next((b.value for b in reversed(self._bindings) if b.var is value), None)
+        return made if isinstance(made, g.Call) else None
+
     def item(self, value: g.Value, index: int) -> g.GVar:
         """Emit one field of a tuple."""
         return self.emit(g.TupleItem(value, index), "item")

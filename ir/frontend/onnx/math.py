@@ -14,6 +14,7 @@ import numpy as np
 
 from relax_tune.ir.core.dtype import bool_, f8e8m0, f32, f64
 from relax_tune.ir.core.graph import Value
+from relax_tune.ir.core.graph_walk import operator_of
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.tensors import Array, shortest
 from relax_tune.ir.frontend.shared.handlers import math as shared
@@ -21,9 +22,10 @@ from relax_tune.ir.frontend.shared.handlers.compare import logical_and
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.math.bits import BitCast, ShiftLeft, ShiftRight
-from relax_tune.ir.op.math.elementwise import Add, Cast, Maximum, Minimum, broadcast_dims
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Maximum, Minimum, Mul, broadcast_dims
 from relax_tune.ir.op.math.logic import Less, LessEqual, NotEqual
 from relax_tune.ir.op.math.small_floats import Rounding
+from relax_tune.ir.op.reduction.reduce import Mean, Sum
 from relax_tune.ir.op.registry import ELEMENTWISE
 
 
@@ -85,9 +87,36 @@ def _div(w: Writer, node: OnnxNode) -> ImportedValue:
     return w.of(w.div(w.tensor(pair[0]), pair[1]) if pair else w.div(node.operand(w, 0), node.operand(w, 1)))
 
 
+def _is_square(w: Writer, x: Value) -> bool:
+    """Return whether a value is a product of a value with itself, or a mean or a sum of such products."""
+    call = w.g.call_of(x)
+    if operator_of(call, Sum, Mean) and call is not None:
+        call = w.g.call_of(call.args[0])
+    return bool(operator_of(call, Mul)) and call is not None and call.args[0] is call.args[1]
+
+
+def _is_positive(w: Writer, x: Value) -> bool:
+    """Return whether a value is a square, or a mean of squares, plus a number above 0, as in the norms of layers."""
+    call = w.g.call_of(x)
+    added = operator_of(call, AddScalar)
+    return added is not None and added.value > 0 and call is not None and _is_square(w, call.args[0])
+
+
+def _root(w: Writer, x: Value, exponent: float) -> Value:
+    """Emit the power 0.5 or -0.5. It differs from the root at -0 and at negative infinity (C, F.10.4.4)."""
+    root = w.sqrt(x) if exponent > 0 else w.rsqrt(x)
+    if _is_positive(w, x):
+        return root
+    of_zero, of_infinity = (0.0, math.inf) if exponent > 0 else (math.inf, 0.0)
+    return w.where(w.equal(x, 0.0), of_zero, w.where(w.equal(x, -math.inf), of_infinity, root))
+
+
 def _pow(w: Writer, node: OnnxNode) -> ImportedValue:
     base, exponent = node.item(0), node.item(1)
-    power = shared.known_power(w, base, literal_of(exponent)) if exponent.ndim <= base.ndim else None
+    number = literal_of(exponent) if exponent.ndim <= base.ndim else None
+    if number in (0.5, -0.5) and base.dtype.is_float:
+        return w.of(_root(w, w.tensor(base), number))
+    power = shared.known_power(w, base, number)
     if power is not None:
         return power
     x, y = w.tensor(base), w.tensor(exponent)
