@@ -244,7 +244,7 @@ class DeviceJob:
             raise
         except MeasureError as error:
             self.store.add_target(self.target)
-            notice(f"the speed of this unit is not compared with that of other units: {error}")
+            notice(f"the speed of this unit is not compared with the speed of other units: {error}")
 
     def build(
         self, policy: Policy = "measured", memory: Memory | None = None, refused: Refused = MappingProxyType({})

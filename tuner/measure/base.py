@@ -61,7 +61,7 @@ class Runner(Protocol):
             reference: as `database.reference.Reference`; empty if no unit was calibrated before.
 
         Returns:
-            The reference times in force: the argument, or those of a unit if it is empty.
+            The reference times in force: the argument, or the times of a unit if it is empty.
 
         Raises:
             OtherUnit: no unit is as fast.
