@@ -89,6 +89,13 @@ def test_unit_of_a_concurrent_job_is_compared() -> None:
     assert not runner.batches
 
 
+def test_job_without_measurements_times_no_unit() -> None:
+    store = MemoryStore()
+    tuned(store, 1e-3, "cpu:a")
+    _, said = tuned(store, 2e-3, "cpu:b")
+    assert not said
+
+
 def test_unit_without_reference_times_is_named() -> None:
     store = MemoryStore()
     _, (notice,) = tuned(store, None, "cpu:a")
