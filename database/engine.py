@@ -257,10 +257,11 @@ def make_engine(url: URL, *, read_only: bool) -> Engine:
         }
         arguments = {**transport(url), **{name: value for name, value in arguments.items() if name not in url.query}}
         all_arguments = {**arguments, "options": f"{given} {options}" if isinstance(given, str) else options}
+        # The ping replaces pooled connections whose server has restarted since their last use.
         return create_engine(url, pool_pre_ping=True, connect_args=all_arguments)
     except (ImportError, NoSuchModuleError):
         raise DatabaseError(
-            f"{shown(url)}: expected the psycopg driver for PostgreSQL, got it missing; run `pip install 'relax-tune[postgres]'`"
+            f"{shown(url)}: the psycopg driver for PostgreSQL is not installed; run `pip install 'relax-tune[postgres]'`"
         ) from None
 
 
@@ -269,6 +270,9 @@ def _sqlite_engine(url: URL, read_only: bool) -> Engine:
 
     def connect() -> sqlite3.Connection:
         address = sqlite_file.address(path, read_only=read_only, strictly=asks_read_only(url))
+        # isolation_level=None turns off the driver's implicit transactions, which begin only at the first write;
+        # `begin` below starts them. The pool lends a connection to one thread at a time, which need not be the one
+        # that opened it.
         connection = sqlite3.connect(
             address, uri=True, timeout=BUSY_SECS, isolation_level=None, check_same_thread=False, cached_statements=256
         )
@@ -277,7 +281,10 @@ def _sqlite_engine(url: URL, read_only: bool) -> Engine:
             connection.execute("PRAGMA trusted_schema=OFF")
             connection.execute("PRAGMA cell_size_check=ON")
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
+            # Off by default in SQLite, for each connection.
             connection.execute("PRAGMA foreign_keys=ON")
+            # In WAL mode NORMAL keeps the file consistent; only a loss of power may undo the last commits (SQLite's
+            # reference).
             connection.execute("PRAGMA synchronous=NORMAL")
             if read_only:
                 connection.execute("PRAGMA query_only=ON")
@@ -326,6 +333,7 @@ def writer(engine: Engine) -> Engine:
 def reader(engine: Engine) -> Engine:
     """Return the same engine for transactions that read: each sees one state of the database."""
     if engine.dialect.name == "postgresql":
+        # At PostgreSQL's default, READ COMMITTED, each statement of a transaction may see another state.
         return engine.execution_options(isolation_level="REPEATABLE READ")
     return engine
 

@@ -311,6 +311,8 @@ class MemoryStore:
         with self._lock:
             self._verify_task(workload, target)
             stored = self._leases.get((workload, target))
+            # After a clock was set back, the lease would seem to last for long. A holder that is alive renews it in
+            # time.
             if stored is not None and stored.holder != holder and stored.expires_at > now + secs:
                 stored = self._leases[workload, target] = replace(stored, expires_at=now + secs)
             if stored is not None and stored.holder != holder and stored.expires_at > now:
@@ -339,6 +341,7 @@ class MemoryStore:
         self, lease: Lease, requested: int, budget: int, spent: Mapping[str, Spent]
     ) -> tuple[Lease, int] | None:
         with self._lock:
+            # Counted again under the lock: other jobs may have added records since the caller counted.
             if any(self.count(lease.target, k, regime=s.regime) != s.records for k, s in spent.items()):
                 return None
             now = time.time()

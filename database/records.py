@@ -69,6 +69,7 @@ def parse_json(text: str, where: str, limit: int = TEXT_LIMIT) -> Any:
     if isinstance(text, str) and len(text) > limit:
         raise DatabaseError(f"{where}: expected JSON text of at most {limit} characters, got more")
     try:
+        # Python's parser accepts NaN and Infinity, which JSON (RFC 8259) does not have; the decoder refuses them.
         return _DECODER.decode(text)
     except (ValueError, RecursionError, TypeError) as error:
         raise DatabaseError(f"{where}: expected JSON text, got {_shown(text)}: {error}") from None
@@ -114,6 +115,7 @@ def _text(value: Any, where: str, *, limit: int = TEXT_LIMIT, empty: bool = True
         except UnicodeEncodeError:
             raise DatabaseError(f"{where}: expected valid Unicode, got a lone surrogate in {_shown(value)}") from None
         if "\0" in value:
+            # PostgreSQL stores no NUL in text.
             raise DatabaseError(f"{where}: expected text without NUL characters, got {_shown(value)}")
     return value
 
@@ -129,6 +131,7 @@ def _choice(value: Any, allowed: Sequence[str], where: str) -> None:
 
 def _number(value: Any, where: str) -> float:
     """Return a finite number >= 0 as a float."""
+    # Not by isinstance, for which True is an int.
     if type(value) is int and value <= INT64_MAX:
         value = float(value)
     if type(value) is not float or not math.isfinite(value) or value < 0:

@@ -15,6 +15,7 @@ from relax_tune.database.counts import TargetStats
 from relax_tune.database.records import VERSION_LIMIT, Measurement, PlanRecord, Regime, Target
 from relax_tune.errors import DatabaseError
 
+# SQLite before 3.32 takes at most 999 parameters in a statement.
 CHUNK = 500
 LEASE_SECS = 60.0
 """Seconds for which jobs lease a task. A job renews its leases several times meanwhile."""

@@ -26,6 +26,7 @@ _LOCK = 0x72656C6178  # number of the advisory lock on a PostgreSQL server: "rel
 
 def _config() -> Config:
     config = Config()
+    # The configuration parser interpolates `%`.
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
@@ -119,6 +120,7 @@ def _verify_columns(connection: Connection, where: str) -> None:
     inspector = inspect(connection)
     if connection.dialect.name == "sqlite":
         triggers = "SELECT name FROM sqlite_schema WHERE type = 'trigger'"
+        # Generated columns are among the hidden ones (SQLite's reference, PRAGMA table_xinfo).
         computed = "SELECT t.name || '.' || c.name FROM sqlite_schema t, pragma_table_xinfo(t.name) c WHERE t.type = 'table' AND c.hidden"
         names = [*connection.exec_driver_sql(triggers).scalars(), *connection.exec_driver_sql(computed).scalars()]
         if names:

@@ -210,6 +210,7 @@ class SqlStore:
             writer(self._engine).begin() as connection,
         ):
             yield connection
+            # Again before the commit, which a file that was deleted meanwhile would lose.
             self._verify_same()
 
     def _one(self, model: type[Base], build: Callable[[rows.Row], T], **keys: Any) -> T | None:
@@ -321,6 +322,7 @@ class SqlStore:
             self._verify_known(connection, WorkloadRow, {m.workload for m in new.values()})
             self._verify_known(connection, EnvironmentRow, {m.environment for m in new.values() if m.environment})
             added = measurement_changes.add_measurements(connection, new)
+            # Inside the transaction, so that an error takes back the whole batch.
             if added < len(new):
                 verify_same_subjects(new, measurements.select_subjects(connection, list(new)), self.where)
         return added
@@ -425,6 +427,7 @@ class SqlStore:
     def put_plans(self, target: str, entries: Mapping[str, str]) -> list[PlanRecord]:
         firsts = [PlanRecord(workload, target, 1, entries[workload]) for workload in sorted(entries)]
         with self._write("put plans") as connection:
+            # Versions follow from the stored ones, so no other writer may come between reading and writing them.
             plans.lock_plans(connection)
             self._verify_known(connection, TargetRow, {target})
             self._verify_known(connection, WorkloadRow, set(entries))

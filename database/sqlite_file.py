@@ -172,6 +172,8 @@ def _verify_length(header: bytes, size: int, path: Path, where: str) -> None:
         raise DatabaseError(
             f"{where}: expected a SQLite database, got the first {size} bytes of one: cut short; restore a backup"
         )
+    # SQLite's file format, "The Database Header": page size (1 stands for 65536), number of pages, change counter,
+    # and the change counter for which the number of pages is valid.
     page = int.from_bytes(header[16:18], "big")
     page = 65536 if page == 1 else page
     pages = int.from_bytes(header[28:32], "big")
@@ -261,6 +263,7 @@ def holder(path: Path) -> str | None:
             places[device, byte] = None
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text().splitlines():
+            # proc_locks(5): number, type, mode, access, process, device and inode, first byte, last byte.
             fields = line.split()
             if len(fields) != 8 or fields[1] != "POSIX" or fields[3] != "WRITE" or int(fields[4]) <= 0:
                 continue

@@ -129,6 +129,7 @@ def _check_array(program: Program, position: int, array: object) -> None:
             f"{where}: expected a NumPy array ({_declared(program, position)}), got {_kind(array)}; "
             f"convert it with numpy.asarray(..., {_numpy_name(spec.dtype)})"
         )
+    # It is an ndarray, too, and its masked elements may hold any number.
     if isinstance(array, np.ma.MaskedArray):
         raise UserError(f"{where}: expected a plain NumPy array, got a masked one; call its filled() with a value")
     if array.ndim != len(spec.shape):

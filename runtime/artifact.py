@@ -179,6 +179,7 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
 
 def weights_to_bytes(weights: Mapping[str, NDArray[Any]]) -> bytes:
     """Return arrays as safetensors, by name; arrays of a small type as their bytes, since safetensors lacks most such types."""
+    # `ascontiguousarray` turns an array without dims into one of one dim, hence `reshape`.
     plain = {n: np.ascontiguousarray(a).reshape(a.shape) for n, a in sorted(weights.items())}
     return safetensors.numpy.save({n: a.view(np.uint8) if a.dtype.name in SMALL else a for n, a in plain.items()})
 

@@ -213,6 +213,7 @@ class Launches:
             renewed = [n for n, step in enumerate(self._steps) if step.kind in kinds]
             rows = [[*self._steps[n].scalars, *self._steps[n].grid] for n in renewed]
             width = max(map(len, rows), default=0)
+            # -1 is the last of the numbers: the 1 that stands for no slot, and never changes.
             padded = [[*row, *[-1] * (width - len(row))] for row in rows]
             self._slots = renewed, np.array(padded, np.intp).reshape(len(rows), width)
         renewed, slots = self._slots

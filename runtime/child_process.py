@@ -80,9 +80,8 @@ def end_with_parent(descriptor: int = 0, grace_secs: float = 10.0) -> None:
 
 
 def _watch(descriptor: int, grace_secs: float) -> None:
-    while os.read(
-        descriptor, 4096
-    ):  # unbuffered: at exit, the interpreter would wait for the lock of a buffered reader
+    # Unbuffered: at exit, the interpreter would wait for the lock of a buffered reader.
+    while os.read(descriptor, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace_secs)

@@ -55,6 +55,7 @@ class _Call:
         self._turn.acquire()
         try:
             self._executor.refuse_within()
+        # An interruption here must not leave the turn taken: all other threads would wait for ever.
         except BaseException:
             self._turn.release()
             raise
@@ -173,6 +174,7 @@ class Executor:
             if bound is not None:
                 self._bindings.move_to_end(key)
                 return bound
+            # Checks depend on symbol values only, so a binding that is cached has passed them.
             for check in self.program.checks:
                 if not values[check.slot]:
                     message = format_message(check.message, [values[slot] for slot in check.values])
@@ -310,6 +312,7 @@ class Executor:
             # also after an error: a later call must not touch the caller's arrays
             if placed:
                 memory.unplace(placed)
+        # Results that index computed values are only known now. The caller gets the error instead of the results.
         for check in self.program.checked:
             dtype, shape = np.dtype(self.program.buffers[check.buffer].dtype), bound.shape(check.buffer)
             indices = self.device.download(memory.buffer(check.buffer, buffers), dtype, shape)
@@ -386,6 +389,8 @@ class Executor:
         with self.device.turn:
             if self.refusal == CLOSED:
                 return
+            # The turn is reentrant: without this check, a signal's handler would free the memory that its own thread
+            # is using.
             self.refuse_within()
             self.refusal = CLOSED
             self.device.synchronize()

@@ -94,7 +94,8 @@ class ProgramMemory:
             return slab
         if slab is not None:
             nbytes = max(nbytes, slab.nbytes + slab.nbytes // 2)  # so that a growing sequence seldom reallocates
-            self._device.synchronize()
+            self._device.synchronize()  # launches under way may use it
+        # Before the old slab is freed: without memory for it, calls of the old sizes still work.
         larger = self._device.alloc(nbytes)
         if slab is not None:
             self._device.free(slab)

@@ -127,6 +127,8 @@ class _Text:
                     ) from None
                 if not self._more(size):
                     raise self.error("a value") from None
+                # Each attempt parses the value from its start: doubling keeps the sum of all attempts linear in its
+                # length.
                 size = min(2 * size, VALUE_LIMIT)
 
     def end(self) -> None:

@@ -178,12 +178,14 @@ def write_parts(path: Path, parts: Iterable[str]) -> int:
             # Mode x: another user may have put a link at this path, which must not be followed.
             with partial.open("w" if partial == path else "x", encoding="utf-8", newline="\n") as file:
                 if partial != path and path.exists():
+                    # The new file allows nothing that the old one forbids.
                     os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & path.stat().st_mode & 0o666)
                 for part in parts:
                     file.write(part)
                     count += 1
                 file.flush()
                 if partial != path:
+                    # The rename may otherwise reach the disk before the data, and a crash would leave an empty file.
                     os.fsync(file.fileno())
             if partial != path:
                 partial.replace(path)
@@ -221,6 +223,7 @@ def import_file(store: Store, path: Path, judge: Judge | None = None) -> ImportR
 
 
 def _numbered(file: BinaryIO) -> Iterator[bytes]:
+    # The limit keeps a file without line ends out of memory.
     while line := file.readline(LINE_LIMIT + 1):
         if len(line) > LINE_LIMIT:
             while line and not line.endswith(b"\n"):

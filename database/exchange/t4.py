@@ -139,6 +139,7 @@ def _result(measurement: Measurement) -> dict[str, Any]:
         "correctness": int(ok and measurement.checked),
         "measurements": extra,
     }
+    # 0 stands for an unknown time, and `datetime` ends with the year 9999.
     if 0 < measurement.measured_at < 2**35:
         result["timestamp"] = datetime.fromtimestamp(measurement.measured_at, UTC).isoformat()
     return result
@@ -295,6 +296,7 @@ def _extra(measurements: Any) -> dict[str, Any]:
 
 
 def _seconds(value: Any, unit: float) -> float:
+    # JSON's integers have any length, and `float` raises OverflowError for long ones.
     if type(value) is not float and (type(value) is not int or abs(value) >= 2**63):
         raise DatabaseError(f"expected a time, got {value!r:.40}")
     return float(value) * unit

@@ -110,6 +110,7 @@ class JobQueue(SqlStore):
             if id is None:
                 _shorten_holds(connection, max(secs, HOLD_SECS))
                 now = leases.clock(connection)
+                # No process watches for lost services: the next `take` of any service queues their jobs again.
                 self._requeue(connection, or_(row.expires_at <= now, row.holder.in_(list(dead))), now)
                 id = self._next_id(connection, labels, now)
                 if id is None:
@@ -146,6 +147,8 @@ class JobQueue(SqlStore):
         waiting = [row.state == "queued", row.not_before <= now]
         waiting += [] if labels is None else [row.label.in_(list(labels))]
         order = (row.priority.desc(), row.submitted_at, row.id)
+        # Services that take at once skip each other's rows in PostgreSQL. SQLite has no row locks; there, writers
+        # take turns.
         query = select(*_COLUMNS).where(*waiting).order_by(*order).limit(1).with_for_update(skip_locked=True)
         while (first := connection.execute(query).first()) is not None:
             try:
@@ -167,6 +170,7 @@ class JobQueue(SqlStore):
         row = SubmittedJobRow
         lost = select(row.id, row.losses, row.attempts, row.cancel).where(row.state == "running", condition)
         for id, *counts, cancel in connection.execute(lost.with_for_update(skip_locked=True)).all():
+            # SQLite stores values of any type in any column.
             losses, attempts = (count if type(count) is int else 0 for count in counts)
             values: dict[str, Any] = {"state": "queued", "holder": "", "losses": losses + 1}
             if cancel:
@@ -205,6 +209,7 @@ class JobQueue(SqlStore):
             if progress is not None:
                 values["progress"] = canonical_json(dict(progress))
             updated = connection.execute(
+                # The condition is part of the update, so a run that has lost its job changes nothing.
                 update(row).where(*_of_holder(job)).values(**values).returning(row.cancel)
             ).first()
             if updated is None:

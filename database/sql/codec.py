@@ -70,6 +70,7 @@ def text_key(*texts: str) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for text in texts:
         data = text.encode()
+        # Lengths distinguish ("ab", "c") from ("a", "bc").
         digest.update(struct.pack("<Q", len(data)))
         digest.update(data)
     return digest.digest()

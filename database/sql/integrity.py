@@ -136,6 +136,7 @@ def _measurement_problems(connection: Connection) -> Iterator[str]:
     for batch in row_batches(connection, select(*measurement_columns())):
         kinds = _variant_kinds(connection, {row["variant"] for row in batch})
         messages = {0, *rows_by_number(connection, MessageRow, {row["message"] for row in batch if row["message"]})}
+        # Records are built of doubtful rows only, for the sentence that says what is wrong.
         doubtful = [r for r in batch if r["message"] not in messages or not is_valid(r, kinds.get(r["variant"]))]
         references = read_references(connection, doubtful)
         variants = read_variants(connection, {row["variant"] for row in doubtful}, read_valid)

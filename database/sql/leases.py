@@ -46,6 +46,8 @@ def acquire(connection: Connection, insert: Any, task: tuple[str, str], holder: 
     shorten(connection, secs, LeaseRow.workload == task[0], LeaseRow.target == task[1], LeaseRow.holder != holder)
     now = clock(connection)
     lease = Lease(*task, holder, now + secs)
+    # A single statement decides: of two jobs that ask at once, the second one meets the lease of the first and gets
+    # no row.
     statement = insert.values(rows.lease_values(lease)).on_conflict_do_update(
         index_elements=["workload", "target"],
         set_={"holder": holder, "expires_at": lease.expires_at, "trials": 0},
@@ -73,6 +75,8 @@ def claim(
     if connection.dialect.name == "postgresql":  # SQLite has one writer anyway
         connection.execute(text("LOCK TABLE leases IN SHARE ROW EXCLUSIVE MODE"))
     for key, state in spent.items():
+        # The budget was computed from these counts. If another job has added records since, the caller reads them and
+        # asks again.
         if count_measurements(connection, RecordFilter(lease.target, key, regime=state.regime)) != state.records:
             return None
     others = (LeaseRow.target == lease.target, LeaseRow.workload.in_(list(spent)), LeaseRow.holder != lease.holder)

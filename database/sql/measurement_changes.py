@@ -44,9 +44,8 @@ def add_measurements(connection: Connection, batch: Mapping[str, Measurement]) -
         return 0
     rows = _rows(connection, by_id)
     statement = insert(connection, _M.__table__).on_conflict_do_nothing()
-    if (
-        connection.dialect.name == "postgresql"
-    ):  # a concurrent writer may have inserted some of the ids since the look-up
+    # A concurrent writer may have inserted some of the ids since the look-up.
+    if connection.dialect.name == "postgresql":
         inserted = set(connection.execute(statement.returning(_M.id), rows).scalars())
         rows = [row for row in rows if row["id"] in inserted]
     else:
@@ -90,6 +89,7 @@ def _rows(connection: Connection, by_id: Mapping[bytes, Measurement]) -> list[di
             "checked": m.checked,
             "samples": pack_samples(m.samples_secs),
         }
+        # In the order of ids, so that writers of the same ids wait for each other in one direction.
         for id, m in sorted(by_id.items())
     ]
 
@@ -109,6 +109,7 @@ def intern(connection: Connection, model: type[Base], rows: Mapping[bytes, Mappi
     missing = [{"key": key, **rows[key]} for key in sorted(rows.keys() - numbers.keys())]
     if missing:
         connection.execute(insert(connection, table).on_conflict_do_nothing(), missing)
+        # Looked up again, since the statement returns no numbers of rows that another writer inserted meanwhile.
         numbers |= _numbers(connection, table, [row["key"] for row in missing])
     return numbers
 

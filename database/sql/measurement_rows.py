@@ -185,6 +185,7 @@ def is_valid(row: Row, kind: int | None) -> bool:
         and 0 <= row["regime"] < len(REGIMES)
         and row["checked"] in (0, 1)
         and bool(samples) == (stage == 0) == (row["message"] == 0)
+        # one test for all: a NaN or an infinity anywhere makes the sum one
         and math.isfinite(sum(seconds) + sum(sensors))
         and min(seconds) >= 0
         and len(samples) <= SAMPLES_LIMIT

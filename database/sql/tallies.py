@@ -107,6 +107,7 @@ def add_to_tallies(connection: Connection, rows: Sequence[Mapping[str, Any]]) ->
     if not counts:
         return
     statement = insert(connection, TallyRow.__table__)
+    # SQLite's MAX of two arguments is PostgreSQL's GREATEST.
     newest = func.greatest if connection.dialect.name == "postgresql" else func.max
     statement = statement.on_conflict_do_update(
         index_elements=list(_KEY),

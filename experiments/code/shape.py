@@ -4,7 +4,9 @@
 
 Product code is `ir schedules tuner runtime database src`. Import lines are the lines that import statements take. Denied words are
 those of `tests/test_language.py` of this checkout, for every revision alike. A module has its test if the file at the mirrored path
-exists, or if the module's docstring names one. Prints a Markdown table; `--write` writes it to results/code_shape.md.
+exists, or if the module's docstring names one. Recipes are the sections of CONTRIBUTING that `tests/recipes` follows; their tests
+state the number of product files.
+Prints a Markdown table; `--write` writes it to results/code_shape.md.
 """
 
 from __future__ import annotations
@@ -53,6 +55,16 @@ def code_lines(text: str, tree: ast.Module) -> int:
             skipped.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))  # type: ignore[attr-defined]
     lines = enumerate(text.splitlines(), 1)
     return sum(n not in skipped and bool(line.strip()) and not line.lstrip().startswith("#") for n, line in lines)
+
+
+def recipes(tests: dict[PurePosixPath, str]) -> str:
+    """Return the product files that each tested recipe changes, as the docstrings of the tests state them."""
+    counts = []
+    for path, text in sorted(tests.items()):
+        if path.match("tests/recipes/test_add_*.py"):
+            number = re.search(r"\b(one|two|three|four|five|six) (?:product )?files?\b", text.partition("\n")[0])
+            counts.append(f"{path.stem.removeprefix('test_add_')} {number[1] if number else '?'}")
+    return ", ".join(counts) or "not tested"
 
 
 def has_test(path: PurePosixPath, tree: ast.Module, tests: set[str]) -> bool:
@@ -104,6 +116,7 @@ def shape(revision: str) -> dict[str, str]:
         "modules with a mirrored or named test": f"{tested} of {sum(path.parts[0] != 'src' for path in modules)}",
         "uses of denied words": f"{sum(words.values()):,} ({commonest})",
         "lines with a comment": f"{comments:,} ({comments / sum(lines.values()):.1%})",
+        "product files of a recipe": recipes(tests),
         "import lines": f"{imports:,} ({imports / sum(lines.values()):.1%})",
         "`isinstance` calls": f"{calls.count('isinstance'):,}",
         "median module, lines": f"{statistics.median(modules.values()):.0f}",

@@ -55,6 +55,7 @@ class Z3:
         if claim is None:
             return False
         solver = z3.Solver(ctx=question.context)
+        # A limit of steps and not of time, so that the answer does not depend on the machine or its load.
         solver.set("rlimit", RLIMIT)
         solver.set("random_seed", 0)
         solver.add(*question.known(), claim if value else z3.Not(claim))

@@ -204,6 +204,7 @@ class _Magnitudes:
                 f"{self.name}: Expected integer expressions with a bound, got {n!r:.200}, which may leave 64 bits. "
                 "Clamp its operands, or declare bounds of its sizes."
             )
+        # Narrower integers are computed in their own type, which bounds every operation's result.
         return const(max(-n.dtype.limits[0], n.dtype.limits[1]))
 
 
@@ -248,6 +249,7 @@ def _statement(s: Stmt, env: Env, nest: tuple[Expr, ...], out: _Magnitudes) -> N
                 out.examine(binding, env)
                 out.symbols[i.var] = out.of(binding, env)
                 lo, hi = interval(binding, env)
+                # An open end is LIMIT, since `examine` above has just required it of the binding.
                 env = env.with_bound(i.var, _end(lo, -LIMIT), _end(hi, LIMIT))
             for e in s.own_exprs:
                 out.examine(e, env)

@@ -81,6 +81,7 @@ def first_difference(a: Node, b: Node) -> ProgramDifference | None:
 
 def structural_hash(a: Node) -> int:
     """Return a 64-bit hash that is equal for structurally equal programs, in every process."""
+    # Not Python's `hash`, which differs between processes.
     digest = hashlib.blake2b(repr(_tokens(a)).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
 

@@ -47,9 +47,8 @@ def _passes(s: Stmt, env: Env, lanes: int, wide: bool) -> int | None:
     if size is not None and (size <= 1 or (is_expanded(s, lanes) and not s.marks.transpose)):
         return within * max(size, 0)
     most = interval(s.extent, env)[1]
-    return (
-        None if most is None else max(most, 0) * (within + in_functions + 1) + in_functions + 1
-    )  # the extent is evaluated in every pass
+    # The extent is evaluated in every pass.
+    return None if most is None else max(most, 0) * (within + in_functions + 1) + in_functions + 1
 
 
 def _inside(s: Stmt, env: Env) -> Env:

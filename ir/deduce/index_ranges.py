@@ -191,9 +191,8 @@ class IndexTrace:
         if isinstance(v, TupleItem):
             whole = self.call(v.value)
             return self.sources(whole) if whole is not None and isinstance(whole.op, Split) else None
-        if not isinstance(v, Call) or (
-            v.args and not isinstance(v.op, MOVES)
-        ):  # other operators are not traced: the search would cover the whole model
+        # Other operators are not traced: the search would cover the whole model.
+        if not isinstance(v, Call) or (v.args and not isinstance(v.op, MOVES)):
             return None
         sources_of_args = [self.sources(a) for a in v.args]
         known = [f for f in sources_of_args if f is not None]

@@ -171,6 +171,7 @@ def _plain(
     if dims is None:
         return
     if actual_dims is None:
+        # Dims over symbols without a value are bound by the value, not checked against it.
         if any(_meant(d, meaning, env) is not None for d in dims):
             yield InfoDifference(path, repr(expected), repr(actual), Proof.UNKNOWN)
         return
@@ -229,6 +230,8 @@ def _for_all(d: InfoDifference, bound: Collection[Var], env: Env | None) -> Info
     """Quantify a difference inside a signature over its own symbols; run time cannot decide it."""
     if d.dims is None or d.proof is not Proof.UNKNOWN or not any(v in bound for v in free_vars(*d.dims[1:])):
         return d
+    # One counterexample refutes what must hold for all sizes. The samples of different symbols differ, so that they
+    # do not agree by chance.
     for start in (1, 2, 5):
         sample = {v: const(start + 2 * i) for i, v in enumerate(bound)}
         if prove_equal(substitute(d.dims[1], sample), substitute(d.dims[2], sample), env) is Proof.NO:

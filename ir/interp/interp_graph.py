@@ -385,12 +385,8 @@ class _Run:
             return _rounded(op.evaluate(args), deduced)
         except DeduceError as e:
             raise UserError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
-        except (
-            ValueError,
-            IndexError,
-            ArithmeticError,
-            MemoryError,
-        ) as e:  # NumPy's limits, such as the largest size of an array
+        except (ValueError, IndexError, ArithmeticError, MemoryError) as e:
+            # NumPy's limits, such as the largest size of an array.
             problem = f"expected arguments and sizes that NumPy can compute with, got {e}"
             raise UserError(f"{self.f.name}: {op.name}: {problem}\n{excerpt(self.f, at)}") from None
 

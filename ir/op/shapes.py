@@ -109,6 +109,5 @@ class Unique(ShapeOperator):
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         (x,) = arrays
-        return np.unique(wide(x), equal_nan=False).astype(
-            x.dtype
-        )  # NumPy sorts NaN last only for its built-in float types
+        # NumPy sorts NaN last only for its built-in float types.
+        return np.unique(wide(x), equal_nan=False).astype(x.dtype)

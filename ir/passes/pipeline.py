@@ -94,11 +94,15 @@ def passes_for(
         ComputeWide(),
         decompose,
         Canonicalise(),
+        # Permutes of weights disappear by folding, so that only the others are left to push.
         FoldConstants(),
         PushPermutes(),
+        # Parts that are padded one by one fuse into the concatenation.
         RewriteToFixpoint((PAD_OF_CONCAT,)),
         DeadCode(),
+        # Matmuls are merged that read the same value: equal values become one first.
         *((CommonSubexpressions(repeat_spatial=True), CombineParallelMatmuls()) if merged else ()),
+        # Before `MixedPrecision`, which would round the weights that are to be quantised.
         *((QuantizeWeights(WEIGHT_BITS[quantized]),) if quantized in WEIGHT_BITS else ()),
         *((QuantizeActivations(),) if activations == "int8" else ()),
         MixedPrecision(precision),
@@ -108,8 +112,10 @@ def passes_for(
         CommonSubexpressions(repeat_spatial=True),
         Level("functions", lowering),
         FuseOps(through_columns=merged),
+        # What is equal now cannot fuse into its readers any more, so it is computed once.
         CommonSubexpressions(),
         DeadCode(),
+        # Calls of functions over merged dims are between views, which cancel each other; views of weights are folded.
         CollapseDims(),
         CancelViews(),
         FoldConstants(),

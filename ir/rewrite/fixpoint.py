@@ -86,6 +86,7 @@ class RuleTable:
             scope = Scope(module, env, definitions, self.readers)
             for rule in rules:
                 for match in find_matches(rule.pattern, root, scope):
+                    # A rule must hold at every size, so a condition that is not proved counts as false.
                     if match.unknown:
                         continue
                     try:
@@ -128,6 +129,7 @@ class RuleTable:
         self, value: g.Value, definitions: dict[g.GVar, g.Value], module: IRModule, out: Emitter
     ) -> g.Value:
         """Return `value` over atoms. Each nested part is rewritten and bound, a repeated one once."""
+        # A stack and not recursion, because a replacement may be nested more deeply than Python's stack.
         atoms: dict[int, g.Value] = {}
         stack = [value]
         while True:

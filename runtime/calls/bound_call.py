@@ -92,6 +92,8 @@ class BoundCall:
                 raise UserError(f"{where}: expected an array of {dtype} {shape}, got {got}")
             if not (array.flags.c_contiguous and array.flags.aligned and array.flags.writeable):
                 raise UserError(f"{where}: expected writable memory in C order, got other; use numpy.empty")
+            # Compares address ranges. The exact test, `numpy.shares_memory`, takes exponential time in the worst case
+            # (its reference).
             if any(np.may_share_memory(array, other) for other in (*self._inputs, *results[:number])):
                 raise UserError(f"{where}: expected separate memory, got some of another array of the call")
         return list(results)
@@ -105,6 +107,8 @@ class BoundCall:
             plain = array.flags.c_contiguous and array.flags.aligned and not program.buffers[index].outer
             if index in executor.memory.placeable and plain and array.nbytes:
                 buffer = executor.device.wrap(array)
+                # None: launches of this device cannot reach the array, for example because of its alignment, so it is
+                # copied.
                 if buffer is not None:
                     buffers[index] = buffer
         return buffers

@@ -155,6 +155,7 @@ class Stream(Generic[T]):
             threading.Thread(target=context().run, args=call, name=f"{name}.{k}", daemon=True)
             for k, call in enumerate(calls)
         )
+        # Given the queues and not the stream, which a reference from here would keep alive for ever.
         self._cancel = weakref.finalize(self, _cancel_all, queues)
         try:
             for thread in self._threads:
@@ -196,7 +197,9 @@ class Stream(Generic[T]):
             return
         self._state = "closed"
         self._cancel()
+        # The thread of the source is not joined, because the source may block for as long as it likes.
         for thread in self._threads[1:]:
+            # A stage may close the stream that it works for.
             if thread is not threading.current_thread():
                 thread.join()
 

@@ -271,6 +271,7 @@ class CDevice(DeviceClass):
                     function = getattr(library, kernel.name)
                 except AttributeError:
                     raise BuildError(f"C device: the source of kernel {kernel.name} defines no such function") from None
+                # ctypes assumes `int` otherwise and reads a register that a void function leaves undefined.
                 function.restype = None
                 handles[kernel.name] = function
         return handles
@@ -306,6 +307,7 @@ class CDevice(DeviceClass):
         if "#pragma omp" in source:  # kernels of artifacts that were built before there was a team
             command.append("-fopenmp")
         source = PARALLEL_FOR + source
+        # No argument contains NUL, so different commands have different keys.
         target = folder / f"{hashed(('sealed', self._version, self._isa, chr(0).join(command), source))}.so"
         if sealed_content(target) is not None:
             return target
@@ -338,6 +340,8 @@ class CDevice(DeviceClass):
             raise BuildError(
                 f"{self._compiler}: expected an answer within {_COMPILE_SECONDS} s, got none; is the machine overloaded?"
             ) from None
+        # The compiler reports a full disk by text only. It must not become a record that this candidate cannot be
+        # built. `LC_ALL=C` above keeps the text English.
         if done.returncode and any(part in done.stderr for part in _NO_SPACE):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if done.returncode:
@@ -423,6 +427,7 @@ class CDevice(DeviceClass):
     def bind_numbers(
         self, kernel: Any, buffers: Sequence[CBuffer], slots: Sequence[int], numbers: NDArray[np.int64]
     ) -> Launch:
+        # The cells share the memory of `numbers`: a launch bound once reads the sizes that stand there at each call.
         cells = [ctypes.c_int64.from_buffer(numbers.data, slot * numbers.itemsize) for slot in slots]
         return _bound(kernel, buffers, cells)
 

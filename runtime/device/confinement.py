@@ -75,6 +75,7 @@ def _threads_of_user() -> int:
     for entry in Path("/proc").glob("[0-9]*/task"):
         with contextlib.suppress(OSError):
             status = entry.stat()
+            # Two links of a folder are its name and its `.`; each subfolder, here one for each thread, has one more.
             count += status.st_nlink - 2 if status.st_uid == os.getuid() else 0
     return count
 

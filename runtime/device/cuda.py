@@ -271,6 +271,8 @@ class CUDADevice(DeviceClass):
         def load() -> Handle:
             function = module.get_function(name)
             if shared:
+                # More than 48 KiB need this opt-in (CUDA C++ Programming Guide, shared memory from compute capability
+                # 7.0 on).
                 function.set_attribute(attributes.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
             most = min(function.get_attribute(attributes.MAX_THREADS_PER_BLOCK), self._max_group)
             return Handle(name, function, module, *_parameters(kernel), shared, most, report, wide_form(kernel))
@@ -281,6 +283,7 @@ class CUDADevice(DeviceClass):
         if nbytes < 0:
             raise MeasureError(f"memory: expected a size of 0 or more bytes, got {nbytes}")
         what = f"memory: expected {nbytes} bytes"
+        # cuMemAlloc refuses a size of 0.
         return self._call(what, lambda: CUDABuffer(self._driver.mem_alloc(max(nbytes, 1)), nbytes), MemoryLack)
 
     def upload(self, buffer: CUDABuffer, array: NDArray[Any]) -> None:
@@ -291,11 +294,14 @@ class CUDADevice(DeviceClass):
         def transfer() -> None:
             for k, start in enumerate(range(0, data.nbytes, PINNED_BYTES)):
                 (pinned, copied), part = self._pinned[k % 2], data[start : start + PINNED_BYTES]
+                # Two pinned buffers take turns: one is filled while the other is copied. From the third part on, a
+                # buffer's former copy must have ended before it is filled again.
                 if k > 1:
                     copied.synchronize()
                 pinned[: part.nbytes] = part
                 copy(address + start, pinned[: part.nbytes], self._stream)
                 copied.record(self._stream)
+            # The next transfer fills the pinned buffers without waiting.
             self._stream.synchronize()
 
         if data.nbytes:
@@ -357,6 +363,7 @@ class CUDADevice(DeviceClass):
         self._check_group(kernel, grid, local)
         if 0 in grid:
             return _nothing
+        # What PyCUDA's own call does at every launch, packing the arguments, is done once here.
         packed = struct.pack(f"{len(addresses)}P{len(scalars)}q", *addresses, *scalars)
         enqueue, shared, stream = kernel.function._launch_kernel, kernel.shared_bytes, self._stream
         blocks, threads = tuple(int(g) for g in grid), tuple(int(x) for x in local)
@@ -373,6 +380,7 @@ class CUDADevice(DeviceClass):
                 raise self._failure(f"kernel {kernel.name}: launch of {blocks} by {threads}", error) from None
             pop()
 
+        # The packed arguments hold addresses only, which keep neither the module nor the buffers alive.
         launch.__dict__["keep"] = keep
         return launch
 

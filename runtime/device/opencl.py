@@ -442,9 +442,8 @@ class OpenCLDevice(DeviceClass):
         return OpenCLBuffer(memory, view, array.nbytes)
 
     def native(self, buffers: Sequence[OpenCLBuffer]) -> tuple[int, tuple[int, ...]]:
-        self._busy = self._foreign = self._foreign or bool(
-            buffers
-        )  # this object does not see work that is enqueued there
+        # This object does not see work that is enqueued there.
+        self._busy = self._foreign = self._foreign or bool(buffers)
         return int(self._queue.int_ptr), tuple(int(buffer.live().int_ptr) for buffer in buffers)
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:

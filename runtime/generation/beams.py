@@ -68,6 +68,8 @@ class RowBeams:
         config = self._config
         k, size = log_probs.shape
         total = (log_probs + self._scores[:, None]).reshape(-1)
+        # Of the candidates of a beam, at most one for each end token ends, so that k others remain, as in
+        # transformers.
         candidates = min(max(2, 1 + len(config.eos_ids)) * k, len(total))
         chosen = largest(total if self._generator is None else total + _gumbel(self._generator, len(total)), candidates)
         scores, beams, tokens = total[chosen], chosen // size, chosen % size
@@ -154,6 +156,7 @@ def search_group(request: Request, numbers: Ids) -> list[list[Hypothesis]]:
 
 
 def _generator(config: GenerationConfig, number: int) -> np.random.Generator:
+    # Seeded by the number of the row too, so that its text does not depend on the rows that are generated with it.
     return np.random.default_rng(None if config.seed is None else [config.seed, int(number)])
 
 

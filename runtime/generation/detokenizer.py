@@ -53,6 +53,7 @@ class IncrementalDetokenizer:
         pending = self._pending + fresh
         if self._stop_strings and self._ends(pending):
             return self._pending
+        # The bytes of a character may be split over tokens; until the last one is there, it decodes to U+FFFD.
         if not fresh or whole.endswith(REPLACEMENT):
             return ""
         self._ids, self._returned = self._ids[self._returned :], len(self._ids) - self._returned

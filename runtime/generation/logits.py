@@ -160,6 +160,7 @@ def keep_top_p(scores: Floats, top_p: float, least: int = 1) -> Floats:
     result = scores.copy()
     for row, output in zip(scores, result):
         values = np.sort(row[row > -np.inf])
+        # Summed in float32 and in ascending order, as transformers does, so that the same tokens remain.
         below = int((np.cumsum(softmax(values), dtype=np.float32) <= np.float32(1 - top_p)).sum())
         below = min(below, max(0, len(values) - least))
         if below:
@@ -217,6 +218,7 @@ def draw(scores: Floats, generators: Sequence[np.random.Generator]) -> Ids:
         if not len(sums) or not np.isfinite(sums[-1]):
             raise no_choice(scores, n)
         at = int(np.searchsorted(sums, generator.random() * sums[-1], side="right"))
+        # Rounding can make the product equal to the last sum.
         tokens[n] = possible[at if at < len(sums) else np.flatnonzero(chances)[-1]]
     return tokens
 

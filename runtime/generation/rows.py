@@ -174,6 +174,7 @@ def group_steps(request: Request, numbers: NDArray[np.int64]) -> Iterator[tuple[
 
 def _generators(seed: int | None, numbers: NDArray[np.int64]) -> list[np.random.Generator]:
     """Return a generator of each row, by its number in the call: what a row draws depends on no other row."""
+    # Seeded by the number of the row too, so that its text does not depend on the rows that are generated with it.
     return [np.random.default_rng(None if seed is None else [seed, int(n)]) for n in numbers]
 
 

@@ -25,6 +25,7 @@ R_32F, R_16F, R_16BF = 0, 2, 14
 # cublas_api.h: cublasOperation_t, cublasPointerMode_t, cublasMath_t, cublasComputeType_t, cublasGemmAlgo_t, cublasStatus_t
 AS_STORED, TRANSPOSED = 0, 1
 POINTERS_OF_HOST = 0
+# CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: products of 16-bit floats are summed in float32.
 DEFAULT_MATH, NO_SUMS_IN_RESULT_TYPE = 0, 16
 COMPUTE_32F = 68
 ANY_ALGORITHM = -1

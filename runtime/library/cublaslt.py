@@ -217,6 +217,7 @@ class _Product:
 
 
 def _destroy(lt: api.Functions, handles: Sequence[tuple[str, ctypes.c_void_p]]) -> None:
+    # In reverse, since later objects may refer to earlier ones.
     for function, handle in reversed(handles):
         lt.raw(function)(handle)
 

@@ -246,5 +246,6 @@ class WeightPacking(_Primitive):
 
 
 def _release(engine: Engine, handles: list[tuple[str, ctypes.c_void_p]]) -> None:
+    # In reverse, since later objects may refer to earlier ones.
     for name, handle in reversed(handles):
         engine.status(name, handle)

@@ -178,6 +178,7 @@ class OpenBlas:
             if addresses != known:
                 calls, known = make(addresses), addresses
             with _PROCESS:
+                # A launch of another device may have changed it since.
                 if OpenBlas._shared_with != kind:
                     self._share_threads(device)
                 for call in calls:
@@ -205,6 +206,7 @@ class OpenBlas:
         ]
         lda, ldb, ldc = (c_int(sizes[key]) for key in ("lda", "ldb", "ldc"))
         strides = [sizes[key] for key in ("stride_a", "stride_b", "stride_c")]
+        # The batched function takes strides of 32 bits.
         if sizes["batch"] > 1 and self._batched is not None and max(strides) <= INT32_MAX:
             sa, sb, sc = (c_int(stride) for stride in strides)
             tail = [pointer(a), lda, sa, pointer(b), ldb, sb, zero, pointer(c), ldc, sc, c_int(sizes["batch"])]

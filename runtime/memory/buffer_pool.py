@@ -30,10 +30,12 @@ class BufferPool:
 
     def empty(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
         """Return an array with undefined elements, in the turn of the device. Raises MeasureError without memory."""
+        # Powers of two let arrays of nearby shapes share buffers, and leave less than half of each unused.
         size = max(LEAST, 1 << (math.prod(shape) * dtype.itemsize - 1).bit_length())
         free = self._free[size]
         buffer = free.pop() if free else self._alloc(size)
         array = DeviceArray(self._download, buffer, dtype, shape)
+        # Not at exit: the device may be closed by that time, and its memory ends with the process.
         weakref.finalize(array, free.append, buffer).atexit = False
         return array
 
@@ -42,6 +44,8 @@ class BufferPool:
         try:
             return self.device.alloc(size)
         except MeasureError:
+            # Launches that were enqueued may still use an idle buffer. Reuse is safe, because launches run in order;
+            # freeing is not.
             self.device.synchronize()
             self.close()
             return self.device.alloc(size)

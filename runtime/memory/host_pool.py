@@ -54,6 +54,7 @@ class HostPool:
         return None
 
     def _keep(self, memory: NDArray[np.uint8]) -> None:
+        # Copied, because another thread may add a size while this one iterates.
         idle = sum(size * len(blocks) for size, blocks in list(self._idle.items()))
         if idle + memory.nbytes <= max(self._most, self._taken):
             self._idle[memory.nbytes].append(memory)
@@ -70,4 +71,5 @@ class _Block:
     __slots__ = ("__array_interface__", "__weakref__")
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
+        # NumPy keeps the object as the base of every view of its memory, so it ends with the last of them.
         self.__array_interface__ = memory.__array_interface__

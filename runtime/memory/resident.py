@@ -56,6 +56,7 @@ class DeviceArray:
         """Return a read-only copy in the host's memory, copied once. Waits for the launches that write it."""
         if self.host is None:
             self.host = self.download(self)
+            # All readers of the value share this copy.
             self.host.flags.writeable = False
         return self.host
 

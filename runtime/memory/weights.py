@@ -93,12 +93,15 @@ def load_constants(
                 buffers[index] = weights.constant(spec.name, dtype, shape)
             except ArtifactError as error:
                 raise ArtifactError(f"{program.name}: {error}") from None
+    # A packed array is identified by what computes it: programs whose steps, sources and numbers are equal share one
+    # copy.
     identity: dict[int, Hashable] = {i: (i, id(shared[i])) if i in shared else program.buffers[i].name for i in sizes}
     for position, step in enumerate(program.prepare):
         where = f"prepare step {position} ({step.target})"
         numbers = _fixed(program, values, (*step.scalars, *step.grid), where)
         unpacked = [i for i in step.buffers if program.buffers[i].role == "packed" and i not in buffers]
         sources = tuple(None if i in unpacked else identity[i] for i in step.buffers)
+        # A step is left out if it only writes arrays that an earlier program has packed.
         fresh = not unpacked
         for i in unpacked:
             identity[i] = ("packed", step.target, sources, numbers, step.local, step.buffers.index(i))

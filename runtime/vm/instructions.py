@@ -112,6 +112,7 @@ def _apply(vm: object, i: Apply, frame: CallFrame) -> Any:
     args = frame.values(i.args)
     try:
         if args and isinstance(args[0], DeviceArray):
+            # Shapes are known on the host: neither operation needs the elements, so nothing is downloaded.
             if i.operator == "shape_of":
                 return args[0].shape
             if i.operator == "reshape_to" and is_shape(args[1]):
@@ -126,6 +127,7 @@ def _tail_calls(host_program: HostProgram) -> frozenset[Place]:
     around: dict[int, Place] = {}
     for number, block in enumerate(host_program.blocks):
         for at, i in enumerate(block):
+            # A block of a branch continues behind the branch that entered it.
             around |= dict.fromkeys(i.entered, (number, at))
     places = set[Place]()
     for number, block in enumerate(host_program.blocks):
@@ -137,6 +139,8 @@ def _tail_calls(host_program: HostProgram) -> frozenset[Place]:
 
 def _is_tail(host_program: HostProgram, block: int, at: int, register: int, around: Mapping[int, Place]) -> bool:
     while True:
+        # Only copies of the result may follow. At the end of its block, a value leaves through the branch that
+        # entered the block.
         for i in host_program.blocks[block][at + 1 :]:
             if not isinstance(i, Move) or i.value != register:
                 return False
@@ -173,6 +177,7 @@ def _match(vm: object, i: CheckValue, frame: CallFrame) -> None:
         return UserError(f"{where}: {i.where}: expected {i.wanted}, got {got}{_excerpt(i.shown)}")
 
     if i.want == "tensor":
+        # A masked array is an ndarray, but kernels would read the elements under its mask.
         if not isinstance(value, (np.ndarray, DeviceArray)) or isinstance(value, np.ma.MaskedArray):
             raise refuse(describe(value))
         if i.count is not None and value.ndim != i.count:
@@ -205,6 +210,7 @@ def _fits_scalar(value: Any, dtype: str | None) -> bool:
     """Return whether a value is a scalar of the same kind as a dtype: bool, integer or float."""
     if not isinstance(value, (bool, int, float, np.generic)) or dtype is None:
         return False
+    # Python's numbers have no width, so widths are not compared.
     kind, declared = np.asarray(value).dtype.kind, np.dtype(dtype).kind
     return kind == declared or (kind in "iu" and declared in "iu")
 
@@ -231,6 +237,7 @@ def _host(vm: object, i: CallHostRoutine, frame: CallFrame) -> Any:
     try:
         return crossing(routine(*map(crossing, frame.values(i.args))))
     except Exception as error:
+        # A note keeps the class of the exception, by which the host program may catch it.
         error.add_note(f"in the host routine {i.routine!r}, called by {frame.name}")
         raise
 

@@ -265,10 +265,12 @@ class VirtualMachine:
                 frames[-1].registers[frame.into] = result
                 continue
             i = blocks[block][at]
+            # Advance first: when a call returns, its caller goes on with the next instruction.
             here, frame.at = frame.at, (block, at + 1)
             if isinstance(i, CallHostProgram):
                 code, values = self._callee(i, frame)
                 if here in frame.code.tail_calls:
+                    # The frame is replaced, so a loop that is written as a recursion takes constant memory.
                     frames[-1] = CallFrame(code, values, frame.into, hosts)
                     continue
                 if len(frames) > MAX_DEPTH:
@@ -311,6 +313,7 @@ class VirtualMachine:
         if option is None:
             return name
         call: _Call = self._local.call
+        # Recorded for `run`, which compares the seconds of the call with the prediction for this option.
         call.chosen.append((name, option, values))
         return self.chooser.functions[name].alternatives[option].function
 
@@ -372,6 +375,7 @@ class VirtualMachine:
         """Put work that reads these values into the queue of a device. Raises ModelStateError after `close`."""
         needs = [p.work for p in _pending(reads)]
         with self._starting:
+            # Under the lock of `close`, so that no work enters a queue whose thread has ended.
             self._check_open()
             if device not in self._queues:
                 self._queues[device] = WorkQueue(device, self._queues.values())
@@ -387,6 +391,7 @@ class VirtualMachine:
 
     def queue_part(self, i: CallSubgraph, frame: CallFrame) -> None:
         """Queue a part of the program on its device."""
+        # Registers are read now, since later instructions may overwrite them before the work runs.
         args, numbers = frame.values(i.args), frame.numbers(i.symbols)
         device = self._part_devices[i.part]
         call: _Call = self._local.call
@@ -488,6 +493,7 @@ class VirtualMachine:
     def close(self) -> None:
         """Free the memory. The caller has the turns of the devices; work that is still queued raises ModelStateError."""
         with self._starting:
+            # Set under the lock of `_enqueue`: either work is queued before the queues close, or it is refused.
             self._closed = True
         self._weights.clear()
         for queue in self._queues.values():

@@ -57,6 +57,7 @@ def predicted_secs(f: PlacedFunction, row: Sequence[float], values: Mapping[str,
     known = sorted(
         (math.log(max(1, math.prod(p))), math.log(max(t, LEAST_SECS))) for p, t in zip(f.points, row, strict=True)
     )
+    # Times grow about as a power of the size, which is a straight line between logarithms.
     sizes, logs = zip(*known, strict=True)
     return math.exp(float(np.interp(math.log(size), sizes, logs)))
 
@@ -80,6 +81,7 @@ class DeviceLoad:
             least = self.best[work, device] = min(taken, self.best.get((work, device), taken))
             self.recent[device] = RECENT * taken / max(least, LEAST_SECS) + (1 - RECENT) * self.slowdown(device)
         for device in set(self.recent) - set(measured):
+            # Otherwise a device that was busy once would never be measured again.
             self.recent[device] = 1 + FORGET * (self.recent[device] - 1)
 
     def slowdown(self, device: str) -> float:
@@ -135,6 +137,8 @@ class PlacementChooser:
             if policy == "plan" and not self.lost:
                 return None
             matching = [i for i in left if policy in (f.alternatives[i].function, *f.alternatives[i].devices)]
+            # A device's name prefers placements on that device only to placements that also use it; without either,
+            # any that is left.
             exclusive = [i for i in matching if f.alternatives[i].devices == (policy,)]
             among = exclusive or matching or left
             return min(among, key=lambda i: f.alternatives[i].total(point))

@@ -51,6 +51,7 @@ class Work:
         try:
             self._future.set_result(self._do())
         except BaseException as error:
+            # Complete the future in every case, since other threads wait for it.
             self._future.set_exception(error)
             if not isinstance(error, Exception):
                 raise
@@ -70,6 +71,7 @@ class WorkQueue:
 
     def __init__(self, name: str, queues: Collection[WorkQueue]) -> None:
         self._name, self._queues = name, queues
+        # `append` and `popleft` of a deque are atomic (Python's reference), so no lock guards it.
         self._waiting: deque[Work] = deque()
         self._turn = threading.Lock()  # the thread that runs work of this queue has it
         self._starting = threading.Lock()
@@ -89,6 +91,7 @@ class WorkQueue:
             self.wake()  # the thread that has the turn may stop before `last`
             return False
         try:
+            # `last` stays in the queue until the thread that has the turn takes it, so the queue is not empty here.
             while not last.done:
                 work = self._waiting.popleft()
                 if work.ready:
@@ -97,6 +100,7 @@ class WorkQueue:
         finally:
             self._turn.release()
             if self._waiting:
+                # Work behind `last` has no caller that waits for it yet.
                 self.wake()
         return True
 
@@ -109,6 +113,7 @@ class WorkQueue:
     def wake_if_ready(self) -> None:
         """Wake the thread if no thread runs the work and its first piece can start."""
         try:
+            # Another thread may take the last piece at any time: a test of the length before would prove nothing.
             first = self._waiting[0]
         except IndexError:
             return
@@ -118,6 +123,7 @@ class WorkQueue:
     def wake(self) -> None:
         """Have the queue's thread run the work."""
         with self._starting:
+            # A thread that starts after `close` would wait for ever: nothing sets its event again.
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._serve, name=f"relax-tune-{self._name}", daemon=True)
                 self._thread.start()
@@ -126,6 +132,7 @@ class WorkQueue:
     def _serve(self) -> None:
         while True:
             self._wake.wait()
+            # Cleared before the queue is read, so that work that is put meanwhile wakes the thread again.
             self._wake.clear()
             with self._turn:
                 while self._waiting:

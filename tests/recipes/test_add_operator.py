@@ -1,4 +1,4 @@
-"""CONTRIBUTING's recipe for an elementwise operator, followed literally in a copy of the product."""
+"""CONTRIBUTING's recipe for an elementwise operator, followed literally in a copy of the product: three product files change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe "A search strategy" of CONTRIBUTING, followed literally in a copy of the product."""
+"""The recipe "A search strategy" of CONTRIBUTING, followed literally in a copy of the product: one product file is new."""
 
 from __future__ import annotations
 

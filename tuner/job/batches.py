@@ -129,6 +129,8 @@ class Batches:
 
     def next_finished(self) -> Flight:
         """Wait for a batch and remove it. Of several finished ones, the one that was started first comes first."""
+        # `renew` acts once a third of the lease has gone. Looking every third leaves another third in hand when it
+        # looked just before.
         while not wait([f.future for f in self._flights], task_leases.LEASE_SECS / 3, FIRST_COMPLETED).done:
             self.renew()
         flight = next(f for f in self._flights if f.future.done())

@@ -327,9 +327,8 @@ class DeviceJob:
         constants = {n: a for n, a in constants.items() if n in names}
         host_weights = {w.name for d in built.host_programs for w in d.weights}
         constants |= {n: self.lowered.module.constants[n] for n in host_weights}
-        solver = (
-            installed_solver()
-        )  # with a solver more checks are proved and more memory is reused, so the artifact differs
+        # With a solver more checks are proved and more memory is reused, so the artifact differs.
+        solver = installed_solver()
         extra = {
             "fingerprint": dict(self.target.fingerprint),
             "model": self.key,

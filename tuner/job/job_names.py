@@ -66,6 +66,7 @@ def _machine() -> str | None:
     """Identify the boot of this kernel and the namespaces of process ids and times; None off Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # Process ids may be compared within one pid namespace only, and start times within one time namespace.
         spaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "time")]
     except OSError:
         return None

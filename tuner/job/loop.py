@@ -148,6 +148,8 @@ class Tuner:
         try:
             self._run()
         except MeasureError:
+            # The error belongs to one batch. Others that ended before it hold paid-for results, which would be lost
+            # with the job.
             self._batches.store_finished()
             raise
         finally:
@@ -170,6 +172,8 @@ class Tuner:
             elif blocked and not over:
                 blocked.clear()
                 if self._next(blocked) is not None:
+                    # None of our own batches is under way, so only leases or claims of other jobs are in the way. The
+                    # store tells nobody when one ends, so ask again.
                     self._leases.waiting(s.task for s in self.states)
                     time.sleep(LEASE_POLL_SECS)
             else:
@@ -204,6 +208,8 @@ class Tuner:
                 able = self._advance(state)
         finally:
             if not state.under_way:
+                # A task whose batch started keeps its lease until the batch is stored; otherwise another job would
+                # draw the same candidates.
                 self._leases.release(state.task)
         return able
 
@@ -284,6 +290,8 @@ class Tuner:
         finally:
             self._batches.removed(flight)
             if state.under_way:
+                # The lease stays, because another batch of the task is under way; only the trials of this one leave
+                # the claim.
                 self._leases.settle(state.task, len(flight.candidates))
             else:
                 self._leases.release(state.task)

@@ -40,6 +40,8 @@ class TaskLeases:
         names = (task.key, self._target)
         with shielded():
             lease = self._store.acquire_lease(*names, self._holder, secs=LEASE_SECS)
+            # Waiting until the dead job's lease expires would cost LEASE_SECS for every task it leased. `lives` is None
+            # for a holder on another machine, about which nothing is known, hence `is False`.
             if lease is None and (other := self._store.lease(*names)) is not None and lives(other.holder) is False:
                 self._store.release_lease(other)
                 lease = self._store.acquire_lease(*names, self._holder, secs=LEASE_SECS)
@@ -56,6 +58,8 @@ class TaskLeases:
             for key, lease in list(self._leases.items()):
                 renewed = self._store.renew_lease(lease, secs=LEASE_SECS)
                 if renewed is None:
+                    # It expired, for example while the machine slept, and another job may hold the task now. The
+                    # batch goes on: its records are valid in any case.
                     del self._leases[key]
                 else:
                     self._leases[key] = renewed

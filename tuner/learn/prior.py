@@ -294,6 +294,7 @@ class Prior:
         """
         try:
             with path.open("rb") as file:
+                # One byte more than allowed is enough to refuse a huge file without reading it whole.
                 head, _, trees = file.read(MOST_BYTES + 1).partition(b"\n")
             if len(head) > MOST_HEAD or len(head) + len(trees) >= MOST_BYTES:
                 raise ValueError(f"expected at most {MOST_BYTES} bytes, the first line at most {MOST_HEAD}, got more")
@@ -381,6 +382,7 @@ def _judged(rows: PriorRows, prior: Prior, groups: Sequence[int]) -> Iterator[tu
             continue
         true, predicted = rows.log_time[at], prior.log_time(rows.features[at])
         order = np.argsort(predicted, kind="stable")
+        # The rank of each element; Pearson's correlation of ranks is Spearman's.
         places = [np.argsort(np.argsort(x, kind="stable"), kind="stable") for x in (true, predicted)]
         rank = float(np.corrcoef(places[0], places[1])[0, 1])
         yield rank, {k: float(true[order[:k]].min() - true.min()) for k in (1, 4, 16)}

@@ -94,6 +94,7 @@ class RecordedRows:
         for record in sorted([*timed, *(r for r in records if r.stage in FAULTS)], key=lambda r: r.id):
             by_trace.setdefault(record.variant.trace, []).append(record)
         frequent = sorted(by_trace, key=lambda trace: (-len(by_trace[trace]), trace))[:sketches]
+        # Ids are hashes, so the first ones are a fair sample that does not depend on the order of arrival.
         sampled = {r.id for r in sorted((r for t in frequent for r in by_trace[t]), key=lambda r: r.id)[:count]}
         parts = []
         for trace in sorted(frequent):

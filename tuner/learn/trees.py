@@ -216,6 +216,7 @@ def _universal_binary_json(value: Any) -> bytes:
             return b"L" + struct.pack(">q", value)
         case _:
             marker = _MARKERS[value.dtype.str[1:]]
+            # UBJSON is big-endian.
             data: bytes = value.astype(value.dtype.newbyteorder(">")).tobytes()
             return b"[$" + marker + b"#L" + struct.pack(">q", len(value)) + data
 

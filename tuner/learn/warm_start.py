@@ -73,9 +73,7 @@ class RecordedHistory:
         if not parts_with_rows:
             return None
         rows = np.concatenate([p.features for p in parts_with_rows])
-        many_sketches = (
-            len(sketch_set.space.sketches) > 1
-        )  # the last column is then the sketch, whose number has no meaning in other spaces
+        many_sketches = len(sketch_set.space.sketches) > 1
         # With several sketches the last column is the sketch's number, which means nothing in another space: NaN.
         features = np.full((len(rows), rows.shape[1] + many_sketches), np.nan, np.float32)
         features[:, : rows.shape[1]] = rows
@@ -111,6 +109,7 @@ class RecordedHistory:
         mine = self.store.target(self.target_key)
         kind = mine.kind if mine is not None else self.kind
         alike = [t.key for t in self.store.targets() if t.kind == kind and t.key != self.target_key]
+        # A pseudo-random choice that is the same in every run.
         return sorted(alike, key=lambda key: _digest(self.target_key, key))[:OTHER_DEVICES]
 
     def _other_workloads(self, key: str, text: str) -> list[str]:

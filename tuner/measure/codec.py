@@ -76,6 +76,7 @@ class _ArrayTable:
             return {"data": base64.b64encode(data.data).decode("ascii")}
         path = self._folder / digest
         if not path.exists():
+            # A file under its digest is taken to be whole, also after a process died while writing.
             unfinished = path.with_suffix(".new")
             data.tofile(unfinished)
             unfinished.replace(path)

@@ -164,6 +164,7 @@ class Ledger:
         elif not guilty:
             self._count_loss(group, rest, blame)
         elif len(guilty) > 1:
+            # Several requests shared the step. Repeated one by one, only the guilty one ends the process.
             batch.isolated.update(request.id for request in guilty)
             self.put_back(replace(group, requests=rest))
         else:
@@ -187,6 +188,7 @@ class Ledger:
     def _blame_one(self, group: Group, request: MeasureRequest, blame: Blame) -> None:
         retried = len(group.requests) == 1 and (group.suspect or not self._policy.retries_single)
         if blame.kind == "crash" and not retried:
+            # Behind all other groups of its batch: if it ends the process again, the others are measured already.
             last = max((at for at, other in enumerate(self._waiting, 1) if other.batch is group.batch), default=0)
             self._waiting.insert(last, replace(group, requests=[request], suspect=True))
         else:

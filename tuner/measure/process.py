@@ -106,6 +106,7 @@ class DeviceProcess:
         child_reads, self._write_to = os.pipe()
         read_from, child_writes = os.pipe()
         self._descriptors = [self._write_to, read_from]
+        # A process that does not read must not block its supervisor: `write_frame` gives up in time.
         os.set_blocking(self._write_to, False)
         command = python_command("-m", "relax_tune.tuner.measure.device_process.start")
         command += [self._spec, str(child_reads), str(child_writes), str(folder / "progress")]
@@ -122,6 +123,7 @@ class DeviceProcess:
                 pass_fds=(child_reads, child_writes),
                 start_new_session=True,
             )
+        # Only the child has these ends from now on, so the pipes close when it ends.
         os.close(child_reads)
         os.close(child_writes)
         self._reader = FrameReader(read_from)
@@ -223,6 +225,7 @@ class DeviceProcess:
             if self._process.returncode is not None:
                 return
             with contextlib.suppress(ProcessLookupError, PermissionError):
+                # The leader is not reaped yet, so no other group can have its id.
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._kill_strays()

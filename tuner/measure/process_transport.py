@@ -210,6 +210,7 @@ class ProcessTransport:
             process = self._start(self._arrays.parent, self._refuse_when_stopped)
             with self._lock:
                 self._process = process
+                # `stop` may have run while the process started, when there was no process to kill yet.
                 stopped = self._stopped
             if stopped:
                 self._discard_process()
@@ -292,6 +293,7 @@ class ProcessTransport:
         limit = sum(request.deadline_secs for request in requests if request.id in ids) or _PREPARE_SECS
         if time.monotonic() - step.started <= limit:
             return None
+        # The step may have ended between the two reads; the next one has a deadline by itself.
         again = process.step()
         if again is None or again.sequence != step.sequence:
             return None

@@ -121,6 +121,8 @@ class ProgressFile:
     def read(self) -> StepStatus | None:
         """Return the last step recorded, or None during a write."""
         before, first, count, phase, started, after = _STEP.unpack_from(self._map, 0)
+        # A sequence lock: the writer stores the number first and last, so different numbers mean a write that is
+        # under way.
         if before != after or not 0 <= phase < len(PHASES):
             return None
         return StepStatus(before, first, count, PHASES[phase], started)

@@ -56,6 +56,7 @@ class ScratchFolder:
                 lock = os.open(owner, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             except FileNotFoundError:
                 return False
+            # A sweep may have removed the folder between its creation and the lock, which then protects nothing.
             if _locked(lock) and owner.exists():
                 self._end = weakref.finalize(self, _remove, self.path, lock)
                 return True
@@ -104,6 +105,7 @@ def sweep() -> None:
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 continue
             try:
+                # O_NONBLOCK, because opening a pipe of that name would wait for its other end.
                 descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             except FileNotFoundError:
                 if time.time() - status.st_mtime > _CREATION_SECS:

@@ -118,6 +118,7 @@ class SupervisedRunner:
                 raise MeasureError(f"the runner on {self.transport.name!r} is closed; open a new one")
             if job.requests:
                 self._inbox.put(job)
+        # The dispatcher itself, in a callback of a future, collects new batches before it polls again.
         if threading.current_thread() is not self._thread:
             self.transport.wake()
         return job.future
@@ -146,6 +147,7 @@ class SupervisedRunner:
             with self._lock:
                 self._closed = True
             self._inbox.put(None)
+            # Before the join, because the dispatcher may be waiting for a measurement.
             self.transport.stop()
             if self._thread.is_alive() and threading.current_thread() is not self._thread:
                 self._thread.join()

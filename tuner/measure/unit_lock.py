@@ -69,6 +69,7 @@ class UnitLock:
 
     def __init__(self, unit: str, worker: str, within_secs: float = 0.0, lends: bool = False) -> None:
         path = _path(unit)
+        # Jobs of other users take the same lock.
         self._lock = FileLock(path.with_suffix(path.suffix + ".lock"), mode=0o666)
         try:
             self._lock.acquire(timeout=within_secs, poll_interval=_POLL_SECS)
@@ -87,6 +88,7 @@ class UnitLock:
         """Release the unit. May be called twice."""
         if self._lock.is_locked:
             with contextlib.suppress(OSError):
+                # Before the lock is free: the next holder writes another description.
                 self._description.unlink(missing_ok=True)
         self._lock.release()
 
@@ -125,6 +127,7 @@ def _describe(path: Path, known: Holder) -> Path:
         part = file.with_suffix(f".{os.urandom(8).hex()}.part")
         with part.open("x") as output:
             json.dump(asdict(known), output)
+        # Renamed into place, so that others never read half of it.
         part.replace(file)
     return file
 
@@ -152,6 +155,8 @@ def hold_unit(
     began, noticed = time.monotonic(), False
     while True:
         try:
+            # Tried again and again instead of with a timeout, because the limit depends on the holder, who may change
+            # meanwhile.
             lock = UnitLock(unit, worker)
             break
         except UnitBusy:

@@ -99,6 +99,7 @@ class _Times:
             logs = [math.log(max(p[0], 1)) for p in self.points]
             return float(np.exp(np.interp(math.log(max(point[0], 1)), logs, np.log(self.secs))))
         near = sorted((distance(p, point), t) for p, t in zip(self.points, self.secs))[:NEIGHBOURS]
+        # Inverse distance weighting (Shepard, 1968). The small number gives a measured point nearly all the weight.
         weights = [1 / (d + 1e-9) for d, _ in near]
         return math.exp(sum(w * math.log(t) for w, (_, t) in zip(weights, near)) / sum(weights))
 

@@ -220,14 +220,13 @@ def _crossing(split: GuardSplit, log_time: FloatArray, points: Sequence[Point]) 
     above = [(m, n.variant) for n in leaves(split.no) for m in n.members if q.at(points[m]) == high]
     at_low = [log_time[b][m] - log_time[a][m] for m, a in below for _, b in above]
     at_high = [log_time[a][m] - log_time[b][m] for m, b in above for _, a in below]
-    lead, lag = (
-        float(np.mean(at_low)),
-        float(np.mean(at_high)),
-    )  # lead of the lower side at its end, and of the upper side at its end
+    # Lead of the lower side at its end, and of the upper side at its end.
+    lead, lag = float(np.mean(at_low)), float(np.mean(at_high))
     if low < 1 or not (math.isfinite(lead) and math.isfinite(lag) and lead >= 0 and lag >= 0 and lead + lag > 0):
         between = (low + high) // 2 if low < 0 else math.isqrt(low * high)
         return max(low, min(high - 1, between))
     share = lead / (lead + lag)
+    # The exponential of a logarithm may be just below the whole number.
     return max(low, min(high - 1, math.floor(math.exp((1 - share) * math.log(low) + share * math.log(high)) + 1e-9)))
 
 

@@ -75,6 +75,7 @@ def shapes_on_product(points: Sequence[Point], test: GuardTest) -> Iterator[Poin
         return
     low, high = max(below, key=math.prod), min(above, key=math.prod)
     share = math.log(max(test.threshold, 1) / math.prod(low)) / math.log(math.prod(high) / math.prod(low))
+    # Geometric interpolation: the product of the dims is then about the threshold.
     yield tuple(round(a ** (1 - share) * b**share) for a, b in zip(low, high, strict=True))
 
 

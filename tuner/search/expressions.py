@@ -79,12 +79,14 @@ class TextConstraint:
     def __call__(self, columns: Mapping[str, Column]) -> BoolArray:
         """Return a mask (R,) of the rows that satisfy it; `columns` has a column (R,) for every parameter."""
         count = len(next(iter(columns.values()))) if columns else 1
+        # Rows that divide by zero are masked afterwards.
         with np.errstate(all="ignore"):
             result = _evaluate(self._root, columns)
         holds = np.broadcast_to(_truth(result.value) & ~np.asarray(result.raised, dtype=np.bool_), (count,))
         return np.array(holds, dtype=np.bool_)
 
     def _check(self, names: Collection[str]) -> None:
+        # Level by level and not by recursion, since the depth is what has to be checked.
         level: list[ast.AST] = [self._root]
         depth = 0
         while level:
@@ -174,6 +176,7 @@ def _evaluate(node: ast.AST, columns: Mapping[str, Column]) -> _Value:
             x, y = _number(a.value), _number(b.value)
             if isinstance(op, _DIVIDES):
                 raised, y = np.logical_or(raised, y == 0), np.where(y == 0, 1, y)
+            # NumPy refuses integers to negative integer powers.
             if isinstance(op, ast.Pow) and np.any(np.asarray(y) < 0):
                 x = np.asarray(x, dtype=np.float64)
             return _Value(_ARITHMETIC[type(op)](x, y), raised)

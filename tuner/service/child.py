@@ -111,6 +111,7 @@ def _tell_problems(work: TuningSummary, built: BuildResult) -> None:
 
 def main() -> int:
     """Run the job of standard input; return the exit code, one of `work_order`."""
+    # A KeyboardInterrupt, so that a job that is stopped stores what it has measured, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; only the service ends its jobs
     events = os.fdopen(os.dup(1), "w", buffering=1)

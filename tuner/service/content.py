@@ -57,6 +57,7 @@ class ContentStore:
         key = _hash(path)
         place = self._place(key)
         with self._reached(f"store {path.name}"):
+            # An upload that was cut off may have left a shorter file under this key.
             if self._fs.exists(place) and int(self._fs.info(place)["size"]) == path.stat().st_size:
                 return key
             self._fs.makedirs(posixpath.dirname(place), exist_ok=True)
@@ -64,6 +65,7 @@ class ContentStore:
                 part = f"{place}.{os.urandom(8).hex()}.part"
                 try:
                     self._fs.put_file(str(path), part)
+                    # Renamed into place, so that nobody reads a part of it.
                     os.replace(part, place)
                 finally:
                     Path(part).unlink(missing_ok=True)

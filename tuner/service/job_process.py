@@ -83,6 +83,7 @@ class JobProcess:
                 if not cut:
                     break
                 part, self._log = self._log[:cut], self._log[cut:]
+                # PostgreSQL stores no NUL in a text.
                 parts.append(part.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}"))
         return parts
 
@@ -120,12 +121,14 @@ class JobProcess:
             with self._lock:
                 if self._log_bytes < LOG_BYTES <= self._log_bytes + len(data):
                     data = data[: LOG_BYTES - self._log_bytes] + b"\n(the log is longer; the rest is not stored)\n"
+                # Read on, though nothing is stored: a full pipe would stop the job.
                 elif self._log_bytes >= LOG_BYTES:
                     data = b""
                 self._log_bytes += len(data)
                 self._log += data
 
     def _read_events(self, stream: IO[bytes]) -> None:
+        # A line without an end must not fill the memory of the service.
         while line := stream.readline(_EVENT_BYTES):
             try:
                 event = json.loads(line)

@@ -104,6 +104,7 @@ class Service:
             elif until_empty and self.queue.next_secs(self.options.labels) is None:
                 break
             else:
+                # Services that were started together do not ask the database together for ever.
                 self.stop.wait(self.options.idle_secs * random.uniform(0.8, 1.2))
         return count
 

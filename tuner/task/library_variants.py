@@ -62,6 +62,7 @@ class LibraryVariants:
     @property
     def first_of_each_routine(self) -> tuple[VariantRecord, ...]:
         """The first variant of each form."""
+        # Later entries of the dictionary replace earlier ones, so in reverse the first variant of each routine stays.
         first = {_routine(v): v for v in reversed(self.variants)}
         return tuple(first[form.routine] for form in self.forms)
 

@@ -96,6 +96,7 @@ def _create_measurements() -> None:
         *(_column(name, sa.Double) for name in ("measured_at", "build_secs")),
         *(_column(name, sa.Double, nullable=True) for name in ("clock_mhz", "celsius")),
         *(_refers(name, f"{name}s.number") for name in ("task", "point", "variant", "place")),
+        # No foreign key: 0 says that there is no message.
         _column("message", sa.Integer),
         *(_column(name, sa.SmallInteger) for name in ("kind", "stage", "regime")),
         _column("checked", sa.Boolean),

@@ -58,6 +58,8 @@ class Algebra(NormalForm[Expr]):
         return P.product(a, b, self._rank)
 
     def _rank(self, atom: Expr) -> int:
+        # Factors are ordered by first appearance: a total order that does not depend on hashes, so printed kernels
+        # are reproducible.
         return self._order.setdefault(atom, len(self._order))
 
     def atom(self, e: Expr) -> Poly:

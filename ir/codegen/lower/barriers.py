@@ -178,6 +178,7 @@ class _BarrierPlacement:
 
     def _scopes(self, conflicting: Iterable[Buffer], bound: ThreadContext) -> frozenset[Scope]:
         """Return the scopes that need a barrier between conflicting accesses."""
+        # A single work-item reaches the statement, and its accesses take effect in program order.
         if self.axes <= bound.first_only:
             return frozenset()
         return frozenset(
@@ -218,6 +219,7 @@ class _BarrierPlacement:
         if _size(n, self.algebra) == 1:
             return replace(bound, first_only=bound.first_only | {n.axis})
         partitioned = _thread_private(n, self.algebra)
+        # Of several nested item loops, each must partition the buffer.
         partitioned = partitioned & bound.partitioned if bound.spread else partitioned
         spread = bound.spread | {n.axis}
         return ThreadContext(spread, bound.first_only, partitioned, self._single(n, partitioned), bound.circular)
@@ -311,9 +313,12 @@ def drop_divergent_intrinsics(n: Stmt, algebra: Algebra) -> Stmt:
 
     def visit(m: Stmt, divergent: bool) -> Stmt:
         divergence.note(m)
+        # A Let binds a value and skips nothing.
         divergent = divergent or (not isinstance(m, Let) and any(map(divergence.differs, m.own_exprs)))
         new = m.with_children(tuple(visit(c, divergent) for c in m.children))
         intrinsic = INTRINSICS.get(new.marks.intrinsic) if isinstance(new, For) and divergent else None
+        # PTX ISA, `mma` and `ldmatrix`: behaviour is undefined unless all threads of the warp execute the same
+        # instruction.
         if isinstance(new, For) and intrinsic is not None and intrinsic.of_warp:
             require_shared(new)
             return new.marked(intrinsic="")
@@ -374,6 +379,7 @@ class _SinkConditions:
         if isinstance(n, Seq):
             parts: list[Stmt] = []
             quiet: list[Stmt] = []
+            # The final None flushes the statements that are collected so far.
             for c in (*n.stmts, None):
                 if c is not None and not self.waits(c):
                     quiet.append(c)

@@ -163,6 +163,7 @@ def _ended(f: For, algebra: Algebra) -> Stmt | None:
     if otherwise.value is None or IDEMPOTENT[value.op] not in (None, otherwise.value):
         return None
     end_of = {c: end for c in conjuncts(cond) if (end := _end(c, f.var, algebra)) is not None}
+    # A loop that stores to what its end is read from would change its own end.
     if not end_of or store.buffer in {r.buffer for r in loads(*end_of.values())}:
         return None
     limit = reduce(minimum, end_of.values(), f.extent)

@@ -53,6 +53,8 @@ from relax_tune.ir.core.stmt import (
     when,
 )
 
+# The error bound of a sequential sum grows with the number of its terms; in parts, with the terms of a part plus the number of
+# parts (Higham, The Accuracy of Floating Point Summation, SIAM J. Sci. Comput. 14, 1993).
 LONG_SUM, SUM_PART = 1 << 14, 1 << 12
 """Most terms that are added in one accumulator, and terms of the parts of longer sums."""
 LONG_TILE_SUM = 1 << 16

@@ -124,6 +124,7 @@ def hoist_divmod(n: Stmt, algebra: Algebra) -> Stmt:
                         bound.append((variables[key], safe))
                     hoisted[short] = variables[key]
     body = map_exprs(n.body, with_hoisted) if hoisted else n.body
+    # The first one becomes outermost, because later values may use it.
     for v, e in reversed(bound):
         body = Let(v, e, body)
     return replace(n, body=body)
@@ -234,7 +235,6 @@ def note_ranges(algebra: Algebra, s: Stmt) -> None:
             extent = as_int(m.extent)
             high = extent if extent is not None else algebra.interval(algebra.static(m.extent))[1]
             note(m.var, (0, None if high is None else max(high - 1, 0)))
-        elif (
-            isinstance(m, Let) and m.var not in algebra.ranges
-        ):  # a tail's Let keeps the range of the loop that was split
+        elif isinstance(m, Let) and m.var not in algebra.ranges:
+            # A tail's Let keeps the range of the loop that was split.
             note(m.var, algebra.interval(algebra.static(m.value)))

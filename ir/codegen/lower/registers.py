@@ -161,7 +161,6 @@ def _bounded(n: Stmt, around: tuple[Stmt, ...], algebra: Algebra) -> Iterator[tu
 
 def _terms(c: Expr, lane: Var, algebra: Algebra) -> frozenset[tuple[tuple[Expr, ...], int]]:
     slack = slack_below(c, algebra.static)
-    assert slack is not None, (
-        f"{c!r} is no bound on lanes"
-    )  # `choose_vectors` turned loops with other conditions into serial ones
+    # `choose_vectors` turned loops with other conditions into serial ones.
+    assert slack is not None, f"{c!r} is no bound on lanes"
     return frozenset((m, k) for m, k in slack.items() if m != (lane,))

@@ -249,6 +249,7 @@ class AddressPrinter:
             top, bottom = (self.algebra.poly(x) for x in a.args)
             low, under = self.algebra.interval(top)[0], self.algebra.interval(bottom)[0]
             x, y = self.poly_text(top), self.poly_text(bottom)
+            # C's operators truncate towards zero, which is the floor only where neither number is negative.
             if low is not None and low >= 0 and under is not None and under >= 0:
                 return f"({bracketed(x)} {C_INFIX[a.op]} {bracketed(y)})"
             return f"{self.prelude.helper(a.op, self.index_type(top, bottom), 1)}({x}, {y})"
@@ -319,6 +320,7 @@ class AddressPrinter:
             if shape is None:
                 shape = self._shapes[buffer] = [self.algebra.static(d) for d in buffer.shape]
             static = {}
+            # Horner's rule: ((i0 * d1 + i1) * d2 + i2) ...
             for d, i in enumerate(self._stored(buffer, indices)):
                 static = plus(self.algebra.times(static, shape[d]) if d else static, self.algebra.static(i))
             static = self._flat[key] = self.algebra.joined(static)

@@ -174,6 +174,8 @@ class CValues(ValuePrinter):
         if name in ("floordiv", "floormod") and e.dtype is i32 and args[0][1]:
             shift = power_of_two(e.args[1])
             if shift is not None:
+                # gcc shifts negative integers arithmetically (its manual, "Integers implementation"), so >> rounds
+                # down as floordiv does.
                 return f"({args[0][0]} {f'>> {shift}' if name == 'floordiv' else f'& {(1 << shift) - 1}'})"
         if e.dtype is i32 and name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
             return f"({args[0][0]} {SCALAR_OPS[name].c_name} {args[1][0]})"

@@ -20,6 +20,7 @@ from relax_tune.ir.core.stmt import AsyncFence, BufferStore, For
 COPIED_BYTES = (4, 8, 16)
 
 # Copy N elements to shared memory asynchronously, zeros after the first `count`. tests/cuda_emulation/emulation.h replaces these.
+# `.cg`, which bypasses L1, exists for copies of 16 bytes only.
 ASYNC_COPIES = """#if !defined(RT_WARPS) && __CUDA_ARCH__ >= 800
 template <int N, class T> static __device__ __forceinline__ void rt_copy(T *to, const T *from, int count) {
   const unsigned at = (unsigned)__cvta_generic_to_shared(to);

@@ -148,6 +148,7 @@ class CUDAPrelude(Prelude):
         if name in math.BODIES or (name == "rsqrt" and dtype.is_float):
             return self.scalar_builtin(name, dtype)
         needs, text = super().define(name, dtype, width)
+        # `fmaxf` returns the operand that is a number. The modifier .NaN, since sm_80, returns NaN as NumPy does.
         if name in ("max", "min") and dtype is f32:
             fast = f'$V r; asm("{name}.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r;'
             text = _since(800, f"STATIC $V $N($V a, $V b) {{ {fast} }}", text)
@@ -229,6 +230,7 @@ class CUDAPrinter(CValues, AsyncCopyPrinter):
         return ""
 
     def float_text(self, value: float, dtype: DType) -> str:
+        # 0x7fffffff is the NaN that the hardware's own instructions return.
         return float_literal(value, dtype, "__int_as_float(0x7f800000)", "__int_as_float(0x7fffffff)")
 
     def _piece(self, dtype: DType, at: Address, width: int) -> int:
@@ -239,9 +241,8 @@ class CUDAPrinter(CValues, AsyncCopyPrinter):
     def serial_loop(self, f: For, extent: Poly, head: str = "") -> None:
         size = as_constant(extent)
         if any(isinstance(m, Barrier) for m in walk(f.body)):
-            head = (
-                head or "#pragma unroll 1"
-            )  # unrolled code cannot be reordered across a barrier, and needs more registers
+            # Unrolled code cannot be reordered across a barrier, and needs more registers.
+            head = head or "#pragma unroll 1"
         elif size is not None and size > LONG_LOOP:
             head = head or f"#pragma unroll {UNROLL_FACTOR}"
         super().serial_loop(f, extent, head)

@@ -122,6 +122,7 @@ def _mel_weights(w: Writer, node: OnnxNode) -> ImportedValue:
 
 def _triangles(bands: int, size: int, rate: float, low: float, high: float) -> Array:
     """Return triangles between neighbouring edges that are evenly spaced on the mel scale; see ONNX, MelWeightMatrix."""
+    # The mel scale of the standard (MelWeightMatrix): 2595 * log10(1 + f / 700).
     lowest, highest = (2595 * math.log10(1 + hertz / 700) for hertz in (low, high))
     mels = lowest + np.arange(bands + 2) * (highest - lowest) / (bands + 2)
     edges = np.floor((size + 1) * (700 * (10 ** (mels / 2595) - 1)) / rate).astype(np.int64)

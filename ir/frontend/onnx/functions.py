@@ -18,6 +18,7 @@ from relax_tune.ir.frontend.shared.writer import ImportedValue
 
 def function_of(onnx: Any, proto: Any, node: OnnxNode, domain: str) -> Any:
     """Return the function body that the standard defines for a node, or None."""
+    # Files state opsets as int64, and onnx's look-ups take a C int.
     if not 0 < node.opset < 2**31:
         return None
     try:

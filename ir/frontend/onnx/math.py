@@ -39,6 +39,7 @@ def literal_of(item: ImportedValue) -> float | int | None:
 
 def _small(value: float | int | None) -> bool:
     """Return True if an attribute represents the number exactly."""
+    # Attributes are float64, which does not hold every larger integer.
     return value is not None and (isinstance(value, float) or abs(value) < 2**53)
 
 

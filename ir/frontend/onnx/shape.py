@@ -203,9 +203,8 @@ def _pad(w: Writer, node: OnnxNode) -> ImportedValue:
     padded = pad(w, w.tensor(x), sizes, fill, mode)
     if fill_item is None or mode != "constant":
         return w.of(padded)
-    outside = pad(
-        w, w.full(x.shape, False, bool_), sizes, 1.0
-    )  # a value computed from tensors takes the place of zeros
+    # A value computed from tensors takes the place of the zeros outside.
+    outside = pad(w, w.full(x.shape, False, bool_), sizes, 1.0)
     return w.of(w.where(outside, w.reshape(w.tensor(fill_item), ()), padded))
 
 
@@ -315,6 +314,7 @@ def _slice(w: Writer, node: OnnxNode) -> ImportedValue:
         if low is None or high is None:
             raise node.refuse(f"expected ends that are numbers where the step is below 0, got {start!r} and {end!r}")
         if low < 0:
+            # Exporters write the smallest or largest int32 or int64 for "to the end".
             begin = w.simplify(maximum(add(n, low), -1)) if low > -(2**31) else const(-1)
         else:
             begin = sub(n, 1) if low >= 2**31 - 1 else const(low)

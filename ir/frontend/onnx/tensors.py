@@ -155,6 +155,7 @@ def _external(
             shape
         )
     if offset % dtype.bytes:
+        # Elements of a mapping at such an offset would not be aligned, so they are read.
         data = np.fromfile(path, np.uint8, size_in_bytes, offset=offset)
         return np.frombuffer(data.tobytes(), dtype.numpy).reshape(shape)
     return np.memmap(path, dtype.numpy, "r", offset, shape)

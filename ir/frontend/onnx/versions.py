@@ -85,6 +85,7 @@ def check_opset(onnx: Any, version: int) -> None:
 
 def version_of(onnx: Any, op: str, opset: int) -> int | None:
     """Return the version of a standard operator in force at an opset; None for an unknown operator."""
+    # Files state opsets as int64, and onnx's look-ups take a C int.
     if not 0 < opset < 2**31:
         return None
     try:

@@ -154,6 +154,7 @@ def _running_log_sum(w: Writer, n: TorchNode) -> ImportedValue:
         return x
     axis, element = n.axis_at(1, "dim", x.ndim), work_type(x.dtype)
     square, place, row_number = _prefixes(w, as_value(w, x, element), axis)
+    # An infinite maximum would give inf - inf. Any finite shift cancels.
     limit = -element.lowest
     top = clip(w, w.max_or_lowest(square, (axis + 1,), True), -limit, limit)
     ahead = w.less_equal(place, row_number)

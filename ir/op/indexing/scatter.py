@@ -41,6 +41,7 @@ _NUMPY: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, 
 def _neutral(mode: Mode, dtype: DType) -> Expr:
     """Return the neutral element: -0 for sums, since -0 + 0 is 0 (IEEE 754-2019, 6.3)."""
     if mode == "add" and dtype.is_float:
+        # x + -0.0 is x for every x, while -0.0 + 0.0 is 0.0 (IEEE 754, 6.3).
         return const(-0.0, dtype)
     kinds: Mapping[str, Reduce] = {"add": Sum(), "mul": Prod(), "max": Max(), "min": Min()}
     return kinds[mode].start(dtype)

@@ -251,6 +251,7 @@ class Pack4(OperatorSpec):
         x = np.moveaxis(arrays[0].view(np.uint8) & 15, self.axis, 0)
         if len(x) % 2:
             x = np.concatenate([x, np.zeros_like(x[:1])])
+        # The first number of a pair has the low bits, as in ONNX (its `int4.md`).
         return np.moveaxis(x[0::2] | (x[1::2] << 4), 0, self.axis).astype(np.uint8)
 
 
@@ -300,6 +301,7 @@ class Unpack4(OperatorSpec):
             raise DeduceError(f"unpack4: expected a number to evaluate with, got {self.size!r}; bind its symbols first")
         x = np.moveaxis(arrays[0], self.axis, 0)
         both = np.stack([x & 15, x >> 4], axis=1).reshape(2 * len(x), *x.shape[1:])[:size]
+        # Four bits in two's complement: 8 to 15 stand for -8 to -1.
         numbers = ((both + 8) & 15).astype(np.int8) - np.int8(8) if self.signed else both
         return np.moveaxis(numbers, 0, self.axis).astype(self._type().numpy)
 

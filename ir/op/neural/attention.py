@@ -306,6 +306,7 @@ class Attention(OperatorSpec):
             visible = visible if self.window is None else visible & (row - self.window < column)
             scores = np.where(visible, scores, -np.inf)
         top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+        # In a row without visible columns, -inf - -inf would be NaN.
         e = np.exp(scores - np.where(np.isneginf(top), 0, top))
         total = e.sum(axis=-1, keepdims=True)
         weights = e / np.where(total == 0, 1, total)

@@ -146,6 +146,7 @@ class Max(Extreme):
         return maximum(old, x)
 
     def array(self, x: Array, axes: tuple[int, ...]) -> Array:
+        # NumPy refuses the maximum of no elements without an initial value.
         low: Any = -np.inf if np.issubdtype(x.dtype, np.floating) else np.iinfo(x.dtype).min
         return np.asarray(x.max(axis=axes, keepdims=self.keepdims, initial=low))
 

@@ -265,6 +265,8 @@ class TopK(OperatorSpec):
         # from the end, so that equal elements keep their order when the best come first
         order = np.argsort(x, axis=self.axis, kind="stable")  # NaN last
         if self.largest:
+            # Descending and stable: an ascending sort of the flipped row, flipped back, keeps the order of equal
+            # elements.
             flipped = np.argsort(np.flip(x, self.axis), axis=self.axis, kind="stable")
             order = np.flip(x.shape[self.axis] - 1 - flipped, self.axis)
         return np.take(order, np.arange(k), axis=self.axis).astype(np.int64)

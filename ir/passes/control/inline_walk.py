@@ -359,6 +359,8 @@ class Walk:
         try:
             frame.values[b.var] = self.body(b, f, args, frame)
         except DivergentBranch:
+            # The contradiction is on a side of a branch that this call may never take. Keep the call: the program may
+            # be right.
             del self.out[mark:]
             self.checks = checks
             self.emit(b, g.CallFunction(callee, tuple(args)), result, frame)

@@ -259,6 +259,7 @@ class Outliner:
             line.region += [g.Binding(v, g.TupleItem(b.var, i)) for i, v in enumerate(items)]
             tuples.append(g.Binding(b.var, g.TupleValue(tuple(items))))
             results += items
+        # Without results a region is still called for its checks.
         if results or any(isinstance(b, g.MatchCast) for b in line.region):
             line.out += self.call(line.region, tuple(results))
         line.out += tuples

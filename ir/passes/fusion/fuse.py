@@ -404,6 +404,7 @@ def _post_dominators(
     for i in range(len(nodes) - 1, -1, -1):
         if nodes[i].var in escaped or not readers[i]:
             continue
+        # The nearest common ancestor of all readers in the tree of post-dominators.
         meet = readers[i][0]
         for other in readers[i][1:]:
             while meet != other and NOWHERE not in (meet, other):

@@ -57,9 +57,8 @@ class CommonSubexpressions:
             results, fixed = returned(f), ordering_constrained(f)
             values = (b for b in graph_walk.all_bindings(f) if b.var in fixed)
             overwritten = {v for b in values for v in used_vars(b.value)}  # or read just before an overwrite
-            number: dict[g.Value | str, g.Value | str] = dict(
-                first.items()
-            )  # value numbering: the first equal value or weight
+            # Value numbering: the first equal value or weight.
+            number: dict[g.Value | str, g.Value | str] = dict(first.items())
 
             def repeats(value: g.Value) -> bool:
                 if self.repeat_spatial and isinstance(value, g.Call):

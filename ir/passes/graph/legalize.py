@@ -72,9 +72,8 @@ class Legalize:
             lifted = lift_symbols(op.legalize(op.name, known_infos, consts, ctx), out.env)
             name = table.add(lifted.func)
             call = CallTIR(name, tuple(map(out.value, value.operands)), tuple(known_outs), lifted.scalars)
-            if (
-                isinstance(info, TupleInfo) and len(known_outs) == 1
-            ):  # the value of a call with one output is not a tuple
+            # The value of a call with one output is not a tuple.
+            if isinstance(info, TupleInfo) and len(known_outs) == 1:
                 out.bindings.append(Binding(binding.var, TupleValue((out.bind(call, call.info, op.name),))))
                 return
             out.bindings.append(Binding(binding.var, call))

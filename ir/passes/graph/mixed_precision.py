@@ -133,9 +133,8 @@ class _PrecisionRewriter:
         self.results = returned(func)
         self.uses: dict[GVar, _ReaderNeeds] = {}
         self.chosen: set[GVar] = set()
-        self.static: set[Value] = (
-            set()
-        )  # computed from weights only, such as unpacked weights, which fusion does not store
+        # Computed from weights only, such as unpacked weights, which fusion does not store.
+        self.static: set[Value] = set()
         self.halves: dict[Value, Value] = {}  # the form stored as `dtype` of each value that has one
         self.sources: dict[Value, Value] = {}  # for the result of a cast in the program, its argument of type `dtype`
 

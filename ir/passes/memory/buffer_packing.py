@@ -87,6 +87,7 @@ def _group_greedily(
         life, share = (ranges[i].first, ranges[i].last), shares[i]
         best: tuple[tuple[float, float], int] | None = None
         for slot, occupied in enumerate(lives):
+            # The ranges of a group are disjoint and sorted, so only the two neighbours of the new one can overlap it.
             at = bisect(occupied, life)
             if (at and occupied[at - 1][1] >= life[0]) or (at < len(occupied) and occupied[at][0] <= life[1]):
                 continue

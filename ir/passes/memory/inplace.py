@@ -133,6 +133,7 @@ class _Finder:
             self.at_step[b.var] = position
             self.last.update(dict.fromkeys(self.aliases.read_tensors(b.value), position))
             self.aliases.bind(b.var, b.value)
+        # Results are read after the last step, so their memory is never free.
         self.last.update(dict.fromkeys(self.aliases.read_tensors(f.ret), len(self.at_step)))
         self.computed = {b.var for b in f.bindings if isinstance(b.value, CallTIR)}
 
@@ -154,6 +155,7 @@ class _Finder:
         func = self.module.prim(call.callee)
         for at, arg in enumerate(call.args):
             tensors = self.aliases.tensors_of(arg) if isinstance(arg, GVar) else ()
+            # A parameter belongs to the caller, and a constant serves later calls too.
             if at in used or len(tensors) != 1 or tensors[0][0] not in self.computed:
                 continue
             if self.last[tensors[0]] != self.at_step[var] or not self._alike(arg.info, call.out[i]):

@@ -65,6 +65,7 @@ def _greatest(size: Expr, box: Box, env: Env, largest: int) -> int:
             half = {**box, v: part}
             above = interval(size, _within(half, env))[1]
             reached = max(reached, _largest_corner(size, half))
+            # The bound of a box holds for its parts, also where interval arithmetic gives none for them.
             heapq.heappush(heap, (bound if above is None else max(bound, -above), next(number), half))
     return max(reached, -heap[0][0])
 

@@ -203,6 +203,7 @@ class WasmDevice(DeviceClass):
             self.synchronize()
             self._ask(call="read", address=buffer.live(), bytes=result.nbytes)
             data = self._read(result.nbytes)
+        # A copy, because `frombuffer` returns a read-only view of the message.
         return np.frombuffer(data, dtype).reshape(shape).copy()
 
     def copy(self, target: WasmBuffer, source: WasmBuffer, nbytes: int) -> None:

@@ -146,6 +146,7 @@ class DeviceTimestamps:
     def secs(self, queue: Any) -> float:
         """Return the seconds between them, once the passes are submitted."""
         first, last = np.frombuffer(queue.read_buffer(self._memory, 0, 16), np.uint64)
+        # Timestamps may be equal, and a device may even reset its counter (WebGPU, "Timestamp Query").
         return max(int(last) - int(first), 1) * self._tick
 
 

@@ -142,6 +142,7 @@ def flatten_rows(func: PrimFunc, block: str, names: Sequence[str], buffer: str) 
     )
     pairs = [(one, var) if it is i else (it, b) for it, b in zip(node.iters, node.bindings) if it is not j]
     moved = replace(node, body=replace(node.body, value=value))
+    # Without rows the total would be negative.
     rows = replace(out, shape=(*out.shape[:-2], total if prove(le(0, total)) is Proof.YES else maximum(total, 0)))
     body: Stmt = replace(moved, iters=tuple(it for it, _ in pairs), bindings=tuple(b for _, b in pairs))
     first = path.index(find_loop(func, names[0]))

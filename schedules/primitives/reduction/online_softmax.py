@@ -175,6 +175,8 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     at = pattern.row_max.body.indices
     row_iters = tuple(i for i in pattern.row_max.iters if i.kind == "spatial")
     local_maximum = load(local, (over, *at))
+    # A block whose keys are all masked has a maximum of minus infinity. In a row without any key so has the whole:
+    # the plain `exp(-inf - -inf)` would be NaN and spoil the sums.
     weight = _masked_exp(local_maximum, load(top, at))
     stmts: dict[Block, Stmt] = {pattern.row_max: factored(pattern.row_max, pattern.step, local)}
     late: dict[Block, Stmt] = {
@@ -191,6 +193,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     }
 
     def partial_maximum(e: Expr) -> Expr | None:
+        # Weights are relative to the maximum of their own block, so that no block of keys waits for another one.
         return load(local, (pattern.key // f, *e.indices)) if isinstance(e, Load) and e.buffer is top else None
 
     w = pattern.weights
@@ -243,6 +246,7 @@ def _block_nest(
 def _limit_keys(nest: Stmt, f: Expr, extent: Expr) -> Stmt:
     """Guard a nest by `keys < extent`; its last two loops are over blocks of `f` keys and the keys of a block."""
     (block,), around = blocks(nest), loops(nest)
+    # A condition of the block, not a shorter last loop: the primitives that follow expect rectangular nests.
     condition = lt(around[-2].var * f + around[-1].var, extent)
     if prove(condition, loop_env(around)) is Proof.YES:
         return nest
@@ -328,6 +332,7 @@ def _weights(func: PrimFunc, node: Block, top: Block, step: IterVar, score: Expr
         node.is_reduction
         or len(maxima) != 1
         or len(plain) != len(rows)
+        # (`M[i, i]` would leave the rows off the diagonal without weights.)
         or len(set(rows)) != len(rows)
         or len(left) != 1
     ):
@@ -336,6 +341,8 @@ def _weights(func: PrimFunc, node: Block, top: Block, step: IterVar, score: Expr
         )
     s, m = _score_at(top, step, score, plain, left[0]), load(top.body.buffer, plain)
     target = node.body.buffer.dtype
+    # Operators make the plain form, masked attention the guarded one. Both become the guarded one
+    # (`SoftmaxPattern.weight`), since the maximum of a part may be minus infinity where the row's is finite.
     if node.body.value not in (cast(_masked_exp(s, m), target), cast(call("exp", sub(s, m)), target)):
         raise ScheduleError(
             f"{func.name}: expected {node.name!r} to make exp(score - maximum) of the scores of {top.name!r}, got "
@@ -355,6 +362,8 @@ def _sum(func: PrimFunc, node: Block, weights: Block, key: Var) -> WeightedSum:
     target = weights.body.buffer
     accesses = [x for x in loads(term) if x.buffer is target]
     keys = next(i.extent for i in weights.iters if i.var is key)
+    # A new maximum changes every weight by one factor. A sum of their squares, say, would have to be rescaled by its
+    # square.
     if len(accesses) != 1 or not _is_factor(term, accesses[0]) or prove(eq(step.extent, keys)) is not Proof.YES:
         raise ScheduleError(
             f"{func.name}: expected {node.name!r} to add up weights of {weights.name!r}, once as a factor, got {term!r}"
@@ -413,6 +422,8 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["none", "after_last
             func, block_value(pattern.row_max, pattern.score), order[0], rows, env, skip == "masked"
         )
     updated = func
+    # Initial values leave the loop over keys first, because each iteration now reads the sum of the one before in
+    # order to rescale it.
     for b in (pattern.row_max, *(s.block for s in pattern.sums)):
         updated = decompose_reduction(updated, b.name, keys[b].var.name)
     body = next(

@@ -48,7 +48,10 @@ def ordered_key(x: Expr, largest: bool) -> Expr:
     if x.dtype.is_float:
         value = x if x.dtype is f64 else cast(x, f32)
         bits = bitcast(value, key_dtype)
+        # For negative numbers `lowest - bits` reverses the order of their magnitudes, and -0.0, whose bits are
+        # `lowest`, gets the 0 of +0.0.
         key = select(lt(bits, const(0, key_dtype)), sub(lowest, bits), bits)
+        # NaN counts as the largest number, as `top_k` says.
         key = select(ne(value, value), sub(const(-1, key_dtype), lowest), key)
     elif x.dtype in (u32, u64):
         key = add(bitcast(x, key_dtype), lowest)

@@ -124,6 +124,7 @@ def _require_once(func: PrimFunc, node: Block, inner: Sequence[For], path: Seque
 
 def _stays_in_range(spatial: Sequence[tuple[IterVar, Expr]], moved: set[Var], env: Env, facts: Sequence[Expr]) -> bool:
     """Return whether the spatial iterators that depend on `moved` stay inside their domains under the facts."""
+    # The dropped condition may be all that keeps the store of an initial value inside the buffer.
     for fact in facts:
         env = env.with_fact(fact)
     return all(
@@ -204,6 +205,7 @@ def rfactor(
     where = (*node.body.indices, lane)
     rest_of_iters = [(i, b) for i, b in zip(node.iters, node.bindings) if i is not it]
     one_partial = not rest and all(i.kind == "spatial" for i, _ in rest_of_iters)
+    # If every accumulator takes a single term, that is stored, and no initial value is read back.
     start = first if one_partial else load(partial, where)
     factored = Block(
         fresh(func, f"{block}_rf"),
@@ -235,6 +237,7 @@ def rfactor(
         (replace(i, var=fresh_vars[i.var]), substitute(b, copies)) for i, b in rest_of_iters if i.kind == "spatial"
     ]
     guard = and_(*(c for c in conjuncts(node.predicate) if not reduce_vars & set(free_vars(c))))
+    # The combination keeps the block's name: it writes the output, and rules go on scheduling that by name.
     final: Stmt = Block(
         block,
         (*(i for i, _ in spatial), IterVar(v_r, target.extent, "reduce")),

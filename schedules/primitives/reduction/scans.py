@@ -98,6 +98,8 @@ def serial_scan(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     def start(at: Mapping[Var, Expr], old: Load) -> BufferStore:
         assert node.init is not None
         first = substitute(node.init.value, at)
+        # After `chunk_scan` the initial value is the sum of the chunks before, cast down from the accumulator's type.
+        # Taken before that cast, it is not rounded to 16 bits once per chunk.
         initial = first.args[0] if first.op == "cast" and first.args[0].dtype is dtype else cast(first, dtype)
         return BufferStore(total, old.indices, initial)
 

@@ -128,6 +128,7 @@ class _Scatter:
         extents = {i.var: i.extent for i in self.node.iters}
         inside = [c for v, e in pattern.targets.items() for c in (le(const(0), e), lt(e, extents[v]))]
         value = select(and_(*inside), pattern.term, pattern.neutral)
+        # The clamp only keeps accesses inside the buffer: an update outside the results is neutral by now.
         where = tuple(
             maximum(minimum(pattern.targets[v], sub(extents[v], 1)), 0) if v in pattern.targets else v
             for v in self.node.body.indices

@@ -386,6 +386,7 @@ def _rows_of_a_tile(extents: Mapping[Var, int | None], roles: ConvolutionRoles) 
 def _require_registers(s: Schedule, hardware: HardwareInfo, height: Expr, width: Tunable) -> None:
     """Require registers for a tile's accumulators, one vector and one broadcast value."""
     vectors = ceildiv(width, hardware.lanes)
+    # As for a matrix product: accumulators, one row of weights, and a broadcast element of the source.
     s.require(le(mul(height, vectors) + vectors + 1, hardware.registers))
 
 

@@ -41,6 +41,7 @@ def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Sche
     """Yield the sketches of an attention; none for other functions."""
     if len(reductions(func)) != 4:
         return
+    # With warp shuffles, `flash_decoding` makes the form `keys`.
     forms = [("queries", _queries)] if hardware.has_shuffles else [("queries", _queries), ("keys", _keys)]
     for name, make in forms:
         yield from first_applicable(

@@ -105,6 +105,7 @@ def build(func: PrimFunc, hardware: HardwareInfo, skip: Skip = SKIPS[1]) -> Sche
     tile = QueryTile(s.tunable("WM", WARPS), s.tunable("MT", TILES), s.tunable("KT", KEY_TILES))
     stages = s.tunable("STAGES", STAGES)
     limit_threads(s, hardware, mul(tile.warps, HIGH * WIDE))
+    # Scores and weighted values are in registers at the same time: each may take half of them.
     s.require(le(mul(tile.high, mul(mul(tile.keys, tile.warps), 2 * ROWS // WIDE)), const(MOST_SUMS // 2)))
     s.require(le(mul(tile.high, 2 * r.width // WIDE), const(MOST_SUMS // 2)))
     for name in (r.product, r.scores, r.weights):

@@ -184,6 +184,7 @@ def _stage(s: Schedule, x: StagedOperand, k_0: str, tile: WarpTile, steps: Expr,
     rows, columns = sorted((x.step, x.place))
     rest = [d for d in range(len(buffer.shape)) if d not in (rows, columns)]
     s.permute_layout(buffer=buffer.name, order=[*rest, rows, columns])
+    # `cp.async` copies 4, 8 or 16 bytes (PTX ISA, cp.async).
     if stages is not None and x.width(VECTOR) == 1:
         raise ScheduleError(f"{s.func.name}: single elements of 16 bits are not copied asynchronously")
     ring = None if stages is None else PipelineRing(stages, len(rest) + x.k_major, steps)

@@ -163,6 +163,7 @@ def _stage(
         if plan.asynchronous and is_copy(s, name):
             s.copy_async(loop=lane)
 
+    # The slots of a ring are a dimension in front of the operand's own.
     first = len(rest) + (ring is not None)
     stage_tile(s, x.block, k_0, plan, lambda: _core_matrices(s, x, buffer.name, first, tile), spread)
 

@@ -46,11 +46,14 @@ def register_tiles(
     tiles = []
     for width in widths:
         vectors = -(-width // hardware.lanes)
+        # Registers for the accumulators, one row of the second operand, and the broadcast element of the first (Goto
+        # and van de Geijn, 2008).
         most = max((h for h in heights if h * vectors + vectors + 1 <= hardware.registers), default=0)
         for height in {most, 1 << most.bit_length() - 1} & set(heights) if most else ():
             waste = 1.0
             for extent, tile in ((columns, width), (rows, height)):
                 waste *= -(-extent // tile) * tile / extent if extent else 1.0
+            # Loads for each multiplication, times the share of the tiles that lies outside of the result.
             tiles.append(((height + vector_cost * vectors) / (height * vectors) * waste, height, width))
     return sorted(tiles)
 

@@ -146,6 +146,7 @@ def _find_stages(s: Schedule) -> _Stages:
     output = final_block(func)
     weights = _only([b for b in readers(func, row_max.body.buffer) if b is not output])
     sums = readers(func, weights.body.buffer)
+    # Two sums read the weights; the one of weighted values reads the values, too.
     row_sum = _only([b for b in sums if len(block_loads(b)) == 1])
     weighted_values = _only([b for b in sums if b is not row_sum])
     keep = {b.name for b in (scores, weights, output)}
@@ -222,8 +223,10 @@ def outer_loops(s: Schedule, r: AttentionRoles, rows: Expr | None, skip: Skip) -
     tile, *inside = [nest[r.row]] if rows is None else s.split(nest[r.row], [None, rows])
     *outer, column = (name for v, name in nest.items() if v is not r.row)
     s.reorder([*outer, tile, *inside, column])
+    # Readers first: `compute_at` expects every reader of a block inside the loop already.
     for name in (r.weighted_values, r.row_sum, f"{r.row_max}_scale", r.row_max):
         s.compute_at(name, tile)
+        # `rolling_update` expects each nest to begin with its loop over blocks of keys.
         steps = loops_of_iter(s, name, tile, "vb")
         s.reorder([*steps, *(n for n in s.inner_loops(name, tile) if n not in steps)])
     _roll(s, r, skip)

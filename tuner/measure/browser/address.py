@@ -42,6 +42,7 @@ def parse_place(text: str) -> Place:
     """Parse `HOST:PORT`. Raises UserError for another form, and for an unspecified address such as 0.0.0.0."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
+    # `isdigit` also accepts superscripts and digits of other scripts.
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16) or "/" in host:
         raise UserError(f"--browser expects HOST:PORT such as 127.0.0.1:8790, got {text!r:.80}")
     try:
@@ -75,6 +76,7 @@ def server_tls(place: Place, certificate: str | None, key: str | None) -> tuple[
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if certificate is not None and key is not None:
         try:
+            # Without a password function, OpenSSL would ask on the terminal for the passphrase of an encrypted key.
             context.load_cert_chain(certificate, key, password=lambda: "")
         except (OSError, ValueError) as error:
             raise UserError(
@@ -83,6 +85,7 @@ def server_tls(place: Place, certificate: str | None, key: str | None) -> tuple[
             ) from None
         return context, ""
     pem, digest = self_signed_certificate(place.host)
+    # `ssl` loads a certificate only from a file.
     with tempfile.TemporaryDirectory(prefix="relax-tune-browser-") as folder:  # of mode 0700
         path = Path(folder, "server.pem")
         path.write_bytes(pem)
@@ -105,6 +108,7 @@ def self_signed_certificate(host: str) -> tuple[bytes, str]:
     usage = x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH])
     for extension, critical in (
         (x509.BasicConstraints(False, None), True),
+        # Browsers compare the host with the alternative names and ignore the common name.
         (x509.SubjectAlternativeName([alternative]), False),
         (usage, False),
     ):

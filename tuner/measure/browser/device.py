@@ -148,6 +148,7 @@ class PageDevice:
         """Free memory; see `Device.free`."""
         number, buffer.number = buffer.number, None
         if number is not None:
+            # Queued launches may still use the buffer.
             self.synchronize()
             self._done("freeing memory", self._ask("free", "done", buffer=number))
 
@@ -263,6 +264,7 @@ class PageClock:
         """
         launches = 1
         while single * launches < _SAMPLE_SECS / 2 and launches < _MOST_LAUNCHES:
+            # A measured 0 only says that the launches took less than one tick.
             needed = math.ceil(_SAMPLE_SECS / max(single, _TICK_SECS / launches))
             launches = min(_MOST_LAUNCHES, max(2 * launches, needed))
             single = timed(launches)

@@ -99,6 +99,7 @@ class Page:
             if self._abandoned or self.ready is None:
                 raise PageGone("its device was closed", True)
             self._number += 1
+            # Noted before the request is sent, because the answer may come at once.
             asked = self._ask = _Ask(self._number, answer_kind, size, time.monotonic(), Future())
         self._send(write_message({"kind": kind, "id": asked.number, **fields}, data))
         return asked.answer.result()
@@ -147,6 +148,8 @@ class Page:
                     return  # sent before the page got `abandon`
                 raise Refusal("got an answer from the page without a request; open the job's new address")
             answer = read_answer(message, data, asked.number, asked.kind, asked.size)
+            # Launches cannot have taken longer than we have waited for their answer: a larger time is an error or a
+            # forgery.
             passed = _SLACK * (time.monotonic() - asked.began) + _SLACK_SECS
             if sum(answer.secs) > passed:
                 raise Refusal(

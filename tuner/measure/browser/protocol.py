@@ -102,6 +102,7 @@ def read_message(frame: str | bytes) -> tuple[dict[str, Any], bytes]:
     try:
         message = json.loads(head)
     except (ValueError, RecursionError):
+        # Deeply nested lists exhaust the stack of the parser.
         raise _violation("JSON", head[:40]) from None
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
         raise _violation("an object with a kind", message)
@@ -161,6 +162,7 @@ def read_answer(message: Mapping[str, Any], data: bytes, number: int, expected: 
     Raises:
         Refusal: the message is not this answer.
     """
+    # JSON's `true` equals the number 1.
     if message.get("id") != number or isinstance(message.get("id"), bool):
         raise _violation(f"the answer to {number}", message.get("id"))
     kind = message["kind"]
@@ -185,6 +187,7 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def _is_seconds(value: Any) -> bool:
+    # Not by isinstance, for which JSON's `true` is an int.
     return type(value) in (int, float) and math.isfinite(value) and value >= 0
 
 

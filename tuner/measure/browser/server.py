@@ -41,6 +41,7 @@ _WAITING = 16
 """Connections that may be open without having joined. One more closes the oldest, so that idle connections keep no page out."""
 REFUSED = 4003
 """Close code for a page that must not reconnect automatically."""
+# A close frame has at most 125 bytes, two of them for the status code (RFC 6455, 5.5).
 _REASON_BYTES = 120
 
 
@@ -75,9 +76,8 @@ class PageServer:
         self._hosts = {f"{name}:{port}" for name in named}
         if port == (80 if self.url.startswith("http:") else 443):  # browsers omit these from Host and Origin
             self._hosts |= named
-        logging.getLogger("tornado").addHandler(
-            logging.NullHandler()
-        )  # invalid requests from the network must not fill the job's log
+        # Invalid requests from the network must not fill the job's log.
+        logging.getLogger("tornado").addHandler(logging.NullHandler())
         self._loop = asyncio.new_event_loop()
         started = threading.Event()
         self._thread = threading.Thread(
@@ -114,7 +114,10 @@ class PageServer:
 
         async def serve() -> tornado.httpserver.HTTPServer:
             server = tornado.httpserver.HTTPServer(
-                tornado.web.Application(routes, **settings), ssl_options=context, max_body_size=1
+                # No request has a body.
+                tornado.web.Application(routes, **settings),
+                ssl_options=context,
+                max_body_size=1,
             )
             server.add_sockets(sockets)
             return server
@@ -168,6 +171,7 @@ class _Static(tornado.web.RequestHandler):
         """Answer with a file of the package."""
         refused = self._server.refusal(self)
         if refused is not None:
+            # Misdirected Request (RFC 9110, 15.5.20).
             self.set_status(421)
             self.finish(refused)
             return
@@ -272,8 +276,10 @@ class _Connection(tornado.websocket.WebSocketHandler):
     def _write(self, frame: str | bytes) -> None:
         with contextlib.suppress(tornado.websocket.WebSocketClosedError):
             written = self.write_message(frame, binary=isinstance(frame, bytes))
+            # asyncio logs the exception of a future that nobody asks for it.
             written.add_done_callback(lambda done: done.exception())
 
 
 def _short(text: str) -> str:
+    # The cut may split a character.
     return text.encode()[:_REASON_BYTES].decode(errors="ignore")

@@ -76,4 +76,5 @@ class Tokens:
 
 
 def _hash(token: str) -> bytes:
+    # Tokens are compared by their hashes, so the time of a look-up tells nothing about the valid ones.
     return hashlib.sha256(token.encode()).digest()

@@ -137,6 +137,7 @@ class SchedulerConnection:
                 self.client = _connect(self.address, self._tls, _RESTORE_SECS)
             except MeasureError as error:
                 return str(error)
+        # In a thread, because closing a client whose scheduler is lost may take its whole time limit.
         threading.Thread(target=_close, args=(former,), daemon=True).start()
         return ""
 

@@ -85,6 +85,7 @@ def silence_of(workers: int) -> float:
 
 def lent_devices(workers: Mapping[str, Mapping[str, Any]]) -> list[LentDevice]:
     """Read the workers of Dask's `scheduler_info`, sorted by address and label. Other workers and malformed entries are skipped."""
+    # Silence counts from the newest heartbeat: `last_seen` is by the scheduler's clock, from which ours may differ.
     newest = max((float(w.get("last_seen") or 0.0) for w in workers.values()), default=0.0)
     devices = []
     for address in sorted(workers):

@@ -24,6 +24,7 @@ class FleetCollector:
         """Yield the families of metrics."""
         from prometheus_client.core import GaugeMetricFamily
 
+        # Copied, because the scheduler's thread adds and removes workers meanwhile.
         workers = list(self._scheduler.workers.values())
         devices = lent_devices({w.address: {"metrics": w.metrics, "last_seen": w.last_seen} for w in workers})
         under_way = sum(len(w.processing) for w in workers)

@@ -85,6 +85,7 @@ class ClusterProcess:
         with open(self.folder / "log", "rb") as log:
             log.seek(self._read)
             data = log.read()
+        # An incomplete last line is left for the next call.
         whole = data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
         return whole.decode(errors="replace").splitlines()
@@ -93,6 +94,8 @@ class ClusterProcess:
         """Kill the process group by SIGKILL, as if the machine were lost. Device processes end when their pipe closes."""
         with self._lock:
             if self._process.returncode is None:
+                # Under the lock, and only before `wait` has collected the status: afterwards the id may be another
+                # process's.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
@@ -128,9 +131,8 @@ def free_port(host: str, port: int) -> int:
     try:
         family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as listener:
-            listener.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # as Dask does: accepts a port whose last listener has just ended
+            # As Dask does: accept a port whose last listener has just ended.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(place)
             return int(listener.getsockname()[1])
     except OSError as error:

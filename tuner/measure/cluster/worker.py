@@ -97,6 +97,7 @@ async def _serve(options: WorkerOptions, unit: LentUnit) -> None:
     worker = FleetWorker(
         options.scheduler,
         nthreads=1,
+        # Dask refuses a name that is taken, as by the predecessor of a restarted worker until it is given up.
         name=f"{options.name}#{os.getpid()}",
         local_directory=options.folder,
         death_timeout=60,

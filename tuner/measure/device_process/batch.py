@@ -308,6 +308,7 @@ class BatchMeasurement:
         """Answer a failure. If the device itself is lost, answer with stage `device-lost` and raise DeviceLostError."""
         request = candidate.request
         stage, message, lost = refusal.stage, str(refusal), False
+        # Only these stages have run code of the candidate on the device.
         if stage in ("launch", "runtime"):
             try:
                 self._probe()
@@ -337,6 +338,7 @@ def _waves(candidates: Sequence[_Candidate]) -> list[list[_Candidate]]:
     waves: list[list[_Candidate]] = []
     room = 0
     for candidate in candidates:
+        # A candidate beyond the limit gets a separate wave: whether it fits, the device decides.
         if not waves or candidate.own_bytes > room:
             waves.append([])
             room = _WAVE_BYTES

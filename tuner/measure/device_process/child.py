@@ -55,8 +55,10 @@ def _listen(descriptor: int, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
     reader = FrameReader(descriptor)
     while (text := reader.next(None)) is not None:
         inbox.put(json.loads(text))
+    # Otherwise the group is the one of the process that started this one.
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
+    # `sys.exit` would end only this thread.
     os._exit(0)
 
 

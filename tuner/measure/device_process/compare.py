@@ -74,6 +74,7 @@ def _all_near(actual: NDArray[Any], expected: NDArray[Any], rtol: float, atol: f
             reference = reference.astype(np.float64)
             with np.errstate(invalid="ignore", over="ignore"):
                 near = np.abs(values - reference) - rtol * np.abs(reference) <= atol
+        # Comparisons with NaN are false, so arrays with NaN take the slow path.
         if not near.all():
             return False
     return True

@@ -65,9 +65,8 @@ class CacheFlush:
         lines = (nbytes or flushed_bytes(dict(device.info.limits))) // LINE_BYTES
         kernel = device.compile([KernelSource(name, kind, service.flush)])[name]
         self.buffer = device.alloc(lines * LINE_BYTES)
-        device.upload(
-            self.buffer, np.zeros(lines * LINE_BYTES, np.uint8)
-        )  # memory that was never written may be one shared page
+        # Memory that was never written may be one shared page.
+        device.upload(self.buffer, np.zeros(lines * LINE_BYTES, np.uint8))
         grid, local = service.launch_shape(-(-lines // GROUP), GROUP)
         self._device, self._launch = device, device.bind(kernel, [self.buffer], [lines], grid, local)
 

@@ -28,6 +28,8 @@ def random_array(name: str, dtype: str, shape: tuple[int, ...], fill: Fill, seed
     [fill.low, fill.high), and `low` where that is empty; `offsets` increase from 0 by
     integers of mean `fill.high`, up to the largest value of the type.
     """
+    # Not Python's `hash`, which differs between processes. Philox (Salmon et al., 2011) has an independent stream for
+    # each key.
     key = int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest(), "little")
     generator = np.random.Generator(np.random.Philox(key=key))
     element = np.dtype(dtype)

@@ -23,6 +23,7 @@ from relax_tune.tuner.measure.device_process.inputs import buffer_shapes, consta
 
 GUARD_BYTES = 4096
 POISON = 0xFF  # as floats of any width these bytes are NaN
+# Integers of 0xFF bytes are -1, which many kernels may well return.
 INTEGER_POISON = 0x7F
 
 Contents = tuple[str, str, tuple[int, ...], Fill, int]

@@ -25,6 +25,7 @@ from relax_tune.runtime.child_process import find_program
 from relax_tune.runtime.device.confinement import no_new_privileges
 from relax_tune.tuner.measure.device_process.seccomp import restrict_system_calls
 
+# landlock_create_ruleset, landlock_add_rule, landlock_restrict_self: calls this new have one number on all machines.
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _VERSION = 1
 _PATH_BENEATH = 1
@@ -68,9 +69,11 @@ def enter_sandbox(folder: Path, listing: bool = False) -> int:
     version = landlock_version()
     if not version:
         return 0
+    # Both Landlock and seccomp require this of processes without CAP_SYS_ADMIN (landlock(7), seccomp(2)).
     no_new_privileges()
     _enter_namespaces()
     rights = (1 << max(count for since, count in _KNOWN if since <= version)) - 1
+    # `struct landlock_ruleset_attr`: rights on files, on TCP ports (since version 4), and scopes (since version 6).
     attributes = struct.pack("=QQQ", rights, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     ruleset = _syscall(_CREATE, ctypes.create_string_buffer(attributes, len(attributes)), size, 0)
@@ -117,6 +120,7 @@ def _own_user_namespace(libc: ctypes.CDLL) -> bool:
     user, group = os.geteuid(), os.getegid()
     if libc.unshare(_NEW_USER | _NEW_NET | _NEW_IPC):
         return False
+    # Without privileges, gid_map may be written only after setgroups was denied (user_namespaces(7)).
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
             file.write(text)

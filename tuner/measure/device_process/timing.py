@@ -140,6 +140,7 @@ def time_interleaved(
     """
     watch = HostClock() if clock is None else clock
     collecting = gc.isenabled()
+    # A collection within a sample would count as time of the kernel.
     gc.disable()
     try:
         if contestants and _is_gpu(device):
@@ -218,6 +219,7 @@ def _sample(device: Device, contestant: Contestant, clock: Clock) -> None:
     give_up = time.perf_counter() + _VISIT_SECS
     for _ in range(min(_VISIT_SAMPLES, contestant.target - len(samples))):
         samples.append(clock.secs(device, bound, contestant.launches, contestant.flush))
+        # A single sample may be slow by accident.
         if len(samples) >= 2 and min(samples) > limit:
             contestant.lost = True
             return

@@ -98,6 +98,7 @@ class GradientBoostedModel:
         self._heads, self._ranker = [], None
         if works.sum() < 2:
             return
+        # The trees start from 0 (`base_score`). Few of them at a small learning rate would not reach the mean.
         self._center = float(log_time[works].mean())
         self._train_heads(features[works], log_time[works] - self._center)
         self._train_ranker(features, log_time, groups)
@@ -144,6 +145,7 @@ class GradientBoostedModel:
             "tree_method": "hist",
             "max_depth": s.depth,
             "eta": s.eta,
+            # It is compared with sums of second derivatives, which for pairs are far below 1.
             "min_child_weight": 0 if objective.startswith("rank") else 1,
             "base_score": 0.0,
             "nthread": 1,

@@ -223,6 +223,7 @@ def _distances(a: FloatArray, b: FloatArray, lengths: FloatArray) -> FloatArray:
     """Return the squared scaled distances (R, M)."""
     a, b = a / lengths, b / lengths
     return np.asarray(
+        # Rounding can make the difference of nearly equal points negative.
         np.maximum(np.square(a).sum(axis=1)[:, None] + np.square(b).sum(axis=1)[None, :] - 2.0 * (a @ b.T), 0.0)
     )
 

@@ -216,6 +216,7 @@ class EvolutionarySearch:
 
     def _tournament(self, parents: CodeArray, count: int) -> CodeArray:
         """Draw parents with a preference for the front of the list."""
+        # The smaller of two uniform draws: the chance of a place falls linearly along the list.
         places = np.minimum(self._rng.integers(0, len(parents), count), self._rng.integers(0, len(parents), count))
         return np.asarray(parents[places])
 

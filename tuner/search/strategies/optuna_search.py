@@ -82,6 +82,7 @@ class OptunaSearch:
                 studies[sketch] = self._study([t for s, t in trials if sketch in (None, s)])
             trial = studies[sketch].ask()
             code = self._code(trial, sketch)
+            # Also if it is taken: its time is known later, when the studies are built again.
             studies[sketch].tell(trial, state=self._optuna.trial.TrialState.FAIL)
             if code[0].tobytes() not in taken and bool(self._problem.space.valid(code)[0]):
                 taken.add(code[0].tobytes())
@@ -125,6 +126,8 @@ class OptunaSearch:
         samplers, seed = self._optuna.samplers, int(self._rng.integers(0, 2**31))
         complete = [t for t in trials if t.value is not None]
         if self.sampler == "tpe":
+            # `group`: the parameters of a sketch occur only in its own trials, among which they are modelled
+            # together.
             sampler = samplers.TPESampler(
                 seed=seed, n_startup_trials=0, multivariate=True, group=True, constant_liar=False
             )

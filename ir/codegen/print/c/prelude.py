@@ -44,6 +44,7 @@ class CPrelude(Prelude):
         size, one = dtype.bytes * width, self.scalar(dtype)
         return (
             f"typedef {one} {name} __attribute__((vector_size({size})));\n"
+            # In memory, vectors are aligned only to an element.
             f"typedef {one} {name}u __attribute__((vector_size({size}), aligned({dtype.bytes}), may_alias));"
         )
 
@@ -53,6 +54,7 @@ class CPrelude(Prelude):
     def scalar_builtin(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:
         f = "f" if dtype is f32 else ""
         if name == "bits":
+            # A cast of the pointer would break C's aliasing rules.
             return (), "STATIC $I $N($V a) { $I r; __builtin_memcpy(&r, &a, sizeof r); return r; }"
         if name == "unbits":
             return (), "STATIC $V $N($I a) { $V r; __builtin_memcpy(&r, &a, sizeof r); return r; }"

@@ -26,6 +26,7 @@ def edge(w: Writer, e: Expr, n: Expr) -> Expr:
     if number is not None:
         if number < 0:
             return w.simplify(maximum(add(n, number), 0)) if number > -(2**62) else const(0)
+        # Exporters write the largest int32 or int64 for "to the end".
         return n if number > 2**62 or number == 2**31 - 1 else e
     if not w.natural(e):
         if w.natural(sub(-1, e)):

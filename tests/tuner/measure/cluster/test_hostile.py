@@ -310,6 +310,12 @@ def test_revoked_peer_is_refused_however_late_the_greeting_comes() -> None:
     assert not gate._refusal({"op": "identity"}, Peer("job", "job/other", 8), set())
 
 
+def test_refused_broadcast_names_the_allowed_operation() -> None:
+    told = {"op": "broadcast", "msg": {"op": "terminate"}}
+    why = Gate(OF_SCHEDULER)._refusal(told, Peer("job", "job/a", 2), set())
+    assert why == "it broadcasts an operation other than 'run'"
+
+
 def test_peer_without_a_role_may_ask_for_nothing() -> None:
     nobody, job = Peer(None, "None/plain", 1), Peer("job", "job/a", 2)
     gate = Gate(OF_SCHEDULER)

@@ -55,6 +55,7 @@ def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> tuple[Path, Path
     x509, ec, hashes, _ = _cryptography()
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "relax-tune authority")])
+    # keyCertSign and cRLSign, by position.
     signs = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     builder = _builder(name, name, key.public_key(), days).add_extension(x509.BasicConstraints(True, 0), True)
     certificate = builder.add_extension(signs, True).sign(key, hashes.SHA256())
@@ -80,6 +81,8 @@ def issue(folder: Path, name: str, role: Role, days: int = DAYS, renew: bool = F
         UserError: there is no authority, the name is invalid, or it has a certificate already.
     """
     x509, ec, hashes, serialization = _cryptography()
+    # A peer's role is a DNS name in its certificate: a certificate for a name in that domain would grant a role. DNS
+    # names compare without case, and a final dot is optional.
     plain = name.replace("-", "").replace(".", "").isalnum() and name.isascii() and len(name) <= 64 and name != "ca"
     if not plain or name.lower().rstrip(".").endswith(_ROLE_DOMAIN):
         raise UserError(
@@ -102,6 +105,7 @@ def issue(folder: Path, name: str, role: Role, days: int = DAYS, renew: bool = F
     builder = _builder(subject, authority.subject, key.public_key(), days)
     for extension, critical in (
         (x509.BasicConstraints(False, None), True),
+        # digitalSignature, which is all that TLS asks of a key for ECDSA
         (x509.KeyUsage(True, False, False, False, False, False, False, False, False), True),
         (x509.ExtendedKeyUsage(good_for), True),
         (x509.SubjectAlternativeName([x509.DNSName(name), x509.DNSName(role_name(role))]), False),
@@ -191,6 +195,7 @@ def revoke(folder: Path, name: str) -> tuple[Path, int]:
     """
     x509, _, hashes, serialization = _cryptography()
     authority, signer = _read(folder, x509, serialization)
+    # (The times of a CRL are whole seconds.)
     path, now = folder / REVOKED, datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     with locked(folder):  # concurrent revocations must not lose entries, and a renewal must not interfere
         given = {n["serial"] for n in _notes(folder) if n["name"] == name and n["ends"] > now.timestamp()}

@@ -91,9 +91,8 @@ def place_of(address: str, tls: TlsFiles | None, role: Role, within_secs: float)
             )
         time.sleep(_POLL_SECS)
     ends = end_of(Path(files.certificate))
-    if ends is None or ends < datetime.now(UTC) + timedelta(
-        days=DAYS / 2
-    ):  # the scheduler renews only its own certificate
+    # The scheduler renews only its own certificate.
+    if ends is None or ends < datetime.now(UTC) + timedelta(days=DAYS / 2):
         issue(loopback_folder(port), role, role, renew=True)
     return address.replace("tcp:", "tls:", 1), files
 

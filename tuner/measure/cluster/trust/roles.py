@@ -161,7 +161,7 @@ class Gate:
             return f"it requests {operation!r:.60}"
         inner = message.get("msg") if operation == "broadcast" else None
         if operation == "broadcast" and not (isinstance(inner, dict) and inner.get("op") == _BROADCAST):
-            return "it broadcasts an operation other than {_BROADCAST!r}"
+            return f"it broadcasts an operation other than {_BROADCAST!r}"
         if operation == "subscribe-topic" and message.get("topic") not in _TOPICS:
             return f"it subscribes to {message.get('topic')!r:.60}"
         brings = {"register-client": "client", "update-graph": "key", "register-worker": "address"}.get(str(operation))

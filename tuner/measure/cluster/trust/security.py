@@ -82,16 +82,12 @@ class FleetSecurity(distributed.Security):
         failures = []
         for step in steps:
             try:
-                for context in (
-                    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-                    *self.contexts,
-                ):  # a broken file fails on the spare context
+                # A broken file fails on the spare context, before it touches the ones in use.
+                spare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                for context in (spare, *self.contexts):
                     step(context)
-            except (
-                OSError,
-                ssl.SSLError,
-                ValueError,
-            ) as error:  # the file may be incomplete: the next check reads it again
+            except (OSError, ssl.SSLError, ValueError) as error:
+                # The file may be incomplete: the next check reads it again.
                 failures.append(str(error))
         self._cut(self.revoked())
         if failures and stamp != self._reported:
@@ -108,6 +104,7 @@ class FleetSecurity(distributed.Security):
         context.load_verify_locations(cafile=self.tls.ca)
 
     def _read_pair(self, context: ssl.SSLContext) -> None:
+        # Without a password OpenSSL would ask for one at the terminal; an encrypted key is to fail.
         context.load_cert_chain(self.tls.certificate, self.tls.key, password=lambda: "")
 
     def _cut(self, serials: frozenset[int]) -> None:
@@ -119,6 +116,7 @@ class FleetSecurity(distributed.Security):
                 serial = None
             if serial is None or serial in serials:
                 with contextlib.suppress(OSError):
+                    # Not `SSLSocket.shutdown`, which also takes the TLS state from the thread that is reading.
                     socket.socket.shutdown(connection, socket.SHUT_RDWR)
                     state = "not known yet" if serial is None else "revoked"
                     _LOG.warning("a connection is closed: the peer's certificate is %s", state)
@@ -139,11 +137,8 @@ class FleetSecurity(distributed.Security):
             return False
         try:
             return renew_own(path, now, _RENEW_PART)
-        except (
-            OSError,
-            ValueError,
-            UserError,
-        ):  # the old certificate is still valid for a while; the next check tries again
+        except (OSError, ValueError, UserError):
+            # The old certificate is still valid for a while; the next check tries again.
             return False
 
     def _note_sockets(self, context: ssl.SSLContext) -> None:
@@ -167,6 +162,7 @@ class FleetSecurity(distributed.Security):
         for path in (self.tls.ca, self.tls.certificate, self.tls.key, str(crl_path(self.tls))):
             try:
                 status = os.stat(path)
+                # Another inode shows a file that was replaced within the resolution of its times.
                 stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
             except OSError:
                 stamps.append((0, 0, 0))
