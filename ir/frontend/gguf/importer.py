@@ -130,9 +130,7 @@ class _Reader:
         unknown += [k for k in self.file.fields if not k.startswith((f"{name}.", *DESCRIBING))]
         if unknown:
             expected, extra = ", ".join(sorted(known)), ", ".join(sorted(unknown))[:200]
-            raise ParseError(
-                f"{self.file.path}: expected the keys {expected} of {name}, got {extra} too; {CONVERT}"
-            )
+            raise ParseError(f"{self.file.path}: expected the keys {expected} of {name}, got {extra} too; {CONVERT}")
 
     def _config(self, a: Architecture, keys: Mapping[str, Any]) -> dict[str, Any]:
         names = self.weights.names

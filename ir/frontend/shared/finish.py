@@ -24,9 +24,7 @@ FINISHED_RULES = (
 """Rules of whole programs, one set after the other, as each applies once to what the one before it left."""
 
 
-def finish_import(
-    w: Writer, items: Sequence[ImportedValue], names: Sequence[str], function: str = "main"
-) -> IRModule:
+def finish_import(w: Writer, items: Sequence[ImportedValue], names: Sequence[str], function: str = "main") -> IRModule:
     """Return the program with recognised patterns, and every result in separate memory.
 
     Parameters, constants and values returned twice are copied."""

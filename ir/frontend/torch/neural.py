@@ -179,7 +179,9 @@ def _batch_norm_with_statistics(w: Writer, n: TorchNode) -> list[ImportedValue |
     for position, value in ((3, mean), (4, unbiased)):
         running = n.item(position)
         step = w.mul(w.reshape(value, running.shape), float(momentum))
-        moved.append(w.of(w.cast(w.add(w.mul(as_value(w, running, element), 1 - float(momentum)), step), running.dtype)))
+        moved.append(
+            w.of(w.cast(w.add(w.mul(as_value(w, running, element), 1 - float(momentum)), step), running.dtype))
+        )
     return [y, None, None, *moved]
 
 

@@ -19,9 +19,7 @@ BY_OPERATOR: Mapping[str, str] = {
     r"aten\.\w+_backward": "export the model under torch.no_grad, without its gradients; or ",
 }
 """What comes before `decomposition`, by a pattern of the operator."""
-FRACTION = (
-    "multiply dims by a quotient of whole numbers, as n * 17 // 10 in place of n * 1.7; torch.nn.functional.interpolate takes it as size"
-)
+FRACTION = "multiply dims by a quotient of whole numbers, as n * 17 // 10 in place of n * 1.7; torch.nn.functional.interpolate takes it as size"
 EFFECT = (
     "use a form that checks nothing, such as torch.linalg.inv_ex(x)[0] in place of torch.linalg.inv(x); of weights alone, compute it "
     "before the export and keep the result by register_buffer"

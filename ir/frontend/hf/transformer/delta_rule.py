@@ -124,9 +124,7 @@ def _both(e: AttentionBlocks, at: GVar) -> tuple[GVar, GVar]:
     return g.call(LessEqual(), column, row), g.call(LessEqual(), row, column)
 
 
-def _token(
-    e: AttentionBlocks, q: GVar, k: GVar, v: GVar, beta: GVar, decay: GVar, state: GVar
-) -> tuple[GVar, GVar]:
+def _token(e: AttentionBlocks, q: GVar, k: GVar, v: GVar, beta: GVar, decay: GVar, state: GVar) -> tuple[GVar, GVar]:
     """Emit the result (b, heads, 1, size) of one token behind a state, and the next state."""
     g = e.g
     decayed = g.call(Mul(), state, g.call(ExpandDims((3,)), g.call(Exp(), decay)))

@@ -191,7 +191,10 @@ def embed_patch_rows(e: AttentionBlocks, batch: Expr, count: Expr, p: PatchRows)
         y = g.call(Relu(), g.call(AddScalar(1.0), g.call(MulScalar(-1.0), g.call(Div(), distance, reach))))
         return g.call(Div(), y, g.call(Sum((2,), True), y))
 
-    by_row, by_column = g.call(ExpandDims((3,)), weights(row, rows)), g.call(ExpandDims((2,)), weights(column_of, columns))
+    by_row, by_column = (
+        g.call(ExpandDims((3,)), weights(row, rows)),
+        g.call(ExpandDims((2,)), weights(column_of, columns)),
+    )
     both = g.call(Reshape((batch, count, const(p.positions))), g.call(Mul(), by_row, by_column))
     positions = g.call(Matmul(), both, e.weight(p.table, p.positions, width), hint="positions")
     return g.call(Add(), e.dense(pixels, p.projection, p.values, width), positions, hint="embeddings")

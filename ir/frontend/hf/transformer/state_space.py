@@ -62,9 +62,7 @@ def state_space(e: Blocks, x: GVar, m: StateSpace, path: str, before: States | N
     return e.dense(z, f"{name}.out_proj", width, e.stack.hidden, m.biased), (last, state)
 
 
-def convolved(
-    e: Blocks, mixed: GVar, name: str, kernel: int, biased: bool, before: GVar | None
-) -> tuple[GVar, GVar]:
+def convolved(e: Blocks, mixed: GVar, name: str, kernel: int, biased: bool, before: GVar | None) -> tuple[GVar, GVar]:
     """Emit the convolution of channels (b, channels, n) over positions and its activation; and its last inputs, for the next token.
 
     Args:
