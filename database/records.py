@@ -79,7 +79,7 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
 
-# made once: `json.dumps` and `json.loads` with options make one for each call
+# `json.dumps` and `json.loads` with options create an encoder or decoder for each call.
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 

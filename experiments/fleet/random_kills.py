@@ -4,9 +4,9 @@
 
 Jobs are submitted to a PostgreSQL server of their own, run by services, and measured by workers through a scheduler; commands that end are
 started again, as systemd does. The same jobs run once more without kills. Checks: no traceback, no failed job, no process that is left
-after all commands were told to end, no locked unit, no used port, no temporary file, no damaged or doubled record, and as many candidates of
-each function as without kills. Which candidates these are depends on the order of the jobs, which begin with the best ones of earlier jobs.
-Writes `results/random_kills.md` and `.json`; the exit status is 1 if a check fails.
+after all commands were told to end, no locked unit, no used port, no temporary file, no damaged or doubled record, and as many candidates
+of each function as without kills. Which candidates these are depends on the order of the jobs, which begin with the best ones of earlier
+jobs. Writes `results/random_kills.md` and `.json`; the exit status is 1 if a check fails.
 """
 
 from __future__ import annotations

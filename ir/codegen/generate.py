@@ -19,6 +19,7 @@ from relax_tune.ir.codegen.lower.guards import end_loops_at_data
 from relax_tune.ir.codegen.lower.index_width import Spans, fits
 from relax_tune.ir.codegen.lower.long_sums import split_long_sums
 from relax_tune.ir.codegen.lower.lowered import hoist_divmod, lower_blocks, nest_fused_loops, note_ranges
+from relax_tune.ir.codegen.lower.overflow import Magnitudes
 from relax_tune.ir.codegen.lower.registers import dead_lanes, register_layouts
 from relax_tune.ir.codegen.lower.shrink_buffers import shrink_buffers
 from relax_tune.ir.codegen.lower.tails import lower_tails
@@ -135,6 +136,7 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     for narrow in _widths(target, body):
         printer = PRINTERS[target.language](PRELUDES[target.language](), algebra, lanes, layouts)
         printer.spans = Spans(algebra, func.scalar_params, target.language == "webgpu") if narrow else None
+        printer.magnitudes = Magnitudes(algebra, func.scalar_params)
         printer.irregular = _irregular(func.body)
         printer.dead_lanes = unread
         name = printer.fresh(func.name)

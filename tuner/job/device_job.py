@@ -41,7 +41,7 @@ from relax_tune.tuner.learn.device_records import DeviceRecords
 from relax_tune.tuner.learn.prior import Prior, family_of, packaged_prior
 from relax_tune.tuner.learn.similar_devices import SearchKnowledge
 from relax_tune.tuner.learn.warm_start import RecordedHistory
-from relax_tune.tuner.measure.base import OtherUnit, Runner
+from relax_tune.tuner.measure.base import EnteringRunner, OtherUnit, Runner
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.plan.predicted import Predictor
 from relax_tune.tuner.plan.similar_plans import SimilarPlans
@@ -202,13 +202,18 @@ class DeviceJob:
         """
         if self.settings.scheduler is None:
             check_footprint(self.tasks, self.module.bounds, host.memory_bytes())
-        self.enter_target(runner, notice)
+        if self.settings.scheduler is None:  # timed only if something is measured
+            self.store.add_target(self.target)
+            measuring: Runner = EnteringRunner(runner, lambda: self.enter_target(runner, notice))
+        else:
+            self.enter_target(runner, notice)
+            measuring = runner
         if self.settings.profile is not None and self.profile is not None:
             store_profile(self.store, self.profile)
         with RunningJob(self.store, self.settings, submitted) as running:
             tasks = list(self.task_variants.values())
             context = JobContext(running.name, report, running.beat, notice)
-            tuner = Tuner(tasks, self.device_records, runner, self.settings, self._knowledge(), context)
+            tuner = Tuner(tasks, self.device_records, measuring, self.settings, self._knowledge(), context)
             return tuner.run()
 
     def _knowledge(self) -> SearchKnowledge:
@@ -244,7 +249,7 @@ class DeviceJob:
             raise
         except MeasureError as error:
             self.store.add_target(self.target)
-            notice(f"the speed of this unit is not compared with that of other units: {error}")
+            notice(f"the speed of this unit is not compared with the speed of other units: {error}")
 
     def build(
         self, policy: Policy = "measured", memory: Memory | None = None, refused: Refused = MappingProxyType({})

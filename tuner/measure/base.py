@@ -5,7 +5,7 @@ Tests: `tests/tuner/measure/test_runner_contract.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -61,7 +61,7 @@ class Runner(Protocol):
             reference: as `database.reference.Reference`; empty if no unit was calibrated before.
 
         Returns:
-            The reference times in force: the argument, or those of a unit if it is empty.
+            The reference times in force: the argument, or the times of a unit if it is empty.
 
         Raises:
             OtherUnit: no unit is as fast.
@@ -72,3 +72,38 @@ class Runner(Protocol):
     def close(self) -> None:
         """Kill the processes this runner owns and release everything."""
         ...
+
+
+class EnteringRunner:
+    """A runner that calls a function before its first batch.
+
+    Args:
+        enter: may raise, and is then called again before the next batch.
+    """
+
+    def __init__(self, runner: Runner, enter: Callable[[], None]) -> None:
+        self._runner, self._enter = runner, enter
+        self._entered = False
+
+    def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
+        """See `Runner.submit`."""
+        if batch and not self._entered:
+            self._enter()
+            self._entered = True
+        return self._runner.submit(batch)
+
+    def device_info(self) -> DeviceInfo:
+        """See `Runner.device_info`."""
+        return self._runner.device_info()
+
+    def slots(self) -> int:
+        """See `Runner.slots`."""
+        return self._runner.slots()
+
+    def calibrate(self, reference: Mapping[str, float]) -> Mapping[str, float]:
+        """See `Runner.calibrate`."""
+        return self._runner.calibrate(reference)
+
+    def close(self) -> None:
+        """See `Runner.close`."""
+        self._runner.close()

@@ -8,6 +8,8 @@ Tests: `tests/ir/codegen/lower/test_overflow.py`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant
 from relax_tune.ir.core.expr import Expr, Op, Var
 
@@ -18,10 +20,14 @@ LIMIT = 1 << 62
 
 
 class Magnitudes:
-    """Upper bounds of the magnitudes of integers, at the largest sizes of all symbols; None for values from memory."""
+    """Upper bounds of the magnitudes of integers, at the largest sizes of all symbols; None for values from memory.
 
-    def __init__(self, algebra: Algebra) -> None:
-        self._algebra = algebra
+    Args:
+        signed: Symbols that may be negative and larger than a size.
+    """
+
+    def __init__(self, algebra: Algebra, signed: Collection[Expr] = ()) -> None:
+        self._algebra, self._signed = algebra, signed
         self._variables: dict[Var, int | None] = {}
         self._atoms: dict[Expr, int | None] = {}
 
@@ -68,14 +74,14 @@ class Magnitudes:
 
     def _may_be_negative(self, a: Expr) -> bool:
         low = self._algebra.atom_interval(a)[0]
-        return (low is None or low < 0) and not (isinstance(a, Var) and low is None)
+        return a in self._signed or ((low is None or low < 0) and not (isinstance(a, Var) and low is None))
 
     def _atom(self, a: Expr) -> int | None:
         if isinstance(a, Var):
             low, high = self._algebra.atom_interval(a)
             if low is not None and high is not None:
                 return max(abs(low), abs(high))
-            return self._variables.get(a, SIZE)
+            return LIMIT if a in self._signed else self._variables.get(a, SIZE)
         if a not in self._atoms or not self._algebra.free(a).isdisjoint(self._algebra.env):
             bound = self._operation(a)
             self._atoms[a] = None if bound is None else min(bound, LIMIT)

@@ -140,7 +140,7 @@ def test_workload_refused_by_the_judge_is_named(another: Callable[[], MemoryStor
     assert [p.why for p in report.problems] == ["another text"] and store.workload(SOFTMAX.key) is None
 
 
-def test_lines_of_a_target_that_is_not_described_are_left_out(another: Callable[[], MemoryStore]) -> None:
+def test_lines_of_an_undescribed_target_are_left_out(another: Callable[[], MemoryStore]) -> None:
     source = put(filled(another()), "b1")
     source.add_measurements([timing("theirs", 2.0)])
     lines = [line for line in export_lines(source) if json.loads(line)["record"] != "target"]

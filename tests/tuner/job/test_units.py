@@ -42,7 +42,7 @@ def tuned(store: MemoryStore, secs: float | None, unit: str, **options: Any) -> 
     return job, said
 
 
-def test_first_local_job_records_the_times_of_its_unit() -> None:
+def test_first_local_job_records_times_of_the_unit() -> None:
     store = MemoryStore()
     job, said = tuned(store, 1e-3, "cpu:a")
     target = store.target(job.target.key)
@@ -73,7 +73,7 @@ def test_only_unit_of_a_target_measures_at_another_speed_with_a_notice() -> None
         tuned(store, 2e-3, "cpu:b", trials=4)
 
 
-def test_unit_that_began_at_the_same_time_is_compared() -> None:
+def test_unit_of_a_concurrent_job_is_compared() -> None:
     store = MemoryStore()
     job = device_job(feed_forward(), replace(PAPER_DEVICE, unit="cpu:b"), store, QUICK)
     runner = TimedRunner(info=job.device, secs=2e-3)
@@ -87,6 +87,13 @@ def test_unit_that_began_at_the_same_time_is_compared() -> None:
     with pytest.raises(OtherUnit):
         job.tune(runner)
     assert not runner.batches
+
+
+def test_job_without_measurements_times_no_unit() -> None:
+    store = MemoryStore()
+    tuned(store, 1e-3, "cpu:a")
+    _, said = tuned(store, 2e-3, "cpu:b")
+    assert not said
 
 
 def test_unit_without_reference_times_is_named() -> None:

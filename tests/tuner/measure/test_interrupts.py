@@ -204,9 +204,7 @@ def test_folders_of_killed_jobs_and_workers_are_removed_by_the_next_owner(
 
 
 @pytest.mark.process
-def test_closed_cluster_process_leaves_no_folder_of_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closed_cluster_process_leaves_no_folder_of_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     pytest.importorskip("distributed", reason="Dask Distributed is not installed (extra cluster)")
     processes = importlib.import_module("relax_tune.tuner.measure.cluster.processes")

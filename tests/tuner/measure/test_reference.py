@@ -46,7 +46,7 @@ def test_reference_time_is_the_median_of_quiet_moments() -> None:
     assert 0 < times["compute" + SPREAD] <= QUIET
 
 
-def test_unit_that_is_never_quiet_is_timed_with_its_spread() -> None:
+def test_restless_unit_is_timed_with_a_large_spread() -> None:
     runner = Moments(repeat([1.0, 2.0, 3.0, 2.0]))
     times = measure_reference(runner, 0.0)
     assert runner.asked == MOMENTS
@@ -57,7 +57,7 @@ def test_spreads_are_never_compared() -> None:
     assert disagreement({"a": 1.0, "a" + SPREAD: 0.01}, {"a": 1.1, "a" + SPREAD: 0.5}) == ""
 
 
-def test_comparison_waits_for_a_moment_that_agrees() -> None:
+def test_comparison_waits_for_an_agreeing_moment() -> None:
     runner = Moments(iter([[20.0], [3.0], [1.1]]))
     measure_until_agreed(runner, {"compute": 1.0}, 60.0)
     assert runner.asked == 3
@@ -84,7 +84,7 @@ def test_failing_reference_kernel_is_an_error() -> None:
 
 @pytest.mark.ccompiler
 @pytest.mark.process
-def test_local_runner_times_its_unit_once_and_compares_it() -> None:
+def test_local_runner_times_the_unit_once_and_compares() -> None:
     with LocalRunner("c") as runner:
         times = runner.calibrate({})
         assert {"compute", "stream"} <= times.keys() and runner.calibrate({}) is times

@@ -214,7 +214,7 @@ def test_closed_runner_refuses_and_ends_pending_futures() -> None:
         subject.submit([])
 
 
-def test_calibrate_returns_times_of_the_unit_and_refuses_those_of_another(runner: Runner) -> None:
+def test_calibrate_returns_times_of_the_unit_and_refuses_other_times(runner: Runner) -> None:
     times = runner.calibrate({})
     kernels = {name: secs for name, secs in times.items() if not name.endswith(SPREAD)}
     assert len(kernels) == 2 and min(kernels.values()) > 0

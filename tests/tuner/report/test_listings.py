@@ -54,7 +54,7 @@ def test_jobs_table_and_facts_agree() -> None:
     )
 
 
-def test_job_that_no_service_has_taken_says_what_it_waits_for() -> None:
+def test_untaken_job_names_the_awaited_service() -> None:
     assert "a service for c" in str(dict(job_facts(job()))["message"])
     assert "a service for c" in str(jobs_table([job()]).rows[0][-1])
     for other in (job(runs=1), job(state="running", runs=1)):

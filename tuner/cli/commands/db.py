@@ -144,7 +144,7 @@ def reference(
 ) -> Subject:
     """Show the reference times of a target, or renew them.
 
-    Records of two units of one name are kept apart by the times of two reference kernels. After a change of the unit, such as
+    Two units of one name share records only if two reference kernels take about the same time on both. After a change of the unit, such as
     another power limit, prune the old records and renew the times.
     """
     if not renew:

@@ -38,7 +38,7 @@ class LentDevice:
     Attributes:
         address: address of the worker's process.
         about: name and platform of the device.
-        facts: its fingerprint as `NAME=VALUE`, separated by ` | `. A job's `CLASS:PART` is matched with `about` and `facts`.
+        facts: its fingerprint and libraries as `NAME=VALUE`, separated by ` | `. A job's `CLASS:PART` is matched with `about` and `facts`.
         silent_secs: time since the last heartbeat of the worker.
         latest: reference times of the last check.
         measured, refused: numbers of batches since the worker's start.

@@ -9,8 +9,9 @@ from typing import Any
 from relax_tune.database.reference import kernels_of
 from relax_tune.printable import printable
 from relax_tune.tuner.measure.cluster.fleet import LentDevice, lent_devices, silence_of
+from relax_tune.tuner.measure.cluster.identity import protocol_misfit
 
-STATES = ("lent", "quarantined", "silent")
+STATES = ("lent", "quarantined", "silent", "other-version")
 _UNIT = ("worker", "host", "unit", "device")
 
 
@@ -72,4 +73,6 @@ def state_of(device: LentDevice, workers: int) -> str:
     """Return one of `STATES`. workers: number of all workers"""
     if device.silent_secs >= silence_of(workers):
         return "silent"
+    if protocol_misfit(device.protocol):
+        return "other-version"
     return "quarantined" if device.quarantine else "lent"

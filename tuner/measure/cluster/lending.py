@@ -108,7 +108,7 @@ class LentUnit:
                 "host": socket.gethostname(),
                 "unit": self.unit,
                 "identity": identity_of(info),
-                "facts": " | ".join(f"{name}={value}" for name, value in info.fingerprint),
+                "facts": " | ".join(f"{name}={text}" for name, text in (*info.fingerprint, *(info.libraries or ()))),
                 "about": " | ".join([info.name, dict(info.fingerprint).get("platform", "")]),
                 "reference": dict(self._first[label]),
                 "tolerance": self.tolerance,

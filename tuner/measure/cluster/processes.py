@@ -101,7 +101,7 @@ class ClusterProcess:
                 self._process.wait()
 
     def close(self) -> None:
-        """Terminate the process, kill it after `END_SECS`, remove its folder and those of its children. May be called twice."""
+        """Terminate the process, kill it after `END_SECS`, remove the folders that it and its children used. May be called twice."""
         with self._lock:
             if self._process.returncode is None:
                 self._process.terminate()

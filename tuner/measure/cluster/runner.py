@@ -185,8 +185,8 @@ class DaskTransport:
             facts = {fact for d in devices for fact in d.facts.split(" | ")} - set(chosen[0].facts.split(" | "))
             self._notice(
                 f"measuring on {info.name}, which {len(chosen)} of {len(devices)} workers lend as {self.name}; others: "
-                f"{others or ', '.join(sorted(facts)) or 'the same device with other libraries'}; --target {self._label}:PART selects by a "
-                "part of the name or of a fact, such as threads=8"
+                f"{others or ', '.join(sorted(facts))[:300] or 'the same device'}; --target {self._label}:PART selects by a part of "
+                "the name or of a fact, such as threads=8"
             )
         return info, usual_reference(chosen)
 

@@ -44,3 +44,9 @@ def test_usual_index_stays_signed(e: Expr) -> None:
 )  # fmt: skip
 def test_index_with_terms_beyond_64_bits_is_unsigned(e: Expr) -> None:
     assert overflows(e)
+
+
+def test_product_with_a_scalar_parameter_is_unsigned() -> None:
+    algebra = Algebra()
+    magnitudes = Magnitudes(algebra, (K,))
+    assert magnitudes.may_overflow(algebra.poly(K * N + A)) and not magnitudes.may_overflow(algebra.poly(A - K))

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from relax_tune.tuner.measure.cluster.fleet import METRIC
-from relax_tune.tuner.measure.cluster.fleet_metrics import FleetCollector
+from relax_tune.tuner.measure.cluster.fleet_metrics import STATES, FleetCollector
 from relax_tune.tuner.measure.cluster.identity import requirement_text
 from relax_tune.tuner.measure.cluster.processes import start_scheduler
 from relax_tune.tuner.measure.cluster.runner import DaskRunner
@@ -49,6 +49,7 @@ def test_fleet_metrics_tell_state_and_batches_of_each_unit() -> None:
     drifted.measure("c", requirement_text(runner.device_info(), {}), batch)
     workers = {"a": worker("a", 100.0, drifted.state()), "b": worker("b", 70.0, lost.state())}
     workers["c"] = worker("c", 100.0, {"c": {"worker": "malformed"}})
+    workers["d"] = worker("d", 100.0, {"c": {**lost.state()["c"], "worker": "old", "protocol": 1}})
     registry = CollectorRegistry(auto_describe=False)
     registry.register(FleetCollector(SimpleNamespace(workers=workers, clients={"job": 1})))  # type: ignore[arg-type,unused-ignore]
     text = generate_latest(registry).decode()
@@ -56,9 +57,9 @@ def test_fleet_metrics_tell_state_and_batches_of_each_unit() -> None:
     lost.close()
     found = samples(text)
     name = "drifted\\x1b[31m"
-    assert found["relax_tune_fleet_jobs",] == 1 and found["relax_tune_fleet_batches",] == 3
-    states = {state: found["relax_tune_fleet_units", "c", state] for state in ("lent", "quarantined", "silent")}
-    assert states == {"lent": 0, "quarantined": 1, "silent": 1}
+    assert found["relax_tune_fleet_jobs",] == 1 and found["relax_tune_fleet_batches",] == 4
+    states = {state: found["relax_tune_fleet_units", "c", state] for state in STATES}
+    assert states == {"lent": 0, "quarantined": 1, "silent": 1, "other-version": 1}
     assert found["relax_tune_unit_batches_total", "c", "measured", name, name] == 1
     assert found["relax_tune_unit_batches_total", "c", "refused", name, name] == 1
     assert found["relax_tune_unit_quarantined", "c", name, name] == 1
