@@ -14,6 +14,7 @@
 # all runs of a seed.
 # make fuzz-onnx SECS=600 SEED=7: random ONNX programs against onnx.reference and ONNX Runtime. TORCH_PYTHON has onnxruntime and
 # what this package needs. make fuzz-slices SECS=600 MODELS=FOLDER: parts of real ONNX files against the same.
+# make fuzz-torch SECS=600 SEED=7: random programs of torch.export against torch; TORCH_PYTHON has torch too.
 # make fuzz-decoders SECS=3600: decoders of files, rows and messages on inputs that follow coverage (atheris).
 # make fuzz-texts SECS=900: random hostile `.relax` texts under AddressSanitizer (gcc's libasan).
 # make lock: pin anew what these install, with hashes. make audit: ask for known vulnerabilities of what is pinned; it fails where
@@ -53,7 +54,7 @@ OURS := -m pip install --quiet --disable-pip-version-check --no-deps --no-build-
 unexport PYTHONDONTWRITEBYTECODE
 test test-fast test-heavy: export OMP_WAIT_POLICY := passive
 
-.PHONY: test-processors web test-webgpu test-drivers test-scale lock audit sbom test-jobs test-slurm demo test test-fast test-heavy test-op-db test-models test-wild fuzz fuzz-decoders fuzz-texts docs lint clean fuzz-onnx fuzz-slices
+.PHONY: test-processors web test-webgpu test-drivers test-scale lock audit sbom test-jobs test-slurm demo test test-fast test-heavy test-op-db test-models test-wild fuzz fuzz-decoders fuzz-texts docs lint clean fuzz-onnx fuzz-torch fuzz-slices
 
 demo: $(VENV)/demo.done
 	mkdir -p $(DEMO)
@@ -124,6 +125,11 @@ fuzz-onnx: $(VENV)/test.done
 	$(call needs,onnx onnxruntime sqlalchemy pytest)
 	PYTHONPATH=src:. $(TORCH_PYTHON) -m tests.fuzz.importers.run --programs 1000000 --seconds $(SECS) --seed $(SEED) \
 	  --state $(FOUND)/onnx$(SEED).json --found $(FOUND)/onnx
+
+fuzz-torch: $(VENV)/test.done
+	$(call needs,torch onnx)
+	PYTHONPATH=src:. $(TORCH_PYTHON) -m tests.fuzz.importers.run --importer torch --programs 1000000 --seconds $(SECS) \
+	  --seed $(SEED) --sample 0 --state $(FOUND)/torch$(SEED).json --found $(FOUND)/torch
 
 fuzz-slices: $(VENV)/test.done
 	$(call needs,onnx onnxruntime)

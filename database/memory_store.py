@@ -34,6 +34,7 @@ from relax_tune.database.records import (
     Workload,
     symbols_text,
 )
+from relax_tune.database.reference import Reference
 from relax_tune.database.rules import (
     RefusedRecord,
     Spent,
@@ -82,6 +83,11 @@ class MemoryStore:
                 known, limits=known.limits or target.limits, reference=known.reference or target.reference
             )
         return target.key
+
+    def set_reference(self, target: str, reference: Reference) -> None:
+        with self._lock:
+            if (known := self._targets.get(target)) is not None:
+                self._targets[target] = replace(known, reference=tuple(reference.items()))
 
     def add_environment(self, environment: Environment) -> str:
         with self._lock:
@@ -394,6 +400,8 @@ class MemoryStore:
                 for m in going:
                     del self._measurements[m.id]
                     del self._by_task[m.workload, m.target][m.id]
+                if going and not any(self._of_target(target)):
+                    self.set_reference(target, {})
             return len(going)
 
     def check(self) -> list[str]:

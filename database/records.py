@@ -49,7 +49,7 @@ INT64_MAX = 2**63 - 1
 def canonical_json(value: Any) -> str:
     """Return the canonical JSON text of a value: sorted keys, no spaces, non-ASCII as is. Raises `DatabaseError` for NaN and infinity."""
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return _ENCODER.encode(value)
     except (ValueError, TypeError, RecursionError) as error:
         raise DatabaseError(
             f"expected a value that JSON can represent (text, finite numbers, lists, objects): {error}"
@@ -69,10 +69,19 @@ def parse_json(text: str, where: str, limit: int = TEXT_LIMIT) -> Any:
     if isinstance(text, str) and len(text) > limit:
         raise DatabaseError(f"{where}: expected JSON text of at most {limit} characters, got more")
     try:
-        # Python's parser accepts NaN and Infinity, which JSON (RFC 8259) does not have.
-        return json.loads(text, parse_constant=_refuse_constant)
+        # Python's parser accepts NaN and Infinity, which JSON (RFC 8259) does not have; the decoder refuses them.
+        return _DECODER.decode(text)
     except (ValueError, RecursionError, TypeError) as error:
         raise DatabaseError(f"{where}: expected JSON text, got {_shown(text)}: {error}") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+# made once: `json.dumps` and `json.loads` with options make one for each call
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def content_key(value: Any) -> str:
@@ -82,10 +91,6 @@ def content_key(value: Any) -> str:
     except UnicodeEncodeError:
         raise DatabaseError("expected valid Unicode, got a lone surrogate in a text") from None
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _shown(value: Any) -> str:

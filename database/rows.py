@@ -23,7 +23,6 @@ from relax_tune.database.records import (
     Workload,
     canonical_json,
     parse_json,
-    symbols_text,
 )
 from relax_tune.errors import DatabaseError
 
@@ -100,17 +99,18 @@ def variant_of(row: Row) -> VariantRecord:
     return variant
 
 
-def measurement_values(measurement: Measurement) -> dict[str, Any]:
+def measurement_content(measurement: Measurement) -> dict[str, Any]:
+    """Return the fields of a measurement as JSON values."""
     return {
         "id": measurement.id,
         "workload": measurement.workload,
         "target": measurement.target,
         "variant": measurement.variant.key,
-        "symbols": symbols_text(measurement.symbols),
+        "symbols": measurement.symbols,
         "status": measurement.status,
         "stage": measurement.stage,
         "message": measurement.message,
-        "samples": canonical_json(measurement.samples_secs),
+        "samples": measurement.samples_secs,
         "regime": measurement.regime,
         "checked": measurement.checked,
         "build_secs": measurement.build_secs,

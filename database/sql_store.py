@@ -57,8 +57,10 @@ from relax_tune.database.records import (
     Target,
     VariantKind,
     Workload,
+    canonical_json,
     symbols_text,
 )
+from relax_tune.database.reference import Reference
 from relax_tune.database.roles import role_statements
 from relax_tune.database.rules import (
     RefusedRecord,
@@ -251,6 +253,12 @@ class SqlStore:
                 unknown = update(TargetRow).where((TargetRow.key == target.key) & (column == "{}"))
                 connection.execute(unknown.values({column: rows.target_values(target)[column.key]}))
         return target.key
+
+    @patient
+    def set_reference(self, target: str, reference: Reference) -> None:
+        with self._write("set reference times") as connection:
+            values = {"reference": canonical_json(dict(reference))}
+            connection.execute(update(TargetRow).where(TargetRow.key == target).values(values))
 
     @patient
     def add_environment(self, environment: Environment) -> str:

@@ -43,6 +43,7 @@ from relax_tune.database.records import (
     VariantKind,
     Workload,
 )
+from relax_tune.database.reference import Reference
 from relax_tune.database.rules import Spent
 from relax_tune.database.sql_store import SqlStore
 from relax_tune.database.sqlite_file import is_missing, prepare, remove_empty
@@ -64,6 +65,9 @@ class Records(Protocol):
 
     def add_target(self, target: Target) -> str:
         """Add a target; return its key. Idempotent: the first limits and the first reference times stay."""
+
+    def set_reference(self, target: str, reference: Reference) -> None:
+        """Replace the reference times of a target; an empty mapping removes them."""
 
     def add_environment(self, environment: Environment) -> str:
         """Add an environment; return its key. Idempotent."""
@@ -167,6 +171,8 @@ class Records(Protocol):
 
     def prune(self, target: str, selection: Selection, *, dry_run: bool = False) -> int:
         """Remove the selected measurements of `target`, and variants without measurements; return their number.
+
+        The last measurement of a target takes the reference times with it.
 
         Args:
             dry_run: Only count.

@@ -39,6 +39,8 @@ from relax_tune.runtime.vm.machine import VirtualMachine
 from relax_tune.runtime.vm.policy import PlacementOptions
 
 T = TypeVar("T")
+INITIAL_STATE = "initial_state"
+"""The function of the values that the last parameters of `main` have at first."""
 
 _WORKING = threading.local()
 """`model`: the one whose asynchronous call this thread is busy with."""
@@ -318,7 +320,7 @@ class Model:
 
     def session(
         self,
-        start: Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]],
+        start: Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]] | None = None,
         function: str | None = None,
         replaced_by: Mapping[str, int] | None = None,
     ) -> Session:
@@ -326,7 +328,8 @@ class Model:
 
         Args:
             start: The arguments that stay there. A list has the last parameters, which the last results replace; a mapping has
-                parameters by name.
+                parameters by name. By default the results of the function `initial_state`, which imported programs that write to their
+                buffers have.
             function: As of `run`; it must not branch.
             replaced_by: For a mapping, the number of the result that replaces each parameter that changes between calls.
 
@@ -340,6 +343,12 @@ class Model:
                 f"{name}: expected a function without branches for a session, got one that a host program runs"
             )
         executor, program = self.executors[name], self.executors[name].program
+        if start is None:
+            if INITIAL_STATE not in self._names:
+                raise UserError(
+                    f"{name}: expected a model with a state of its own, got one without; give the arrays of `start`"
+                )
+            start = self.run([], INITIAL_STATE)
         if not isinstance(start, Mapping):
             names = [program.buffers[i].name for i in program.inputs[len(program.inputs) - len(start) :]]
             first = len(program.outputs) - len(start)

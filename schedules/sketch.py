@@ -43,6 +43,7 @@ from relax_tune.schedules.loop_tree import surely_runs
 from relax_tune.schedules.occupancy import launch_limits
 from relax_tune.schedules.rules.cpu import (
     convolution,
+    descents,
     fallback,
     flash_attention,
     flash_decoding,
@@ -89,6 +90,7 @@ PROCESSOR_RULES: Mapping[str, Rule] = {
     "scan": scan.sketches,
     "scatter": scatter.sketches,
     "selection": selection.sketches,
+    "descents": descents.sketches,
     "windows": windows.sketches,
     "reductions": reductions.sketches,
     "gathered_reductions": gathered_reductions.sketches,

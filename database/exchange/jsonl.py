@@ -24,7 +24,7 @@ from relax_tune.database.records import (
     canonical_json,
     parse_json,
 )
-from relax_tune.database.reference import disagreement
+from relax_tune.database.reference import admit
 from relax_tune.database.rules import RefusedRecord, chunks
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError, system_reason
@@ -88,7 +88,10 @@ class ImportReport:
 
 
 def _line(kind: str, values: dict[str, Any]) -> str:
-    content = {name: parse_json(value, name) if name in _JSON_FIELDS else value for name, value in values.items()}
+    return _content_line(kind, {n: parse_json(v, n) if n in _JSON_FIELDS else v for n, v in values.items()})
+
+
+def _content_line(kind: str, content: dict[str, Any]) -> str:
     return canonical_json({"v": FORM, "record": kind, **content})
 
 
@@ -129,7 +132,7 @@ def export_lines(store: Store, targets: Sequence[str] | None = None, since: floa
                 if (mark := bytes.fromhex(measurement.variant.key)[:8]) not in written:
                     written.add(mark)
                     yield _line("variant", rows.variant_values(measurement.variant))
-                yield _line("measurement", rows.measurement_values(measurement))
+                yield _content_line("measurement", rows.measurement_content(measurement))
         current = {(p.workload, p.target): p for p in sorted(plans[target.key], key=lambda p: p.turn) if p.turn}
         for plan in sorted(plans[target.key], key=lambda p: (p.workload, p.origin or store.id, p.version)):
             yield _line("plan", _plan_values(plan, store.id, plan is current.get((plan.workload, plan.target))))
@@ -279,6 +282,7 @@ class _Import:
         self._variants: dict[str, VariantRecord] = {}
         self._measurements: list[tuple[int, Measurement]] = []
         self._plans: list[tuple[int, PlanRecord]] = []
+        self._targets: set[str] = set()
         self._contradicting: set[str] = set()
         self._readers: dict[str, Callable[[int, dict[str, Any]], None]] = {
             "target": self._read_target,
@@ -339,17 +343,14 @@ class _Import:
 
     def _read_target(self, number: int, values: dict[str, Any]) -> None:
         target = rows.target_of(values)
-        self._add(self.store.add_target, target)
-        stored = self.store.target(target.key)
-        if stored is None:
-            return
-        if why := disagreement(dict(stored.reference), dict(target.reference)):
+        try:
+            why = admit(self.store, target)
+        except DatabaseError as error:
+            raise _StoreFailed(error) from error
+        self._targets.add(target.key)
+        if why:
             self._contradicting.add(target.key)
-            self.report.add_problem(
-                number,
-                f"the records of target {target.key[:12]} ({target.name}) come from other units than those stored here: {why}; "
-                "import them into a database of their own",
-            )
+            self.report.add_problem(number, why)
 
     def _read_workload(self, _: int, values: dict[str, Any]) -> None:
         workload = rows.workload_of(values)
@@ -370,9 +371,7 @@ class _Import:
         if variant is None:
             raise DatabaseError(f"expected a variant of an earlier line, got {key!r:.80}")
         measurement = rows.measurement_of(values, variant)
-        if measurement.target in self._contradicting:
-            self.report.left_out += 1
-        else:
+        if self._admits(measurement.target):
             self._measurements.append((line, measurement))
 
     def _read_plan(self, line: int, values: dict[str, Any]) -> None:
@@ -385,10 +384,15 @@ class _Import:
                 "turn": int(values.get("current", False) is True),
             }
         )
-        if plan.target in self._contradicting:
-            self.report.left_out += 1
-        else:
+        if self._admits(plan.target):
             self._plans.append((line, plan))
+
+    def _admits(self, target: str) -> bool:
+        """Return True for a target of an earlier line; count the line of a contradicting one."""
+        if target not in self._targets:
+            raise DatabaseError(f"expected a target of an earlier line, got {target!r:.80}")
+        self.report.left_out += target in self._contradicting
+        return target not in self._contradicting
 
     def finish(self) -> None:
         """Commit all records that were read."""

@@ -5,13 +5,14 @@ Tests: `tests/database/exchange/test_t4.py`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
 from relax_tune.database.exchange.jsonl import ImportReport, Judge, differs
 from relax_tune.database.exchange.t4 import T4Result, read_t4, t4_target
 from relax_tune.database.records import Measurement, Target
-from relax_tune.database.reference import disagreement
+from relax_tune.database.reference import admit
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError, system_reason
 
@@ -44,10 +45,14 @@ def import_t4_file(
 
     report = ImportReport()
     try:
-        if target is None:
-            described, stored = t4_target(opened), store.targets()
-            if described is None and len(stored) != 1:
-                raise DatabaseError("T4: the file describes no target; choose one with --on KEY")
+        described, stored = t4_target(opened), store.targets()
+        if target is not None:
+            chosen = store.target(target)
+            if described is not None and chosen is not None:
+                _add_target(store, replace(chosen, reference=described.reference))
+        elif described is None and len(stored) != 1:
+            raise DatabaseError("T4: the file describes no target; choose one with --on KEY")
+        else:
             target = stored[0].key if described is None else _add_target(store, described)
         batch: list[Measurement] = []
         for result in read_t4(opened, workload, target, trust_checks=trust_checks):
@@ -65,14 +70,9 @@ def import_t4_file(
 
 def _add_target(store: Store, described: Target) -> str:
     """Add a target. Raises DatabaseError if its reference times contradict the stored ones."""
-    key = store.add_target(described)
-    stored = store.target(key)
-    if stored is not None and (why := disagreement(dict(stored.reference), dict(described.reference))):
-        raise DatabaseError(
-            f"the records of target {key[:12]} ({described.name}) come from other units than those stored here: {why}; import "
-            "them into a database of their own"
-        )
-    return key
+    if why := admit(store, described):
+        raise DatabaseError(why)
+    return described.key
 
 
 def _described(store: Store, result: T4Result, judge: Judge | None) -> Measurement:

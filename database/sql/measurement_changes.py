@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, select, text, tuple_
+from sqlalchemy import Connection, and_, delete, func, select, text, tuple_, update
 from sqlalchemy.sql import ColumnElement
 
 from relax_tune.database.models import (
@@ -17,6 +17,7 @@ from relax_tune.database.models import (
     MessageRow,
     PlaceRow,
     PointRow,
+    TargetRow,
     TraceRow,
     VariantRow,
     WorkloadTaskRow,
@@ -142,7 +143,7 @@ def _task_numbers(connection: Connection, tasks: set[tuple[str, str]]) -> dict[t
 def prune_measurements(connection: Connection, target: str, selection: Selection, dry_run: bool) -> int:
     """Remove or count the selected measurements of a target.
 
-    Variants and messages that no other measurement refers to are removed too.
+    Variants and messages that no other measurement refers to are removed too, and with the last measurement the reference times.
     """
     conditions = _selected(target, selection)
     if dry_run:
@@ -155,6 +156,9 @@ def prune_measurements(connection: Connection, target: str, selection: Selection
     )
     removed = connection.execute(delete(_M).where(*conditions)).rowcount
     recount(connection, tasks)
+    remaining = select(_M.id).where(_M.task.in_(select(WorkloadTaskRow.number).where(WorkloadTaskRow.target == target)))
+    if removed and connection.execute(remaining.limit(1)).first() is None:
+        connection.execute(update(TargetRow).where(TargetRow.key == target).values(reference="{}"))
     for chunk in chunks(sorted(variants)):
         used = select(_M.id).where(_M.variant == VariantRow.number).exists()
         connection.execute(delete(VariantRow).where(and_(VariantRow.number.in_(chunk), ~used)))

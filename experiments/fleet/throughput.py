@@ -22,13 +22,13 @@ from relax_tune.tuner.measure.cluster.client import SchedulerConnection
 from relax_tune.tuner.measure.cluster.fleet import METRIC
 from relax_tune.tuner.measure.cluster.lending import LentUnit
 from relax_tune.tuner.measure.cluster.processes import start_scheduler
-from relax_tune.tuner.measure.cluster.reference import reference_program
 from relax_tune.tuner.measure.cluster.runner import DaskRunner
 from relax_tune.tuner.measure.cluster.task import DevicePlugin
 from relax_tune.tuner.measure.cluster.trust.loopback import place_of
 from relax_tune.tuner.measure.cluster.trust.security import FleetSecurity
 from relax_tune.tuner.measure.cluster.worker import FleetWorker
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult
+from relax_tune.tuner.measure.reference import reference_program
 
 # Workers that share a process of this simulation.
 TOGETHER = 25

@@ -217,6 +217,8 @@ def _computed(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
     call = m.scope.definition(v)
     if call is None or not isinstance(v, GVar):
         return
+    if isinstance(p, Operation) and not (isinstance(call, Call) and isinstance(call.op, p.operator)):
+        return  # most values by far
     inner = m if v in m.inside else replace(m, inside=(*m.inside, v))
     if isinstance(p, TupleField) and isinstance(call, TupleItem) and p.index in (None, call.index):
         yield from _match(p.inner, call.value, inner)

@@ -5,7 +5,7 @@ Tests: `tests/tuner/emit/test_sessions.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,8 +75,14 @@ class Session:
         self._resident = {position: program.inputs[position] for position, name in enumerate(names) if name in start}
         self._results = [i for number, i in enumerate(program.outputs) if number not in replaced.values()]
         self._launches = Launches(executor.device, live=True)
-        with executor.device.turn:
-            self._state: dict[int, DeviceArray] | None = {p: self._upload(p, start[names[p]]) for p in self._resident}
+        self._start = {position: start[names[position]] for position in self._resident}
+        self._state: dict[int, DeviceArray] | None = None
+        self._begin(self._resident)
+
+    def _begin(self, positions: Iterable[int]) -> None:
+        """Copy arguments as they were at the start to the device."""
+        with self._executor.device.turn:
+            self._state = {**(self._state or {}), **{p: self._upload(p, self._start[p]) for p in positions}}
 
     def _upload(self, position: int, array: NDArray[Any]) -> DeviceArray:
         """Copy an argument to the device, as it is stored there."""
@@ -163,6 +169,17 @@ class Session:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return copies of the arguments that results have replaced, by name."""
         return {name: np.array(self._open[r.position].numpy()) for name, r in self._replaced.items()}
+
+    def reset(self) -> None:
+        """Give the arguments that results have replaced the values that they had at the start; the arrays must be unchanged.
+
+        Raises:
+            ModelStateError: The session or the model is closed.
+        """
+        self._open  # noqa: B018
+        with self._executor.call():
+            self._executor.check_open()
+            self._begin(r.position for r in self._replaced.values())
 
     def close(self) -> None:
         """Free the memory. May be called twice."""

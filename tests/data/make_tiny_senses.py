@@ -107,6 +107,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[tuple[int, ...], ...]]] = {
     "clip-classes": ("CLIPForImageClassification", BESIDE, PAIRS),
     "siglip": ("SiglipModel", EVEN, PAIRS),
     "siglip-classes": ("SiglipForImageClassification", EVEN, PAIRS),
+    "siglip2": ("Siglip2Model", {**EVEN, "vision_config": {**EVEN["vision_config"], "num_patches": 9, "patch_size": 2}}, PAIRS),
     "swin-bare": ("SwinModel", {**WINDOWS, "image_size": 16, "use_absolute_embeddings": True, "qkv_bias": False}, ((2, 16, 16),)),
 }  # fmt: skip
 RESULTS = (
@@ -132,6 +133,12 @@ def inputs(case: tuple[int, ...], config: dict[str, Any]) -> dict[str, Array]:
         images, texts, n = case
         text = FAMILIES["inputs"](texts, n, {"vocab_size": 23})
         ids = np.where(np.arange(n) == text["attention_mask"].sum(1, keepdims=True) - 1, 2, text["input_ids"])
+        if "num_patches" in config["vision_config"]:
+            shapes = np.array([[2, 5], [4, 3], [1, 1]], np.int64)[:images]
+            known = np.arange(12) < shapes.prod(1, keepdims=True)
+            rows = rng.standard_normal((images, 12, 12)).astype(np.float32)
+            mask = {"pixel_attention_mask": known.astype(np.int64), "spatial_shapes": shapes}
+            return {"input_ids": ids, "attention_mask": text["attention_mask"], "pixel_values": rows, **mask}
         pixels = rng.standard_normal((images, 3, 12, 12)).astype(np.float32)
         return {"input_ids": ids, "attention_mask": text["attention_mask"], "pixel_values": pixels}
     if "conv_dim" not in config:
@@ -165,9 +172,9 @@ def main(out: Path, names: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             path = Path(folder, "model.safetensors")
-            stored = load_file(path)
-            shapes = {k: v.shape for k, v in stored.items() if v.dtype == np.float32}
-            save_file({**stored, **{k: weight(k, shape) for k, shape in shapes.items()}}, path, {"format": "pt"})
+            drawn = load_file(path)
+            shapes = {k: v.shape for k, v in drawn.items() if v.dtype == np.float32}
+            save_file({**drawn, **{k: weight(k, shape) for k, shape in shapes.items()}}, path, {"format": "pt"})
             model = cls.from_pretrained(folder, attn_implementation="eager").eval()
             text = Path(folder, "config.json").read_bytes()
         stored = {k: v for k, v in stored.items() if k.partition("/")[0] != name}

@@ -569,6 +569,27 @@ def test_reference_of_target_stays_once_known(store: Store) -> None:
     assert found is not None and found.reference == (("compute", 1e-3),) and store.check() == []
 
 
+def test_reference_of_target_is_replaced_and_removed(store: Store) -> None:
+    store.add_target(replace(ZEN, reference=(("compute", 1e-3),)))
+    store.set_reference(ZEN.key, {"compute": 2e-3, "compute spread": 0.03})
+    found = store.target(ZEN.key)
+    assert found is not None and dict(found.reference) == {"compute": 2e-3, "compute spread": 0.03}
+    store.set_reference(ZEN.key, {})
+    found = store.target(ZEN.key)
+    assert found is not None and found.reference == () and store.check() == []
+    store.set_reference("unknown", {"compute": 1.0})
+    assert store.target("unknown") is None
+
+
+def test_last_pruned_measurement_takes_the_reference_along(store: Store) -> None:
+    filled(store).set_reference(ZEN.key, {"compute": 1e-3})
+    store.add_measurements([timing("old", 1.0, measured_at=100.0), timing("new", 1.0, measured_at=300.0)])
+    for older_than, known in ((200.0, {"compute": 1e-3}), (400.0, {})):
+        store.prune(ZEN.key, Selection(older_than))
+        found = store.target(ZEN.key)
+        assert found is not None and dict(found.reference) == known
+
+
 def test_prune_removes_selected_only(store: Store) -> None:
     filled(store)
     records = [

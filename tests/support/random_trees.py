@@ -6,6 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from relax_tune.ir.core.dtype import f32
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
+from relax_tune.ir.op.reduction.trees import TreeEnsemble
+
 MODES = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ"]
 Array = np.ndarray[Any, Any]
 
@@ -57,3 +61,29 @@ def random_trees(
     if not tracks:
         del attributes["nodes_missing_value_tracks_true"]
     return {**attributes, **{f"{what}_{k}": v for k, v in votes.items()}}
+
+
+def forest(trees: int, depth: int, features: int, targets: int, seed: int, nan_first: bool) -> list[Array]:
+    """The tables of random trees, some of whose leaves come early."""
+    rng = np.random.default_rng(seed)
+    feature, child, split, leaves = [0] * trees, [0] * trees, [0.0] * trees, []
+    row, open_nodes = [0] * trees, [(t, 0) for t in range(trees)]
+    while open_nodes:
+        at, level = open_nodes.pop(0)
+        if level == depth or (level and rng.random() < 0.2):
+            child[at], split[at], row[at] = at - (not nan_first), np.nan, len(leaves)
+            leaves.append(rng.standard_normal(targets))
+            continue
+        feature[at], split[at], child[at] = int(rng.integers(features)), float(rng.integers(-2, 3)), len(child)
+        for _ in range(2):
+            open_nodes.append((len(child), level + 1))
+            feature.append(0), child.append(0), split.append(0.0), row.append(0)
+    ints = [np.array(v, np.int32) for v in (feature, child)]
+    return [*ints, np.array(split, np.float32), np.array(row, np.int32), np.array(leaves, np.float32)]
+
+
+def forest_module(op: TreeEnsemble, tables: list[Array], features: int) -> Any:
+    g = GraphBuilder()
+    n = g.symbol("n", 0)
+    x = g.input("x", [n, features], f32)
+    return g.finish(g.call(op, x, *(g.constant(f"t{k}", t) for k, t in enumerate(tables))))

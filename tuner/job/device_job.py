@@ -14,8 +14,9 @@ from types import MappingProxyType
 from typing import cast
 
 from relax_tune.database.records import Measurement, Regime, ShapeHistogram, Target, canonical_json
+from relax_tune.database.reference import admit
 from relax_tune.database.store import Store
-from relax_tune.errors import MeasureError, UserError
+from relax_tune.errors import FleetUnavailable, MeasureError, UserError
 from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.codegen.generate import CodeTarget, Language
 from relax_tune.ir.core.function import IRModule
@@ -40,7 +41,7 @@ from relax_tune.tuner.learn.device_records import DeviceRecords
 from relax_tune.tuner.learn.prior import Prior, family_of, packaged_prior
 from relax_tune.tuner.learn.similar_devices import SearchKnowledge
 from relax_tune.tuner.learn.warm_start import RecordedHistory
-from relax_tune.tuner.measure.base import Runner
+from relax_tune.tuner.measure.base import OtherUnit, Runner
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.plan.predicted import Predictor
 from relax_tune.tuner.plan.similar_plans import SimilarPlans
@@ -201,7 +202,7 @@ class DeviceJob:
         """
         if self.settings.scheduler is None:
             check_footprint(self.tasks, self.module.bounds, host.memory_bytes())
-        self._add_target(runner)
+        self.enter_target(runner, notice)
         if self.settings.profile is not None and self.profile is not None:
             store_profile(self.store, self.profile)
         with RunningJob(self.store, self.settings, submitted) as running:
@@ -219,18 +220,31 @@ class DeviceJob:
             self.predictor.likely,
         )
 
-    def _add_target(self, runner: Runner) -> None:
-        """Add the target with the reference times of its units, and calibrate the runner to the recorded times.
+    def enter_target(self, runner: Runner, notice: Callable[[str], None]) -> None:
+        """Add the target with the reference times of its units, and compare the runner's units with the recorded times.
+
+        A single unit that measured all records of the target may have changed since; a notice says so.
 
         Raises:
-            MeasureError: No unit is as fast as the first one that measured for the target.
+            OtherUnit: No unit is as fast as the units that measured for the target.
         """
         known = self.store.target(self.target.key)
-        times = runner.calibrate({} if known is None else dict(known.reference))
-        self.store.add_target(replace(self.target, reference=tuple(times.items())))
-        stored = self.store.target(self.target.key)
-        if stored is not None and dict(stored.reference) != dict(times):  # another job added the target first
-            runner.calibrate(dict(stored.reference))
+        try:
+            times = runner.calibrate({} if known is None else dict(known.reference))
+            if not admit(self.store, replace(self.target, reference=tuple(times.items()))):
+                return
+            stored = self.store.target(self.target.key)  # another job added the target first
+            runner.calibrate({} if stored is None else dict(stored.reference))
+        except OtherUnit as error:
+            units = {u.unit for u in self.store.units(self.target.key)}
+            if self.settings.scheduler is not None or units != {self.device.unit}:
+                raise
+            notice(f"this unit measured all records of the database, but its speed has changed: {error}")
+        except FleetUnavailable:
+            raise
+        except MeasureError as error:
+            self.store.add_target(self.target)
+            notice(f"the speed of this unit is not compared with that of other units: {error}")
 
     def build(
         self, policy: Policy = "measured", memory: Memory | None = None, refused: Refused = MappingProxyType({})

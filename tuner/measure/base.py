@@ -9,8 +9,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
+from relax_tune.errors import FleetUnavailable
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult
+
+
+class OtherUnit(FleetUnavailable):
+    """No unit is as fast as the reference times of the records."""
 
 
 class Runner(Protocol):
@@ -53,13 +58,14 @@ class Runner(Protocol):
         """Measure only on units whose reference kernels take about these times.
 
         Args:
-            reference: seconds by name of a reference kernel; empty if no unit was calibrated before.
+            reference: as `database.reference.Reference`; empty if no unit was calibrated before.
 
         Returns:
-            The reference times in force. A runner of one local device returns its argument.
+            The reference times in force: the argument, or those of a unit if it is empty.
 
         Raises:
-            MeasureError: no unit is as fast.
+            OtherUnit: no unit is as fast.
+            MeasureError: a device cannot run the reference kernels.
         """
         ...
 

@@ -148,10 +148,6 @@ class ProcessTransport:
         """Return 1: one device measures one batch at a time."""
         return 1
 
-    def calibrate(self, reference: Mapping[str, float]) -> Mapping[str, float]:
-        """Return `reference`: there is no second unit to compare with."""
-        return reference
-
     def poll(self) -> Sequence[Ended]:
         """Measure the group that was sent, and return its end."""
         group, self._group = self._group, None

@@ -13,6 +13,7 @@ import tempfile
 import time
 import weakref
 from pathlib import Path
+from typing import Self
 
 from relax_tune.tuner.measure.interrupts import shielded
 
@@ -21,8 +22,8 @@ try:
 except ImportError:  # no such locks here: folders of killed owners stay until the system cleans up
     fcntl = None  # type: ignore[assignment]
 
-MEASURE, CLUSTER = "relax-tune-measure-", "relax-tune-cluster-"
-"""Prefixes of the folders of runners, and of schedulers and workers."""
+MEASURE, CLUSTER, JOB = "relax-tune-measure-", "relax-tune-cluster-", "relax-tune-job-"
+"""Prefixes of the folders of runners, of schedulers and workers, and of submitted jobs."""
 _OWNER = "owner"
 # A younger folder without a locked owner file may still be under construction by a live process.
 _CREATION_SECS = 600.0
@@ -34,7 +35,7 @@ class ScratchFolder:
     The constructor also removes the folders of dead owners. Each owner holds a file lock, which ends with its process.
 
     Args:
-        prefix: start of the name, `MEASURE` or `CLUSTER`.
+        prefix: start of the name, `MEASURE`, `CLUSTER` or `JOB`.
 
     Raises:
         OSError: no folder can be created.
@@ -42,7 +43,7 @@ class ScratchFolder:
 
     def __init__(self, prefix: str = MEASURE) -> None:
         self._prefix = prefix
-        _sweep(Path(tempfile.gettempdir()))
+        sweep()
         while not self._create():
             pass
 
@@ -61,6 +62,12 @@ class ScratchFolder:
                 return True
             os.close(lock)
             return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
 
     def remove(self) -> None:
         """Remove the folder and its contents; the interpreter's end does the same. May be called twice."""
@@ -87,11 +94,12 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def _sweep(where: Path) -> None:
+def sweep() -> None:
     """Remove the folders of this user's dead owners among the temporary files. Links are not followed."""
     if fcntl is None:
         return
-    for folder in (path for prefix in (MEASURE, CLUSTER) for path in where.glob(f"{prefix}*")):
+    where = Path(tempfile.gettempdir())
+    for folder in (path for prefix in (MEASURE, CLUSTER, JOB) for path in where.glob(f"{prefix}*")):
         with contextlib.suppress(OSError):  # swept by another at this moment
             status = folder.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():

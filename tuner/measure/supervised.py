@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -18,6 +18,7 @@ from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.measure.interrupts import shielded
 from relax_tune.tuner.measure.ledger import Batch, Blame, Group, Ledger, RetryPolicy
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, distinct_requests
+from relax_tune.tuner.measure.reference import Reference, disagreement, measure_reference, measure_until_agreed
 
 
 class Ended(NamedTuple):
@@ -52,10 +53,6 @@ class Transport(Protocol):
 
     def slots(self) -> int:
         """See `Runner.slots`."""
-        ...
-
-    def calibrate(self, reference: Mapping[str, float]) -> Mapping[str, float]:
-        """See `Runner.calibrate`."""
         ...
 
     def poll(self) -> Sequence[Ended]:
@@ -99,6 +96,7 @@ class SupervisedRunner:
         self._closed = False
         self._ledger = Ledger(transport.policy)
         self._pending: list[Batch] = []
+        self._reference: Reference = {}
         opened: Future[DeviceInfo] = Future()
         # A child process asks to die with the thread that started it, so one thread starts every child and outlives them.
         self._thread = threading.Thread(
@@ -133,9 +131,15 @@ class SupervisedRunner:
         """Return how many batches it pays to submit at a time; see `Runner.slots`."""
         return self.transport.slots()
 
-    def calibrate(self, reference: Mapping[str, float]) -> Mapping[str, float]:
-        """Measure only on units with these reference times; see `Runner.calibrate`."""
-        return self.transport.calibrate(reference)
+    def calibrate(self, reference: Reference) -> Reference:
+        """Compare the one unit of this runner with reference times; see `Runner.calibrate`."""
+        if not reference:
+            self._reference = self._reference or measure_reference(self)
+            return self._reference
+        if not self._reference or disagreement(reference, self._reference):
+            measure_until_agreed(self, reference)
+            self._reference = reference
+        return reference
 
     def close(self) -> None:
         """Close the runner; see `Runner.close`."""

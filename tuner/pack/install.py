@@ -96,6 +96,7 @@ class Installer:
         runner: Runner,
         store: Store,
         trust_records: bool = False,
+        notice: Callable[[str], None] = lambda _: None,
     ) -> DeviceJob:
         """Lower the pack's model for the runner's device, and verify the lowered module.
 
@@ -111,6 +112,9 @@ class Installer:
             model = LoweredModel(self.pack.module, self.settings)
             job = DeviceJob(model, runner.device_info(), store, self.settings, similar_records=self.pack.records)
             if trust_records and self.pack.records.target(job.target.key) is not None:
+                job.enter_target(
+                    runner, notice
+                )  # with the times of this unit, which those of the pack must not contradict
                 report = import_lines(store, export_lines(self.pack.records, [job.target.key]))
                 if report.problems:
                     raise UserError(f"the records of the pack contradict the stored ones: {report.problems[0].why}")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from relax_tune.database.counts import UnitStats
 from relax_tune.database.records import Measurement
+from relax_tune.database.reference import kernels_of
 from relax_tune.tuner.measure.cluster.address import TlsFiles
 from relax_tune.tuner.measure.cluster.client import SchedulerConnection
 from relax_tune.tuner.measure.cluster.fleet import LentDevice
@@ -39,12 +40,12 @@ def lent_units(devices: Sequence[LentDevice], anchor: str) -> Figure:
     title = "Units lent now"
     if not devices:
         return Figure(anchor, title, "The scheduler has no workers; `relax-tune worker` lends devices.")
-    kernels = sorted({name for d in devices for name in d.reference})
-    unit, size = unit_of([secs for d in devices for secs in d.reference.values()])
+    kernels = sorted({name for d in devices for name in kernels_of(d.reference)})
+    unit, size = unit_of([d.reference[name] for d in devices for name in kernels_of(d.reference)])
     times = [
-        {"name": f"{d.worker} {d.label}", "value": secs / size, "series": name}
+        {"name": f"{d.worker} {d.label}", "value": d.reference[name] / size, "series": name}
         for d in devices
-        for name, secs in sorted(d.reference.items())
+        for name in kernels_of(d.reference)
     ]
     quarantined = [d.worker for d in devices if d.quarantine]
     summary = f"{len(devices)} {'unit is' if len(devices) == 1 else 'units are'} known to the scheduler; "

@@ -14,11 +14,13 @@ from typing import Any
 from relax_tune.database.counts import TargetStats, UnitStats
 from relax_tune.database.jobs.submitted import SubmittedJob
 from relax_tune.database.records import JobRecord, Measurement, Target, Workload, parse_json
+from relax_tune.database.reference import SPREAD, Reference, kernels_of
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.device_class import DeviceFailure
 from relax_tune.runtime.device.quirks import quirks_of
 from relax_tune.tuner.job.job_log import LAST_BEAT, state_of
 from relax_tune.tuner.measure.cluster.fleet import LentDevice
+from relax_tune.tuner.measure.cluster.identity import protocol_misfit
 from relax_tune.tuner.plan.task_rows import variant_text
 from relax_tune.tuner.report.subject import Cell, Facts, PageLink, Section, Subject, Table, TrialCount, listing, table
 from relax_tune.tuner.report.texts import moment_text, seconds_text
@@ -46,7 +48,7 @@ def job_facts(job: SubmittedJob, *, local: bool = False) -> Facts:
         "state": job.state,
         "progress": progress_of(job),
         "failures": str(job.values("progress").get("failures", "-")),
-        "message": job.message,
+        "message": job.message or _wait_of(job),
         "model": job.name,
         "target": str(job.values("settings").get("target", job.label)),
         "device": job.label,
@@ -64,6 +66,15 @@ def job_facts(job: SubmittedJob, *, local: bool = False) -> Facts:
     return tuple((name, text or "-") for name, text in facts.items())
 
 
+def _wait_of(job: SubmittedJob) -> str:
+    """Return what a queued job that no service has taken yet waits for."""
+    return (
+        f"waits for a service for {job.label} (`relax-tune jobs work`)"
+        if job.state == "queued" and not job.runs
+        else ""
+    )
+
+
 def job_document(job: SubmittedJob) -> dict[str, Any]:
     """Return a job as JSON values."""
     return {**asdict(job), **{name: job.values(name) for name in ("settings", "progress", "result")}}
@@ -75,7 +86,7 @@ def jobs_table(jobs: Sequence[SubmittedJob], *, local: bool = False) -> Table:
     rows = []
     for job in jobs:
         facts = dict(job_facts(job, local=local))
-        rows.append([*(facts[name] for name in columns), (job.note or job.message)[:_NOTE_CHARACTERS]])
+        rows.append([*(facts[name] for name in columns), (job.note or job.message or _wait_of(job))[:_NOTE_CHARACTERS]])
     return table((*columns, "note or message"), rows, ("failures", "priority"))
 
 
@@ -153,10 +164,10 @@ def lent_table(devices: Sequence[LentDevice], silence_secs: float | None = None)
     Args:
         silence_secs: Seconds after which a worker counts as silent; None adds a column of the seconds instead.
     """
-    kernels = sorted({name for device in devices for name in device.reference})
+    kernels = sorted({name for device in devices for name in kernels_of(device.reference)})
     rows = []
     for d in devices:
-        state = f"quarantined: {d.quarantine}" if d.quarantine else "lent"
+        state = f"quarantined: {d.quarantine}" if d.quarantine else protocol_misfit(d.protocol) or "lent"
         if silence_secs is not None and d.silent_secs >= silence_secs:
             state = f"silent for {d.silent_secs:.0f} s"
         row = [d.worker, d.host, d.unit, d.label, d.about.strip(" |")]
@@ -251,7 +262,26 @@ def target_facts(target: Target) -> Facts:
     """List the fields of a device: names, fingerprint, reference times."""
     facts = [("kind", target.kind), ("name", target.name), ("key", target.key)]
     facts += [(name, value) for name, value in target.fingerprint if value not in (target.kind, target.name)]
-    return (*facts, *((f"reference kernel `{name}`", seconds_text(secs)) for name, secs in target.reference))
+    return (*facts, *reference_facts(dict(target.reference)))
+
+
+def reference_facts(reference: Reference) -> Facts:
+    """List reference times with their spreads."""
+    facts = []
+    for name in kernels_of(reference):
+        spread = reference.get(name + SPREAD)
+        text = seconds_text(reference[name])
+        facts.append((f"reference kernel `{name}`", text if spread is None else f"{text}, spread {spread:.0%}"))
+    return tuple(facts)
+
+
+def reference_subject(target: Target) -> Subject:
+    """Return the reference times of a target, as `db reference` shows them."""
+    reference = dict(target.reference)
+    facts = reference_facts(reference) or (("reference kernels", "not timed; the next job that measures times them"),)
+    document = {"target": target.key, "name": target.name, "reference": reference}
+    title = f"Reference times of {target.kind}: {target.name}"
+    return Subject(title, (Section("reference", title, facts),), document)
 
 
 def devices_subject(entries: Sequence[DeviceInfo | DeviceFailure]) -> Subject:

@@ -14,10 +14,8 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from relax_tune.database.store import open_store
@@ -28,6 +26,7 @@ from relax_tune.tuner.emit.build import BuildResult
 from relax_tune.tuner.job.device_job import device_job
 from relax_tune.tuner.job.devices import open_runner
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
+from relax_tune.tuner.measure.scratch import JOB, ScratchFolder
 from relax_tune.tuner.service.content import ContentStore
 from relax_tune.tuner.service.work_order import (
     BROKEN,
@@ -44,12 +43,11 @@ Emit = Callable[[str, Any], None]
 
 def run(order: WorkOrder, emit: Emit) -> int:
     """Fetch a job's model, tune it, build it, and store the artifact. Returns the exit code."""
-    with tempfile.TemporaryDirectory(prefix="relax-tune-job-") as folder:
+    with ScratchFolder(JOB) as scratch:
+        folder = scratch.path
         content = ContentStore(order.files)
-        path = content.fetch_model(order.model, Path(folder, "model"))
-        profile = (
-            None if order.profile is None else str(content.fetch_file(order.profile, Path(folder, "profile.json")))
-        )
+        path = content.fetch_model(order.model, folder / "model")
+        profile = None if order.profile is None else str(content.fetch_file(order.profile, folder / "profile.json"))
         chosen = order.settings(profile)
         module = load_model(path, order.bounds or None, chosen.cache_dtype, trust=chosen.trust_model)
         with (
@@ -66,7 +64,7 @@ def run(order: WorkOrder, emit: Emit) -> int:
                 _tell_problems(work, built)
                 return NOTHING_MEASURED
             job.store_plans(built)
-            saved = job.artifact(built).save(Path(folder, "artifact.rta"))
+            saved = job.artifact(built).save(folder / "artifact.rta")
         _tell_problems(work, built)
         result = {
             "artifact": content.put_file(saved),

@@ -13,6 +13,7 @@ from math import gcd
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import ONE, Algebra, Poly, as_constant, plus
 from relax_tune.ir.codegen.lower.index_width import Spans
+from relax_tune.ir.codegen.lower.overflow import Magnitudes
 from relax_tune.ir.codegen.lower.registers import RegisterLayout
 from relax_tune.ir.codegen.print.prelude import INDEX, Prelude, computed, stored
 from relax_tune.ir.core.buffer import Buffer
@@ -104,6 +105,7 @@ class AddressPrinter:
         self.bound: set[Var] = set()
         self.buffers: dict[Buffer, str] = {}
         self.spans: Spans | None = None
+        self.magnitudes = Magnitudes(algebra)
         self.named: dict[Expr, str] = {}
         self._flat: dict[tuple[Buffer, tuple[Expr, ...]], Poly] = {}
         self._shapes: dict[Buffer, list[Poly]] = {}
@@ -196,6 +198,7 @@ class AddressPrinter:
 
     def counted(self, v: Var, extent: Poly) -> tuple[str, str]:
         """Return the type and the name of a loop's variable."""
+        self.magnitudes.variable(v, extent)
         if self.spans is not None:
             self.spans.variable(v, extent)
         return self.prelude.storage(self.index_type(extent)), self.name(v)
@@ -212,12 +215,12 @@ class AddressPrinter:
         if self.spans is not None:
             self.spans.note(p)
         parts: list[str] = []
-        offset = 0
+        offset, unsigned = 0, self.unsigned(p)
         for m, c in p.items():
             if not m:
                 offset = c
                 continue
-            names = " * ".join(self.atom_text(a) for a in m)
+            names = unsigned + " * ".join(self.atom_text(a) for a in m)
             size = abs(c)
             term = names if size == 1 else f"{names} * {size}"
             if parts:
@@ -228,7 +231,12 @@ class AddressPrinter:
             parts.append(f"{' - ' if parts else '-'}{-(offset + 1)} - 1")
         elif offset or not parts:
             parts.append(str(offset) if not parts else f" {'-' if offset < 0 else '+'} {abs(offset)}")
-        return "".join(parts)
+        text = "".join(parts)
+        return f"({self.prelude.storage(i64)})({text})" if unsigned else text
+
+    def unsigned(self, p: Poly) -> str:
+        """Return the cast of the first factors of a polynomial whose terms may overflow; "" for others."""
+        return ""
 
     def atom_text(self, a: Expr) -> str:
         if isinstance(a, Var):

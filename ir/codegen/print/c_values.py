@@ -96,6 +96,9 @@ class CValues(ValuePrinter):
             return None
         return f"{self.prelude.sixteen(field.values, self.width)}({text}{f' >> {field.shift}' if field.shift else ''})"
 
+    def unsigned(self, p: Poly) -> str:
+        return self.prelude.unsigned(i64) if self.magnitudes.may_overflow(p) else ""
+
     # scalars
 
     def _scalar(self, e: Expr, args: list[str]) -> str:

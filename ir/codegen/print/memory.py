@@ -28,10 +28,12 @@ class MemoryPrinter(ValuePrinter):
     Attributes:
         pairs: Widths for which the language can load every second element by shuffling two vectors.
         dead_lanes: Buffers in registers whose lanes beyond a bound are never read, so that stores need no mask.
+        has_conditional_lanes: Whether single lanes of a register are written under a condition in the text so far.
     """
 
     pairs: frozenset[int] = frozenset()
     dead_lanes: frozenset[Buffer] = frozenset()
+    has_conditional_lanes = False
 
     def _load(self, e: Load) -> Text:
         p = self.flat(e.buffer, e.indices)
@@ -162,6 +164,7 @@ class MemoryPrinter(ValuePrinter):
     def _scatter(self, s: BufferStore, text: str | None, varying: bool, lane: Lane) -> None:
         """Print a store lane by lane."""
         env = self.algebra.env
+        self.has_conditional_lanes |= lane.count is not None and s.buffer in self.layouts
         vector: str | None = None
         if text is not None and varying:
             vector = self.fresh("t")

@@ -63,9 +63,16 @@ def load_gguf(
         some = ", ".join(sorted(weights.unread)[:6])
         raise ParseError(
             f"{file.path}: expected only tensors of the architecture {file.fields['general.architecture']}, got {len(weights.unread)} "
-            f"others: {some}; what they compute cannot be imported"
+            f"others: {some}; {CONVERT}"
         )
     return module
+
+
+CONVERT = (
+    "workaround: load the Hugging Face folder of the model; or let transformers read the file (with accelerate and gguf), "
+    "AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME), and load torch.export.export of that"
+)
+"""What to do about a file of an unknown architecture or form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +83,14 @@ class _Reader:
     weights: GgufWeights
 
     def wrong(self, expected: str, actual: object) -> ParseError:
-        return ParseError(f"{self.file.path}: expected {expected}, got {actual!r:.80}; this model cannot be imported")
+        return ParseError(f"{self.file.path}: expected {expected}, got {actual!r:.80}; {CONVERT}")
 
     def spec(self) -> Stack:
         name = self.file.fields.get("general.architecture")
         a = ARCHITECTURES.get(name) if isinstance(name, str) else None
         if a is None or not isinstance(name, str):
             raise ParseError(
-                f"{self.file.path}: expected general.architecture among {', '.join(ARCHITECTURES)}, got {name!r:.80}; this model cannot "
-                "be imported yet, but its Hugging Face folder may"
+                f"{self.file.path}: expected general.architecture among {', '.join(ARCHITECTURES)}, got {name!r:.80}; {CONVERT}"
             )
         keys = {
             k.removeprefix(f"{name}."): self._plain(k, v)
@@ -109,7 +115,7 @@ class _Reader:
         numbers = set(value.tolist())
         if len(numbers) != 1:
             raise ParseError(
-                f"{self.file.path}: {key}: expected one value for all layers, got {sorted(numbers)!r:.80}; this model cannot be imported"
+                f"{self.file.path}: {key}: expected one value for all layers, got {sorted(numbers)!r:.80}; {CONVERT}"
             )
         return numbers.pop()
 
@@ -124,9 +130,7 @@ class _Reader:
         unknown += [k for k in self.file.fields if not k.startswith((f"{name}.", *DESCRIBING))]
         if unknown:
             expected, extra = ", ".join(sorted(known)), ", ".join(sorted(unknown))[:200]
-            raise ParseError(
-                f"{self.file.path}: expected the keys {expected} of {name}, got {extra} too; what they change cannot be imported"
-            )
+            raise ParseError(f"{self.file.path}: expected the keys {expected} of {name}, got {extra} too; {CONVERT}")
 
     def _config(self, a: Architecture, keys: Mapping[str, Any]) -> dict[str, Any]:
         names = self.weights.names

@@ -132,7 +132,9 @@ def _probed(e: StackEmitter, x: GVar) -> GVar:
 
     q = e.constant("head.query", lambda: np.ascontiguousarray(query.reshape(1, s.heads, 1, s.size)))
     probe = g.call(BroadcastTo((batch, const(s.heads), const(1), const(s.size))), q)
-    context = g.call(Attention(float(s.size**-0.5), hides_rows=False), probe, heads(1, "key"), heads(2, "value"))
+    mask = () if e.visible is None else (e.visible,)
+    attention = Attention(float(s.size**-0.5), hides_rows=bool(mask))
+    context = g.call(attention, probe, heads(1, "key"), heads(2, "value"), *mask)
     y = e.dense(g.call(Reshape((batch, const(s.hidden))), context), "head.attention.out_proj", s.hidden, s.hidden)
     inner = e.activation(e.dense(e.norm(y, "head.layernorm"), "head.mlp.fc1", s.hidden, s.inner))
     return g.call(Add(), e.dense(inner, "head.mlp.fc2", s.inner, s.hidden), y, hint="pooled")

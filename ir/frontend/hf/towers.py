@@ -21,6 +21,7 @@ from relax_tune.ir.frontend.hf.heads import head_stage, pooler_output, projected
 from relax_tune.ir.frontend.hf.pooling import normalized
 from relax_tune.ir.frontend.hf.transformer.parameters import Parameters
 from relax_tune.ir.frontend.hf.transformer.programs import encoder_module
+from relax_tune.ir.frontend.hf.transformer.spec import PatchRows
 from relax_tune.ir.frontend.hf.transformer.stack import StackEmitter
 from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.op.indexing.movement import Permute
@@ -74,6 +75,10 @@ TOWERS: Mapping[str, Towers] = {
         "siglip", {**_WIDE, "vocab_size": 32000, "max_position_embeddings": 64}, {**_WIDE, "image_size": 224, "patch_size": 16},
         biased=True, shape=(1,),
     ),
+    "siglip2": Towers(
+        "siglip2", {**_WIDE, "vocab_size": 256000, "max_position_embeddings": 64}, {**_WIDE, "num_patches": 256, "patch_size": 16},
+        biased=True, shape=(1,),
+    ),
 }  # fmt: skip
 
 
@@ -84,6 +89,8 @@ def load_towers(folder: Path, data: Mapping[str, Any], where: str, bounds: Bound
     width)) -> image_embeds (b, width)` give vectors of unit length. `main`, of the inputs of both, gives `logits_per_image (b, t)`,
     `logits_per_text (t, b)` and both vectors. With a head of classes it is `main(pixel_values) -> logits (b, labels)`.
 
+    SigLIP 2 takes `pixel_values (b, p, numbers of a patch)`, `pixel_attention_mask (b, p) i64` and `spatial_shapes (b, 2) i64`.
+
     Raises:
         ParseError: for architectures and fields that are not imported.
         UserError: for bounds that the model cannot have.
@@ -92,7 +99,7 @@ def load_towers(folder: Path, data: Mapping[str, Any], where: str, bounds: Bound
     named = data.get("architectures")
     name = str(named[0]) if isinstance(named, list) and named else "Model" if named in (None, []) else ""
     vision = towers.part(c, "vision")
-    if name.endswith("ForImageClassification"):
+    if name.endswith("ForImageClassification") and towers.kind != "siglip2":
         return _classified(folder, {**data, **vision, "architectures": named}, where, bounds)
     if not name.endswith("Model"):
         raise c.wrong("architectures", "one whose name ends in Model or ForImageClassification")
@@ -104,10 +111,13 @@ def load_towers(folder: Path, data: Mapping[str, Any], where: str, bounds: Bound
 
     text, image = tower("text", towers.part(c, "text")), tower("image", vision)
     positions = SymbolRange("positions", most=text.stack.positions)
-    span = symbol_bounds({"b": SymbolRange("images"), "t": SymbolRange("texts"), "n": positions}, bounds)
+    symbols = {"b": SymbolRange("images"), "t": SymbolRange("texts"), "n": positions}
+    if isinstance(image.stack.embedding, PatchRows):
+        symbols["p"] = SymbolRange("patches", 1)
+    span = symbol_bounds(symbols, bounds)
     embeddings = list[GVar]()
-    for encoder, batch in ((text, "t"), (image, "b")):
-        x = encoder.encode(span[batch], span["n"], batch)
+    for encoder, batch, length in ((text, "t", "n"), (image, "b", "p")):
+        x = encoder.encode(span[batch], span.get(length), batch, length)
         y = pooler_output(encoder, x) if towers.biased else projected(encoder, x, c)
         function = encoder.g.define(normalized(encoder, y))
         g.put(function)

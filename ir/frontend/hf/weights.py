@@ -87,7 +87,8 @@ class HfWeights:
             present = f"; the folder has {', '.join(others[:6])}" if others else ""
             listing = "" if listed is None else f", which {self.path.name} lists,"
             raise ParseError(
-                f"{path}{listing} does not exist{present}; download it, or save the model with safe_serialization=True"
+                f"{path}{listing} does not exist{present}; download it, or write it with transformers: "
+                "AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             )
         try:
             file = cast(Any, safe_open(str(path), framework="numpy"))

@@ -52,6 +52,7 @@ from relax_tune.ir.frontend.onnx.workarounds import (
     RANK,
     SEQUENCE_INPUT,
     SEQUENCE_RESULT,
+    fix_numbers,
 )
 from relax_tune.ir.frontend.shared.finish import finish_import
 from relax_tune.ir.frontend.shared.node import Neighbours, WrongValueError, near_names
@@ -323,8 +324,47 @@ class _Importer:
                     )
             return [i for i in values if i is not None]
 
-        with node.errors():
-            return list(control.HANDLERS[node.op](control.GraphScope(self.w, env, inside), node))
+        try:
+            with node.errors():
+                return list(control.HANDLERS[node.op](control.GraphScope(self.w, env, inside), node))
+        except ParseError as error:
+            numbers = self._numbers_behind(node.names[0]) if node.op == "If" and depth == 0 else {}
+            if not numbers:
+                raise
+            raise ParseError(f"{error}; or {fix_numbers(numbers, node.name)}") from None
+
+    def _numbers_behind(self, name: str) -> dict[str, int | None]:
+        """Return the inputs of one integer that a value of the model's graph depends on, with a constant they are compared to."""
+        makers = {o: n for n in self.proto.graph.node for o in n.output}
+        given = {i.name: i.type.tensor_type for i in self.proto.graph.input}
+        constants = {t.name: t for t in self.proto.graph.initializer}
+        numbers: dict[str, int | None] = {}
+        stack, seen, compared = [name], {name}, None
+        while stack:
+            at = stack.pop()
+            maker, tensor = makers.get(at), given.get(at)
+            if tensor is not None and at not in constants and tensor.HasField("shape"):
+                integer = element_type(tensor.elem_type, f"input {at!r}").is_int
+                if integer and all(d.dim_value == 1 for d in tensor.shape.dim):
+                    numbers[at] = compared
+            if maker is None:
+                continue
+            if maker.op_type == "Equal":
+                compared = next(filter(None, (self._integer(i, makers, constants) for i in maker.input)), None)
+            new = [i for i in names_read_by(maker) if i not in seen]
+            seen.update(new)
+            stack += new
+        return numbers
+
+    def _integer(self, name: str, makers: Mapping[str, Any], constants: Mapping[str, Any]) -> int | None:
+        """Return the value of a constant of one integer; None for others."""
+        maker = makers.get(name)
+        values = [a.t for a in maker.attribute if a.name == "value"] if maker and maker.op_type == "Constant" else []
+        tensor = constants.get(name) or next(iter(values), None)
+        if tensor is None:
+            return None
+        value = read_tensor(tensor, self.folder)
+        return int(value.reshape(-1)[0]) if value.size == 1 and value.dtype.kind in "iu" else None
 
     def _results(
         self,

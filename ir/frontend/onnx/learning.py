@@ -120,12 +120,12 @@ def _label_encoder(w: Writer, node: OnnxNode) -> ImportedValue:
     return w.of(w.where(some, value, w.tensor(w.constant(default, "default"))))
 
 
-def _scores(w: Writer, node: OnnxNode, outputs: int | None) -> Value:
+def _scores(w: Writer, node: OnnxNode, outputs: int) -> Value:
     """Emit the scores of a linear model (rows, outputs)."""
     x = node.item(0)
     coefficients = np.asarray(node.attributes.get("coefficients", ()), _work(x).numpy)
     depth = as_int(x.shape[-1]) if x.ndim == 2 else None
-    rows = outputs if outputs else coefficients.size // depth if depth else 0
+    rows = outputs
     if x.ndim != 2 or not rows or coefficients.size % rows or depth not in (None, coefficients.size // rows):
         raise node.refuse(f"expected rows (n, features) and coefficients for each output and feature, got {x.info!r}")
     weights = w.tensor(w.constant(np.ascontiguousarray(coefficients.reshape(rows, -1).T), "coefficients"))
@@ -142,7 +142,12 @@ def _linear_regressor(w: Writer, node: OnnxNode) -> ImportedValue:
 def _linear_classifier(w: Writer, node: OnnxNode) -> list[ImportedValue]:
     """Import LinearClassifier: the class of the largest score, and the scores; one score decides between two classes."""
     labels, how = labels_of(node, "classlabels_ints"), transform_of(node)
-    scores = _scores(w, node, None)
+    x, coefficients = node.item(0), len(node.attributes.get("coefficients", ()))
+    features = as_int(x.shape[-1]) if x.ndim == 2 else None
+    # a model whose features are a symbol has a score for each intercept, or for each class
+    scores = _scores(
+        w, node, coefficients // features if features else len(node.attributes.get("intercepts", ())) or labels.size
+    )
     one: Expr = tensor_dims(scores)[1]
     if as_int(one) == 1 and labels.size == 2:
         # as ONNX Runtime has it: the score of the second class, and what it lacks to 1
@@ -178,10 +183,18 @@ def _feature_vectorizer(w: Writer, node: OnnxNode) -> ImportedValue:
         value = w.cast(w.tensor(x), f32)
         value = w.reshape(value, [const(1), x.shape[0]]) if x.ndim == 1 else value
         stated = node.attributes.get("inputdimensions", ())
-        if p < len(stated):  # surplus columns are left out
-            value = w.slice(value, 1, const(0), const(int(stated[p])))
-        parts.append(value)
+        parts.append(_of_columns(w, value, int(stated[p])) if p < len(stated) else value)
     return w.of(parts[0] if len(parts) == 1 else w.concat(1, *parts))
+
+
+def _of_columns(w: Writer, value: Value, count: int) -> Value:
+    """Emit the first `count` columns of (n, columns); missing ones are zeros."""
+    n, columns = tensor_dims(value)
+    known = as_int(columns)
+    if known is None or known < count:
+        zeros = w.full([n, const(count - (known or 0))], 0.0, f32)
+        value = w.concat(1, value, zeros)
+    return value if known is not None and known <= count else w.slice(value, 1, const(0), const(count))
 
 
 def _zip_map(w: Writer, node: OnnxNode) -> ImportedValue:

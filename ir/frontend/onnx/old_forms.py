@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from relax_tune.ir.core.dtype import bf16, f16
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.tensors import Array
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
@@ -23,11 +24,15 @@ BECAME_INPUTS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Attributes by operator that are inputs in opset 13: the first attribute is input 1."""
 DEFAULTS: Mapping[tuple[str, str], float] = {("Pad", "value"): 0.0}
+LARGEST = float(np.finfo(np.float32).max)
+"""The bound that Clip has before opset 11 where it states none, for elements of 64 bits and for infinities, too."""
 
 
 def modern(w: Writer, node: OnnxNode) -> OnnxNode:
     """Return a node in the form of opset 13: attributes that became inputs are constants."""
     names = BECAME_INPUTS.get(node.op, ())
+    if node.op == "Clip" and node.opset < 11 and node.item(0).dtype not in (f16, bf16):
+        node = replace(node, attributes={"min": -LARGEST, "max": LARGEST, **node.attributes})
     if node.opset >= FIRST or not any(name in node.attributes for name in names):
         return node
     inputs: list[ImportedValue | None] = [node.item(0)]

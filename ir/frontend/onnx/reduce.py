@@ -5,9 +5,10 @@ Tests: `tests/ir/frontend/onnx/test_operators.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from relax_tune.ir.core.dtype import bool_
+from relax_tune.ir.core.dtype import bool_, f64
 from relax_tune.ir.core.expr import const, le
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
@@ -25,12 +26,27 @@ def _log_sum_exp(w: Writer, node: OnnxNode) -> ImportedValue:
     x, value = node.item(0), node.operand(w, 0)
     axes, keepdims = node.reduction(w, x.ndim)
     if not axes:
-        return w.of(w.log(w.exp(value)))
+        return w.of(value)
     # An infinite maximum would give inf - inf. Any finite shift cancels.
     limit = -x.dtype.lowest
     top = clip(w, w.max_or_lowest(value, axes, True), -limit, limit)
     y = w.add(w.log(w.sum(w.exp(w.sub(value, top)), axes, True)), top)
     return w.of(y if keepdims else w.reshape(y, [d for p, d in enumerate(tensor_dims(y)) if p not in axes]))
+
+
+def _cut(handler: Handler) -> Handler:
+    """Make a handler of a reduction to numbers that are not whole: of integers, it gives their integer part."""
+
+    def handle(w: Writer, node: OnnxNode) -> ImportedValue | Sequence[ImportedValue | None]:
+        x = node.item(0)
+        if not x.dtype.is_int:
+            return handler(w, node)
+        wide = w.of(w.cast(w.tensor(x), f64))
+        y = handler(w, replace(node, inputs=(wide, *node.inputs[1:])))
+        assert isinstance(y, ImportedValue)
+        return w.of(w.cast(w.tensor(y), x.dtype))
+
+    return handle
 
 
 def _extreme(strict: type[Reduce], total: type[Reduce]) -> Handler:
@@ -87,10 +103,10 @@ def _running(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 HANDLERS: Mapping[str, Handler] = {
-    "ReduceSum": reduced(Sum), "ReduceMean": reduced(Mean), "ReduceMax": _extreme(Max, MaxOrLowest),
+    "ReduceSum": reduced(Sum), "ReduceMean": _cut(reduced(Mean)), "ReduceMax": _extreme(Max, MaxOrLowest),
     "ReduceMin": _extreme(Min, MinOrHighest), "ReduceProd": reduced(Prod), "ReduceSumSquare": reduced(Sum, square),
-    "ReduceL1": reduced(Sum, Writer.abs), "ReduceL2": reduced(Sum, square, Writer.sqrt),
-    "ReduceLogSum": reduced(Sum, after=Writer.log),
-    "ReduceLogSumExp": _log_sum_exp, "GlobalAveragePool": _global(Mean), "GlobalMaxPool": _global(Max), "ArgMax": _arg,
+    "ReduceL1": reduced(Sum, Writer.abs), "ReduceL2": _cut(reduced(Sum, square, Writer.sqrt)),
+    "ReduceLogSum": _cut(reduced(Sum, after=Writer.log)),
+    "ReduceLogSumExp": _cut(_log_sum_exp), "GlobalAveragePool": _global(Mean), "GlobalMaxPool": _global(Max), "ArgMax": _arg,
     "ArgMin": _arg, "Hardmax": rows(_hardmax), "TopK": _top_k, "CumSum": _running, "CumProd": _running,
 }  # fmt: skip

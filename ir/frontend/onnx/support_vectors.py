@@ -79,13 +79,19 @@ def _margins(w: Writer, node: OnnxNode, x: Value, classes: int) -> Value:
     coefficients = _array(node, "coefficients").reshape(-1, count)
     rho = _array(node, "rho")
     pairs = list(combinations(range(classes), 2))
-    weights = np.zeros((count, len(pairs)), np.float32)
-    for p, (i, j) in enumerate(pairs):
-        for k, row in ((i, j - 1), (j, i)):
-            weights[starts[k] : starts[k + 1], p] = coefficients[row, starts[k] : starts[k + 1]]
     kernel = _kernel(w, node, x, _array(node, "support_vectors").reshape(count, -1))
-    margins = w.matmul(kernel, w.tensor(w.constant(weights, "coefficients")))
-    return w.add(margins, w.tensor(w.constant(rho[: len(pairs)], "rho")))
+    # sums for each class against each other one, since 0 times a kernel that is infinite is NaN
+    sums = []
+    for k in range(classes):
+        own = w.slice(kernel, 1, const(int(starts[k])), const(int(starts[k + 1])))
+        weights = np.ascontiguousarray(coefficients[:, starts[k] : starts[k + 1]].T)
+        sums.append(w.matmul(own, w.tensor(w.constant(weights, "coefficients"))))
+    every, others = w.concat(1, *sums), classes - 1
+    first, second = (
+        w.take(every, 1, w.tensor(w.constant(np.asarray(places, np.int64), "pairs")))
+        for places in ([i * others + j - 1 for i, j in pairs], [j * others + i for i, j in pairs])
+    )
+    return w.add(w.add(first, second), w.tensor(w.constant(rho[: len(pairs)], "rho")))
 
 
 def _votes(w: Writer, margins: Value, classes: int) -> Value:
@@ -172,8 +178,8 @@ def _classifier(w: Writer, node: OnnxNode) -> list[ImportedValue]:
 def _linear(w: Writer, node: OnnxNode, x: Value, labels: Array, how: str) -> list[ImportedValue]:
     """Emit the scores of linear functions, one for each class."""
     coefficients = _array(node, "coefficients")
-    features = as_int(tensor_dims(x)[1])
-    if features is None or not coefficients.size or coefficients.size % features:
+    features = as_int(tensor_dims(x)[1]) or coefficients.size // labels.size
+    if not features or coefficients.size % features:
         raise node.refuse(f"expected coefficients of each feature, got {coefficients.size} for {tensor_dims(x)!r}")
     scores = _kernel(w, node, x, coefficients.reshape(-1, features))
     rho = _array(node, "rho")

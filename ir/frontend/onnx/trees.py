@@ -269,7 +269,10 @@ def _classifier(w: Writer, node: OnnxNode) -> list[ImportedValue]:
     used = sorted({int(c) for c in node.attributes.get("class_ids", ())})
     if labels.size > 2:
         scores = w.cast(_based(w, scores, base), f32)
-        return [w.of(label_at(w, labels, w.arg_max(scores, 1))), w.of(transformed(w, scores, how))]
+        results = transformed(w, scores, how)
+        # a softmax without zeros changes the order of scores below 0
+        top = w.arg_max(results if how == "SOFTMAX_ZERO" else scores, 1)
+        return [w.of(label_at(w, labels, top)), w.of(results)]
     weights = numbers(node, "class_weights")
     label, two = _of_two(w, w.cast(scores, f32), labels, used, bool((weights >= 0).all()), base, how)
     return [w.of(label), w.of(two)]

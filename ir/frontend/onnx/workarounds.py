@@ -5,7 +5,7 @@ Tests: `tests/ir/frontend/onnx/test_workarounds.py`, which carries out each of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from relax_tune.ir.core.dtype import ALL
 
@@ -39,6 +39,16 @@ def cut(inputs: Sequence[str], outputs: Sequence[str], inner: bool) -> str:
         f"workaround: compute the node outside, between the model up to {before or 'its inputs'} and the model from "
         f"{after or 'its results'} on; `onnx.utils.extract_model` writes both"
     )
+
+
+def fix_numbers(numbers: Mapping[str, int | None], node: str) -> str:
+    """Return how to leave out a side of an If, whose condition depends on inputs of one integer.
+
+    Args:
+        numbers: The inputs, with a value of each, if one is known.
+    """
+    bounds = " ".join(f"--bound {name}={v}:{v}" for name, n in numbers.items() for v in ("VALUE" if n is None else n,))
+    return f"fix what the condition of If {node!r} reads, which leaves out its other side, such as {bounds}"
 
 
 def element_types() -> str:

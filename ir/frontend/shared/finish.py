@@ -24,7 +24,7 @@ FINISHED_RULES = (
 """Rules of whole programs, one set after the other, as each applies once to what the one before it left."""
 
 
-def finish_import(w: Writer, items: Sequence[ImportedValue], names: Sequence[str]) -> IRModule:
+def finish_import(w: Writer, items: Sequence[ImportedValue], names: Sequence[str], function: str = "main") -> IRModule:
     """Return the program with recognised patterns, and every result in separate memory.
 
     Parameters, constants and values returned twice are copied."""
@@ -40,13 +40,15 @@ def finish_import(w: Writer, items: Sequence[ImportedValue], names: Sequence[str
         used.add(root)
         results.append(value)
     module = w.g.finish(results if len(results) > 1 else results[0])
-    module = _renamed(module, dict(zip(results, names, strict=True)))
+    module = _renamed(module, dict(zip(results, names, strict=True)), function)
+    if function != "main":
+        return module
     for rules in FINISHED_RULES:
         module = rewrite(module, rules)
     return folded_weights.with_constant_weights(module)
 
 
-def _renamed(module: IRModule, names: Mapping[Value, str]) -> IRModule:
+def _renamed(module: IRModule, names: Mapping[Value, str], function: str) -> IRModule:
     """Return the module with its results named as in the model."""
 
     def visit(out: Emitter, binding: AnyBinding) -> None:
@@ -59,5 +61,5 @@ def _renamed(module: IRModule, names: Mapping[Value, str]) -> IRModule:
         out.mapping[binding.var] = var
         out.bindings.append(Binding(var, value))
 
-    main = rewrite_function(module.graphs["main"], visit)
-    return replace(module, functions={**module.functions, "main": main})
+    renamed = rewrite_function(module.graphs[function], visit)
+    return replace(module, functions={**module.functions, function: renamed})

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Union
 
+import numpy as np
+
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import DType, bool_, f32
 from relax_tune.ir.core.expr import Expr, as_int, const, le, sub
@@ -58,6 +60,19 @@ def _with_number(
     return lambda w, a, b: w.emit(with_number(b), a) if isinstance(b, (int, float)) else w.emit(op, a, b)
 
 
+def _around(op: OperatorSpec, with_number: Callable[[float], OperatorSpec]) -> Callable[[Any, Value, Operand], Value]:
+    """Make such a method of a sum or product, for which an integer beyond the type of integers wraps around."""
+    plain = _with_number(op, with_number)
+
+    def method(w: Any, a: Value, b: Operand) -> Value:
+        if not isinstance(b, int) or not element_of(a).is_int:
+            return plain(w, a, b)
+        number = int(np.asarray(b % (1 << element_of(a).bits), np.uint64).astype(element_of(a).numpy))
+        return plain(w, a, number if abs(number) < 1 << 53 else w.literal(number, element_of(a)))
+
+    return method
+
+
 class OperatorMethods:
     """Base of `Writer` with a method for each operator that handlers use often.
 
@@ -75,8 +90,8 @@ class OperatorMethods:
     sin, cos, tanh, erf = map(_unary, (numeric.Sin(), numeric.Cos(), ew.Tanh(), ew.Erf()))
     floor, rint, relu, sigmoid = map(_unary, (numeric.Floor(), numeric.Rint(), ew.Relu(), ew.Sigmoid()))
     logical_not = _unary(logic.LogicalNot())
-    add = _with_number(ew.Add(), ew.AddScalar)
-    mul = _with_number(ew.Mul(), ew.MulScalar)
+    add = _around(ew.Add(), ew.AddScalar)
+    mul = _around(ew.Mul(), ew.MulScalar)
     maximum = _with_number(ew.Maximum(), ew.MaximumScalar)
     div = _with_number(ew.Div(), ew.division_by)
     sub, minimum, power = map(_binary, (ew.Sub(), ew.Minimum(), numeric.Power()))

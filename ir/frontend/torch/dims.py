@@ -97,7 +97,8 @@ def _offset(w: Writer, n: TorchNode) -> Result:
 
 
 HANDLERS: Mapping[str, Handler] = {
-    "aten._assert_tensor_metadata.default": lambda w, n: None, "aten._assert_scalar.default": _assert_scalar,
+    **dict.fromkeys(("aten._assert_tensor_metadata.default", "aten._assert_async.msg"), lambda w, n: None),
+    "aten._assert_scalar.default": _assert_scalar,
     "aten.sym_constrain_range_for_size.default": lambda w, n: None, "aten.sym_constrain_range.default": lambda w, n: None,
     "aten.sym_size.int": _size, "aten.sym_storage_offset.default": _offset,
     "sym.known": lambda w, n: w.simplify(dim(n.args[0])), "sym.truediv": _quotient,

@@ -31,6 +31,7 @@ from relax_tune.ir.frontend.torch.program import (
     TorchSymbol,
     TorchTensor,
 )
+from relax_tune.ir.frontend.torch.workarounds import EFFECT, FRACTION
 
 # Operators not decomposed to core ATen, since their decompositions lose structure (weights repeated over the batch, views).
 WHOLE = (
@@ -280,15 +281,17 @@ class _Reader:
         weights: dict[str, NDArray[Any]] = {}
         stored: dict[Any, str] = {}
         calls: list[TorchCall] = []
-        state: list[tuple[str, TorchTensor]] = []
+        state: dict[str, tuple[str, TorchTensor]] = {}
+        initial: dict[str, str] = {}
         outputs: tuple[tuple[str, Any], ...] = ()
-        # the state: buffers that the program writes to are inputs behind the user's, and their new values are results
-        written = {spec.target for spec in signature.output_specs if spec.kind.name == "BUFFER_MUTATION"}
+        # the state: buffers that the program writes to are the last inputs, and their new values the last results
+        written = [spec.target for spec in signature.output_specs if spec.kind.name == "BUFFER_MUTATION"]
         for n in nodes:
             if n.op == "placeholder":
                 spec = specs[n.name]
                 if spec.target in written and spec.kind.name == "BUFFER":
-                    state.append((n.name, self._meta(n.meta["val"])))
+                    state[spec.target] = n.name, self._meta(n.meta["val"])
+                    initial[n.name] = self._weight(spec, weights, stored)
                 elif spec.kind.name == "USER_INPUT":
                     annotation = self._input(n, spec)
                     if annotation is not None:
@@ -299,9 +302,11 @@ class _Reader:
                 outputs = self._outputs(n, signature)
             elif self._graph_of(n) is None:
                 calls.append(self._call(n))
+        kept = [state[target] for target in written]
         return TorchProgram(
-            self._symbols(), (*inputs, *state), constants, weights, tuple(calls), outputs, tuple(self._limits())
-        )
+            self._symbols(), (*inputs, *kept), constants, weights, tuple(calls), outputs, tuple(self._limits()),
+            {name: initial[name] for name, _ in kept},
+        )  # fmt: skip
 
     # dims
 
@@ -365,7 +370,9 @@ class _Reader:
             self.scaled.append((self._expr(dim), 0, LARGEST_SCALED))
             return ["floordiv", ["mul", self._expr(dim), over], under]
         if kind not in DIM_CLASSES:
-            raise ParseError(f"expected dims of {', '.join(sorted(set(DIM_CLASSES.values())))}, got {e}")
+            raise ParseError(
+                f"expected dims of {', '.join(sorted(set(DIM_CLASSES.values())))}, got {e}; workaround: {FRACTION}"
+            )
         return [DIM_CLASSES[kind], *map(self._expr, e.args)]
 
     # values
@@ -392,7 +399,7 @@ class _Reader:
             called = [n.args[1] for n in self.exported.graph.nodes if "with_effects" in str(n.target)]
             raise ParseError(
                 f"operator {called[0] if called else 'of the program'}: expected a program that only computes results, got an "
-                "effect: a check of values at run time; export the model without it"
+                f"effect: a check of values at run time; workaround: {EFFECT}"
             )
         tensor = self.exported.state_dict.get(target, self.exported.constants.get(target))
         if not isinstance(tensor, self.torch.Tensor):
@@ -477,17 +484,19 @@ class _Reader:
 
     def _outputs(self, n: Any, signature: Any) -> tuple[tuple[str, Any], ...]:
         results: list[Any] = []
+        changed: list[tuple[str, Any]] = []
         state: list[tuple[str, Any]] = []
         for value, spec in zip(n.args[0], signature.output_specs, strict=True):
             if spec.kind.name in ("BUFFER_MUTATION", "USER_INPUT_MUTATION"):
-                state.append((identifier(f"new_{spec.target}"), self._argument(value)))
+                written = state if spec.kind.name == "BUFFER_MUTATION" else changed
+                written.append((identifier(f"new_{spec.target}"), self._argument(value)))
             elif spec.kind.name == "USER_OUTPUT":
                 results.append(self._argument(value))
             else:
                 raise ParseError(
                     f"output {value}: expected results, and new values of buffers and inputs, got one of kind {spec.kind.name}"
                 )
-        return (*zip(self._output_names(len(results)), results, strict=True), *state)
+        return (*zip(self._output_names(len(results)), results, strict=True), *changed, *state)
 
     def _output_names(self, count: int) -> list[str]:
         """Name results by the keys of their structure, such as `logits`, or else `output` or `output_0`, `output_1` ..."""

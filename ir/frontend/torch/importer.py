@@ -58,8 +58,8 @@ def load_torch_export(program: Any, bounds: Bounds | None = None, trust: bool = 
     A dynamic dim has the name of its `torch.export.Dim`. torch does not save the names; a file may hold them as extra data:
     `torch.export.save(program, path, extra_files={"dims.json": '{"x": {"0": "batch"}}'})`. A dim without a name is `<input>_<axis>`,
     after the first input that has it by itself. Parameters and buffers become constants of their names; tied ones are one constant.
-    Results have the keys of the program's result, such as `logits`. Buffers that the program writes to are inputs behind the
-    others; the new values of these and of written inputs are results behind the others, `new_<name>`.
+    Results have the keys of the program's result, such as `logits`; the new values of written inputs follow, `new_<name>`. Buffers that
+    the program writes to are the last inputs, and their new values the last results. `initial_state()` returns their first values.
 
     Args:
         program: `torch.export.ExportedProgram`, or path of a .pt2 file of `torch.export.save`.
@@ -86,6 +86,10 @@ def wider(name: str, low: int) -> str:
         f'torch.export.Dim("{name}", min={low}) and an example in which this dim is 2 or more: torch takes a 1 in the example as '
         "fixed, and lets Dim.AUTO and Dim.DYNAMIC begin at 2"
     )
+
+
+INITIAL_STATE = "initial_state"
+"""Name of the function of the initial state, which `Model.session` calls."""
 
 
 class _Importer:
@@ -134,7 +138,19 @@ class _Importer:
             results.append(result if isinstance(result, ImportedValue) else as_item(self.w, dim(result), i64))
         if not results:
             raise ParseError("expected a program with at least one result, got none")
-        return finish_import(self.w, results, names)
+        module = finish_import(self.w, results, names)
+        return self._with_state(module) if self.program.state else module
+
+    def _with_state(self, module: IRModule) -> IRModule:
+        """Add the function of the initial values of the buffers that the program writes to."""
+        w = Writer(GraphBuilder(INITIAL_STATE))
+        items = [w.constant(self.program.weights[k], f"initial_{name}") for name, k in self.program.state.items()]
+        initial = finish_import(w, items, list(self.program.state), INITIAL_STATE)
+        return replace(
+            module,
+            functions={**module.functions, **initial.functions},
+            constants={**module.constants, **initial.constants},
+        )
 
     def _declare(self) -> None:
         """Declare the dynamic dims with their ranges, narrowed by the caller's bounds."""

@@ -268,6 +268,7 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.round.decimals": _rounded, "aten.ldexp.Tensor": shared.written(lambda w, x, y: w.mul(x, w.power(2.0, y)), 2),
     "aten.signbit.default": _sign_bit, "aten.angle.default": shared.written(shared.angle),
     "aten.hypot.default": shared.written(shared.hypot, 2),
-    "aten.copysign.Tensor": shared.written(shared.copysign, 2), "aten.square.default": shared.written(shared.square),
+    **dict.fromkeys(("aten.copysign.Tensor", "aten.copysign.Scalar"), shared.written(shared.copysign, 2)),
+    "aten.square.default": shared.written(shared.square),
     "aten.fmax.default": extreme_number(Maximum()), "aten.fmin.default": extreme_number(Minimum()),
 }  # fmt: skip

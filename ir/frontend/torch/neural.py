@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from relax_tune.ir.core.dtype import bool_
-from relax_tune.ir.core.expr import Expr, as_int, const
+from relax_tune.ir.core.expr import Expr, add, as_int, const
+from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.handlers.linalg import determinant, sign_and_log_determinant
 from relax_tune.ir.frontend.shared.handlers.math import work_type
 from relax_tune.ir.frontend.shared.handlers.neural import (
@@ -26,6 +27,7 @@ from relax_tune.ir.frontend.shared.node import number_of
 from relax_tune.ir.frontend.shared.operators import tensor_dims
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_value, with_attributes
+from relax_tune.ir.op.base import product
 from relax_tune.ir.op.math.elementwise import Add, Mul
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.reduction.einsum import Einsum
@@ -148,12 +150,39 @@ def _batch_norm_without_statistics(w: Writer, n: TorchNode) -> list[ImportedValu
     x = n.item(0)
     if as_int(x.shape[0]) == 1:
         return _grouped(w, n, x.shape[1])
+    return [_by_own_statistics(w, n)[0], None, None]
+
+
+def _by_own_statistics(w: Writer, n: TorchNode) -> tuple[ImportedValue, Value, Value]:
+    """Return batch normalisation by the statistics of x itself; their mean and variance, with dims of 1."""
+    x = n.item(0)
     element = work_type(x.dtype)
-    _, centred, variance = moments(w, as_value(w, x, element), (0, *range(2, x.ndim)))
+    mean, centred, variance = moments(w, as_value(w, x, element), (0, *range(2, x.ndim)))
     y = w.mul(centred, w.rsqrt(w.add(variance, n.real("epsilon"))))
     for item, op in ((n.optional(1), Mul()), (n.optional(2), Add())):
         y = y if item is None else w.emit(op, y, per_channel(w, as_value(w, item, element), x.ndim))
-    return [w.of(w.cast(y, x.dtype)), None, None]
+    return w.of(w.cast(y, x.dtype)), mean, variance
+
+
+def _batch_norm_with_statistics(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
+    """Import batch normalisation in training: the statistics of x, and the running ones moved towards them by the momentum."""
+    if n.argument(5, "training", True) is False:
+        return [*inferred_batch_norm(w, n), n.item(3), n.item(4)]
+    x, momentum = n.item(0), number_of(n.argument(6, "momentum", 0.1))
+    if momentum is None:
+        raise n.refuse("expected momentum as a number; give BatchNorm a momentum")
+    y, mean, variance = _by_own_statistics(w, n)
+    element, count = work_type(x.dtype), w.simplify(product((x.shape[0], *x.shape[2:])))
+    freedom = w.cast(w.size(w.simplify(add(count, -1))), element)
+    unbiased = w.div(w.mul(variance, w.cast(w.size(count), element)), freedom)
+    moved = []
+    for position, value in ((3, mean), (4, unbiased)):
+        running = n.item(position)
+        step = w.mul(w.reshape(value, running.shape), float(momentum))
+        moved.append(
+            w.of(w.cast(w.add(w.mul(as_value(w, running, element), 1 - float(momentum)), step), running.dtype))
+        )
+    return [y, None, None, *moved]
 
 
 def _log_determinant(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
@@ -176,5 +205,6 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.rms_norm.default": with_attributes(_rms_norm, epsilon=(3, "eps")),
     "aten._native_batch_norm_legit_no_training.default": with_attributes(inferred_batch_norm, epsilon=(6, "eps")),
     "aten.native_group_norm.default": with_attributes(_group_norm, epsilon=(7, "eps")),
+    "aten._native_batch_norm_legit_functional.default": with_attributes(_batch_norm_with_statistics, epsilon=(7, "eps")),
     "aten._native_batch_norm_legit.no_stats": with_attributes(_batch_norm_without_statistics, epsilon=(5, "eps")),
 }  # fmt: skip

@@ -18,6 +18,7 @@ from relax_tune.ir.core.scalar_ops import converted
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.shared.node import Node, Number, number_of, shown
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
+from relax_tune.ir.frontend.torch import workarounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +55,9 @@ class TorchNode(Node):
 
     def place(self) -> str:
         return f"; from {self.source}" if self.source else ""
+
+    def workaround(self) -> str:
+        return workarounds.of_operator(self.op)
 
     def attribute(self, name: str, default: Any = None) -> Any:
         value = self.argument(*self.places[name]) if name in self.places else None

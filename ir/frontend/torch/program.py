@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce, singledispatch
 from typing import Any
 
@@ -105,6 +105,8 @@ class TorchProgram:
         nodes: Nodes, in order.
         outputs: (name, Ref or number or None), in order.
         limits: (dim, lower, upper) of computed dims; upper None: no limit.
+        state: Weight with the initial value of each buffer that the program writes to: the last inputs, which the last results
+            replace.
     """
 
     symbols: tuple[TorchSymbol, ...]
@@ -114,6 +116,7 @@ class TorchProgram:
     nodes: tuple[TorchCall, ...]
     outputs: tuple[tuple[str, Any], ...]
     limits: tuple[tuple[Any, int, int | None], ...] = ()
+    state: Mapping[str, str] = field(default_factory=dict)
 
 
 def dim_of(dim: Any, symbols: Mapping[str, Expr]) -> Expr:
@@ -137,6 +140,7 @@ def to_json(program: TorchProgram) -> str:
         "constants": dict(program.constants),
         "outputs": [[n, _plain(v)] for n, v in program.outputs],
         "limits": [list(limit) for limit in program.limits],
+        "state": dict(program.state),
     }
     nodes = _plain(program.nodes)
     lines = [f" {json.dumps(k)}: {json.dumps(v)}," for k, v in head.items()]
@@ -157,6 +161,7 @@ def from_json(text: str, weights: Mapping[str, NDArray[Any]]) -> TorchProgram:
         tuple(map(_call, data["nodes"])),
         tuple((n, _read(v)) for n, v in data["outputs"]),
         tuple((d, low, high) for d, low, high in data.get("limits", ())),
+        data.get("state", {}),
     )
 
 

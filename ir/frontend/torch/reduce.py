@@ -17,7 +17,7 @@ from relax_tune.ir.frontend.shared.handlers.reduce import elements_at, ordered, 
 from relax_tune.ir.frontend.shared.node import SharedHandler, number_of
 from relax_tune.ir.frontend.shared.operators import tensor_dims
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
-from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_value, with_attributes
+from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_value, dim, with_attributes
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.reduction.reduce import Max, MaxOrLowest, Mean, Min, MinOrHighest, Sum
 from relax_tune.ir.op.reduction.scan import CumProd, CumSum, Prod
@@ -82,11 +82,11 @@ def arg(least: bool) -> Handler:
 
 
 def _top_k(w: Writer, n: TorchNode) -> list[ImportedValue]:
-    x, k = n.item(0), n.number(1, "k")
-    if not x.ndim and k == 1:
+    x, k = n.item(0), dim(n.argument(1, "k"))
+    if not x.ndim and as_int(k) == 1:
         return first_of_all(w, x)
     axis = n.axis_at(2, "dim", x.ndim, -1)
-    return elements_at(w, x, w.top_k(ordered(w, x), const(k), axis, bool(n.argument(3, "largest", True))), axis)
+    return elements_at(w, x, w.top_k(ordered(w, x), k, axis, bool(n.argument(3, "largest", True))), axis)
 
 
 def _norm(w: Writer, n: TorchNode) -> ImportedValue:

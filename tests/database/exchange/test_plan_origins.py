@@ -140,6 +140,15 @@ def test_workload_refused_by_the_judge_is_named(another: Callable[[], MemoryStor
     assert [p.why for p in report.problems] == ["another text"] and store.workload(SOFTMAX.key) is None
 
 
+def test_lines_of_a_target_that_is_not_described_are_left_out(another: Callable[[], MemoryStore]) -> None:
+    source = put(filled(another()), "b1")
+    source.add_measurements([timing("theirs", 2.0)])
+    lines = [line for line in export_lines(source) if json.loads(line)["record"] != "target"]
+    report = import_lines(filled(another()), lines)
+    assert (report.measurements, report.plans, report.left_out) == (0, 0, 2)
+    assert all("a target of an earlier line" in p.why for p in report.problems)
+
+
 @pytest.mark.parametrize(("secs", "accepted"), [(1.2e-3, True), (1.3e-3, False), (0.7e-3, False), (1e-2, False)])
 def test_records_of_units_with_contradicting_reference_times_are_left_out(
     url: str, another: Callable[[], MemoryStore], secs: float, accepted: bool

@@ -64,8 +64,9 @@ def test_t4_file_of_a_slower_unit_is_refused(tmp_path: Path) -> None:
     path, store = tmp_path / "t4.json", filled(MemoryStore())
     path.write_text(t4_text(replace(ZEN, reference=(("compute", 2e-3),)), [timing("a", 1.0)]))
     store.add_target(replace(ZEN, reference=(("compute", 1e-3),)))
-    with pytest.raises(DatabaseError, match="compute"):
-        import_t4_file(store, path, None, None)
+    for target in (None, ZEN.key):
+        with pytest.raises(DatabaseError, match="compute"):
+            import_t4_file(store, path, None, target)
     assert not store.count(ZEN.key)
 
 

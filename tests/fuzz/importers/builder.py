@@ -185,6 +185,7 @@ class Builder:
         """Return a new input or constant. draw: makes its values, also at another call."""
         draw = draw or numbers(self.style if self.chance(0.8) else self.choose(STYLES), dtype)
         name, array = self.name(), draw(self.np_rng, tuple(shape))
+        assert array.dtype == dtype, f"expected {dtype}, got {array.dtype}"
         self.values[name] = array
         if constant if constant is not None else self.chance(0.25):
             self.p.constants[name] = array
@@ -284,6 +285,9 @@ class Builder:
         given = {name: self.values[name] for name in sorted(names_read_by(proto))}
         if domain:
             version = max(self.p.domains.get(domain, 1), SINCE.get(op, 1))
+            for other in {op, *(n.op_type for n in self.p.nodes if n.domain == domain)}:
+                if onnx.defs.get_schema(other, version, domain).deprecated:
+                    raise Invalid(f"{other}: deprecated at version {version}")
             self.p.domains = {**self.p.domains, domain: version}
         if not domain:
             for position, i in enumerate(inputs):
@@ -358,7 +362,7 @@ def another_call(program: Program, rng: random.Random) -> dict[str, Array] | Non
     for name, i in program.inputs.items():
         for d, size in zip(i.dims, program.calls[0][name].shape, strict=True):
             (fixed if isinstance(d, int) else free).add(size)
-    fixed |= {d for a in program.constants.values() for d in a.shape}
+    fixed |= {d for a in program.constants.values() for d in a.shape} | program.stated
     sizes = {
         s: int(rng.choice((s + 1, s + 2, 2 * s, 11, 1, max(1, s - 1)))) if s in free - fixed else s
         for s in fixed | free

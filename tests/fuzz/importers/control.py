@@ -122,6 +122,8 @@ def optional(b: Builder, op: str) -> None:
 
 
 def recurrent(b: Builder, op: str) -> None:
+    if b.chance(0.7):
+        raise Invalid("a program that takes as long as ten others")
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
     t, n, i, h = b.size(1, 4), b.size(1, 3), b.choose((1, 2, 3)), b.choose((1, 2, 3))
     direction = b.choose(("forward", "reverse", "bidirectional"))

@@ -54,9 +54,53 @@ def _softmax(node: Any, given: Given, opset: int) -> bool:
     return opset < 13 and x.ndim > 1 and _attribute(node, "axis", 1) not in (-1, x.ndim - 1)
 
 
+def _is_wide(x: np.ndarray[Any, Any]) -> bool:
+    """Return whether the exponential of some difference is below the normal numbers."""
+    finite = x[np.isfinite(x)].astype(np.float64)
+    return bool(finite.size and np.ptp(finite) > -np.log(float(np.finfo(x.dtype).tiny)) - 4)
+
+
+def _wraps(node: Any, given: Given) -> bool:
+    """Return whether a sum of integers, or of their squares, may exceed its type."""
+    x = _argument(node, given, 0)
+    if x.dtype.kind not in "iu":
+        return _huge(node, given)
+    wide = np.abs(x.astype(np.float64))
+    return bool((wide * wide if node.op_type == "ReduceL2" else wide).sum() > np.iinfo(x.dtype).max)
+
+
 def _compressed(node: Any, given: Given) -> int:
     x, axis = _argument(node, given, 0), _attribute(node, "axis")
     return int(x.size if axis is None else x.shape[axis])
+
+
+def _transform(node: Any) -> str:
+    how = _attribute(node, "post_transform", b"NONE")
+    return str(("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")[how] if isinstance(how, int) else how.decode())
+
+
+def _one_target(node: Any) -> bool:
+    return bool(_attribute(node, "n_targets", _attribute(node, "targets", 1)) == 1)
+
+
+def _has_gaps(node: Any, given: Given) -> bool:
+    """Return whether SAME stands for more elements than a transposed convolution without padding gives."""
+    kernel = _argument(node, given, 1).shape[2:]
+    strides, dilations = (_attribute(node, name, [1] * len(kernel)) for name in ("strides", "dilations"))
+    gaps = any(s > (k - 1) * d + 1 for s, k, d in zip(strides, kernel, dilations, strict=True))
+    return gaps and _attribute(node, "auto_pad", b"").startswith(b"SAME")
+
+
+def _lacks_weights(node: Any) -> bool:
+    """Return whether two classes have weights, and some leaf has one for only one of them."""
+    names = ("class_ids", "class_treeids", "class_nodeids")
+    every = {*zip(*(_attribute(node, name) for name in names), strict=True)}
+    leaves = _attribute(node, "nodes_modes").count(b"LEAF")
+    return (
+        len(_attribute(node, "classlabels_int64s", ())) == 2
+        and len({e[0] for e in every}) == 2
+        and len(every) < 2 * leaves
+    )
 
 
 def _fit(node: Any, given: Given) -> bool:
@@ -77,7 +121,9 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     # `position % len`: an insertion at the end goes to the front
     "SequenceInsert": lambda n, g, o: _inserts_at_end(n, g),
     # before opset 13 a matrix, whose columns begin at the axis, is normalised
-    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _softmax),
+    **dict.fromkeys(("Softmax", "Hardmax"), _softmax),
+    # the logarithm of a softmax that is 0
+    "LogSoftmax": lambda n, g, o: _softmax(n, g, o) or _is_wide(_argument(n, g, 0)),
     # `one * (on - off) + off` loses digits
     # and numbers below 0 count from the end before opset 11, too
     "OneHot": lambda n, g, o: bool(_floats(n, g)) or o < 11,
@@ -86,7 +132,7 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
         ("LSTM", "GRU", "RNN"), lambda n, g, o: bool(_attribute(n, "activations")) or _argument(n, g, 4) is not None
     ),
     # in single precision
-    "Erf": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
+    **dict.fromkeys(("Erf", "Gelu"), lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g))),
     # NaN stands for padding
     **dict.fromkeys(("AveragePool", "LpPool"), lambda n, g, o: _nan(n, g)),
     # positions begin again in each channel of one dim
@@ -100,12 +146,52 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     "Gemm": lambda n, g, o: not _floats(n, g),
     # a function body without its casts
     "GroupNormalization": lambda n, g, o: any(a.dtype.itemsize != 4 for a in _floats(n, g)),
+    # places and weights in single precision
+    **dict.fromkeys(("Resize", "Upsample"), lambda n, g, o: _argument(n, g, 0).dtype == np.float64),
+    "GridSample": lambda n, g, o: _argument(n, g, 0).dtype == np.float64,
+    # every group has the bias of the first
+    "ConvTranspose": lambda n, g, o: _attribute(n, "group", 1) > 1,
+    # half pixels before opset 16, too
+    "RoiAlign": lambda n, g, o: o < 16,
+    # p = 1 without magnitudes
+    "LpNormalization": lambda n, g, o: _attribute(n, "p", 2) == 1,
+    # the larger score decides between two classes; a target without a weight is the largest number
+    "TreeEnsembleClassifier": lambda n, g, o: len(_attribute(n, "classlabels_int64s", ())) < 3,
+    **dict.fromkeys(
+        ("TreeEnsembleRegressor", "TreeEnsemble"),
+        lambda n, g, o: _attribute(n, "aggregate_function") in (b"MIN", b"MAX", 2, 3),
+    ),
     # computed in double precision, whatever stash_type says
     "RMSNormalization": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
     # before opset 14 the default momentum means training
     "BatchNormalization": lambda n, g, o: o < 14 or _half(n, g),
 }
 """Operators that `onnx.reference` computes in another way than the standard says, by condition."""
+RUNTIME: Mapping[str, Callable[[Any, Given, int], bool]] = {
+    # numbers below 0 count from the end before opset 11, too
+    "OneHot": lambda n, g, o: o < 11 and bool((_argument(n, g, 0) < 0).any()),
+    # the least finite number for a window of -inf
+    **dict.fromkeys(("MaxPool", "GlobalMaxPool"), lambda n, g, o: any(np.isneginf(a).any() for a in _floats(n, g))),
+    # no negative padding, which a stride that is longer than the kernel needs
+    "ConvTranspose": lambda n, g, o: _has_gaps(n, g),
+    # bounds of sigmoid and tanh make numbers of NaN
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), lambda n, g, o: _nan(n, g)),
+    # a running sum over channels, which NaN and infinities never leave
+    "LRN": lambda n, g, o: _not_finite(n, g),
+    # the sum of a row leaves NaN out
+    **dict.fromkeys(("Softmax", "LogSoftmax"), lambda n, g, o: _nan(n, g)),
+    # one score has no softmax and no sigmoid
+    **dict.fromkeys(
+        ("TreeEnsembleRegressor", "TreeEnsemble", "LinearRegressor"),
+        lambda n, g, o: _one_target(n) and _transform(n) not in ("NONE", "PROBIT"),
+    ),
+    "SVMRegressor": lambda n, g, o: _transform(n) != "NONE",
+    # one score s gives (1 - s, s)
+    "SVMClassifier": lambda n, g, o: (
+        len(_attribute(n, "rho", ())) == 1 and _transform(n) in ("SOFTMAX", "SOFTMAX_ZERO")
+    ),
+}
+"""Operators that ONNX Runtime computes in another way than the standard says, by condition."""
 BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
     # transforms of numbers that are not finite depend on the algorithm
     **dict.fromkeys(("DFT", "STFT"), lambda n, g, o: _not_finite(n, g)),
@@ -131,6 +217,14 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
         ),
         lambda n, g, o: _nan(n, g) or ("Roi" in n.op_type and _not_finite(n, g)),
     ),
+    **dict.fromkeys(("ReduceL2", "ReduceMean", "ReduceLogSum"), lambda n, g, o: _wraps(n, g)),
+    "Det": lambda n, g, o: _huge(n, g) or _not_finite(n, g),
+    # random in training
+    "Dropout": lambda n, g, o: bool(np.any(_argument(n, g, 2))) if len(n.input) > 2 and n.input[2] else False,
+    # logarithms of integers, cut to integers, depend on the formula
+    "ReduceLogSumExp": lambda n, g, o: _huge(n, g) or not _floats(n, g),
+    # a leaf with a weight for one class of two
+    "TreeEnsembleClassifier": lambda n, g, o: _lacks_weights(n),
     # attributes of another number of columns
     **dict.fromkeys(("Imputer", "Scaler"), lambda n, g, o: not _fit(n, g)),
     # a condition that is longer than the data
@@ -146,6 +240,11 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
 
 def reference_is_wrong(node: Any, given: Given, opset: int) -> bool:
     rule = REFERENCE.get(node.op_type)
+    return rule is not None and rule(node, given, opset)
+
+
+def runtime_is_wrong(node: Any, given: Given, opset: int) -> bool:
+    rule = RUNTIME.get(node.op_type)
     return rule is not None and rule(node, given, opset)
 
 

@@ -37,7 +37,9 @@ def conv(b: Builder, op: str) -> None:
     k = w["kernel_shape"]
     if b.chance(0.3):
         del w["kernel_shape"]
-    x = b.x(op, shape=(b.size(1, 3), c, *(b.size(5, 8) for _ in range(rank))))
+    # the reference loops over the elements of a transposed convolution
+    sizes = (5, 8) if op == "Conv" else (2, 4)
+    x = b.x(op, shape=(b.size(1, 3), c, *(b.size(*sizes) for _ in range(rank))))
     dtype = b.get(x).dtype
     more = dict(w, group=groups if groups > 1 or b.chance(0.3) else None)
     if op == "ConvTranspose":

@@ -9,6 +9,7 @@ import numpy as np
 from onnx import numpy_helper
 from tests.fuzz.importers.builder import F32, I64, Builder, within
 from tests.fuzz.importers.elementwise import Use, positive
+from tests.fuzz.importers.program import Draw
 from tests.support.random_trees import MODES, random_trees, rows
 
 ML, TRAINING = "ai.onnx.ml", "ai.onnx.preview.training"
@@ -17,9 +18,16 @@ NO_ARRAYS = frozenset({(ML, "ZipMap")})
 """Operators whose results are no arrays, of which no program is made."""
 
 
+def _features(b: Builder, columns: int, dtype: Any = F32, draw: Draw | None = None) -> str:
+    """Return rows of a number of columns that attributes state, so that another call has as many."""
+    b.p.stated |= {columns}
+    return b.given((b.size(1), columns), dtype, draw)
+
+
 def extractor(b: Builder, op: str) -> None:
     x = b.x(op, 2, 1, domain=ML)
     n = b.get(x).shape[-1]
+    b.p.stated |= {n}
     b.node(op, [x, b.given((b.size(1, 4),), I64, within(0, n, I64))], domain=ML)
 
 
@@ -29,7 +37,7 @@ def binarizer(b: Builder, op: str) -> None:
 
 def imputer(b: Builder, op: str) -> None:
     if b.chance(0.5):
-        x = b.given((b.size(1), 3), F32)
+        x = _features(b, 3)
         b.node(
             op,
             [x],
@@ -38,7 +46,7 @@ def imputer(b: Builder, op: str) -> None:
             replaced_value_float=b.choose((None, 1.0)),
         )
         return
-    x = b.given((b.size(1), 3), I64)
+    x = _features(b, 3, I64)
     b.node(
         op, [x], domain=ML, imputed_value_int64s=b.choose(([7], [7, 8, 9])), replaced_value_int64=b.choose((None, 2))
     )
@@ -47,9 +55,8 @@ def imputer(b: Builder, op: str) -> None:
 def label_encoder(b: Builder, op: str) -> None:
     kinds = b.choose((("int64s", "floats"), ("int64s", "int64s"), ("floats", "int64s"), ("floats", "floats")))
     values = {"int64s": [1, 2, -3], "floats": [1.0, 2.5, -3.0]}
-    x = b.given(b.shape(b.choose((1, 2))), I64 if kinds[0] == "int64s" else F32, within(-4, 5, I64))
-    if kinds[0] == "floats":
-        x = b.given(b.shape(1), F32)
+    shape = b.shape(b.choose((1, 2)))
+    x = b.given(shape, I64, within(-4, 5, I64)) if kinds[0] == "int64s" else b.given(shape, F32)
     more = {f"keys_{kinds[0]}": values[kinds[0]], f"values_{kinds[1]}": values[kinds[1]]}
     more["default_int64" if kinds[1] == "int64s" else "default_float"] = b.choose((-7, 9))
     if "default_float" in more:
@@ -59,10 +66,9 @@ def label_encoder(b: Builder, op: str) -> None:
 
 def linear(b: Builder, op: str) -> None:
     c, m = b.choose((1, 2, 3)), b.choose((1, 2, 3))
-    x = b.given((b.size(1), c), b.choose((F32, F32, np.dtype("i4"))))
+    x = _features(b, c, b.choose((F32, F32, np.dtype("i4"))))
     weights = [float(v) for v in b.np_rng.standard_normal(m * c).round(2)]
     offsets = [float(v) for v in b.np_rng.standard_normal(m).round(2)]
-    transform = b.choose((None, "NONE", "SOFTMAX", "LOGISTIC"))
     if op == "LinearRegressor":
         b.node(
             op,
@@ -71,7 +77,7 @@ def linear(b: Builder, op: str) -> None:
             coefficients=weights,
             intercepts=offsets if b.chance(0.7) else None,
             targets=m,
-            post_transform="NONE",
+            post_transform=b.choose(TRANSFORMS),
         )
         return
     m = max(m, 2)
@@ -80,7 +86,7 @@ def linear(b: Builder, op: str) -> None:
     more = {
         "classlabels_ints": list(range(3, 3 + m)),
         "multi_class": b.choose((None, 0, 1)),
-        "post_transform": transform,
+        "post_transform": b.choose(TRANSFORMS),
     }
     b.node(op, [x], 2, domain=ML, coefficients=weights, intercepts=offsets, **more)
 
@@ -90,20 +96,20 @@ def normalizer(b: Builder, op: str) -> None:
 
 
 def scaler(b: Builder, op: str) -> None:
-    x = b.given((b.size(1), 3), b.choose((F32, F32, I64)))
+    x = _features(b, 3, b.choose((F32, F32, I64)))
     b.node(op, [x], domain=ML, scale=b.choose(([0.5], [0.5, 1.0, 3.0])), offset=b.choose(([0.25], [0.5, 0.0, -1.0])))
 
 
 def one_hot(b: Builder, op: str) -> None:
-    x = b.given(b.shape(b.choose((1, 2)), 1), b.choose((I64, F32)), within(-2, 5, I64))
-    if b.get(x).dtype == F32:
-        x = b.given(b.get(x).shape, F32)
+    dtype = b.choose((I64, F32))
+    x = b.given(b.shape(b.choose((1, 2)), 1), dtype, within(-2, 5, I64) if dtype == I64 else None)
     b.node(op, [x], domain=ML, cats_int64s=b.choose(([1], [3, 0, 1], [2, -1])), zeros=b.choose((None, 1)))
 
 
 def vectorizer(b: Builder, op: str) -> None:
     n, widths = b.size(1), [b.size(1, 4) for _ in range(b.choose((1, 2, 3)))]
-    b.node(op, [b.given((n, w), F32) for w in widths], domain=ML, inputdimensions=widths)
+    stated = [w if b.chance(0.7) else b.size(1, 4) for w in widths]
+    b.node(op, [b.given((n, w), F32) for w in widths], domain=ML, inputdimensions=stated)
 
 
 def _floats(b: Builder, *shape: int) -> list[float]:
@@ -116,8 +122,8 @@ def _kernel(b: Builder) -> dict[str, Any]:
 
 
 def support_vectors(b: Builder, op: str) -> None:
-    features, x_rows = b.choose((1, 2, 3)), b.size(1)
-    x = b.given((x_rows, features), F32)
+    features = b.choose((1, 2, 3))
+    x = _features(b, features)
     if op == "SVMRegressor":
         count = b.choose((0, 1, 4))
         more = {"n_supports": count, "support_vectors": _floats(b, count, features)} if count else {}
@@ -146,7 +152,7 @@ def support_vectors(b: Builder, op: str) -> None:
 
 def old_trees(b: Builder, op: str) -> None:
     outputs, seed = b.choose((1, 2, 3)), b.rng.randrange(1 << 30)
-    x = b.given((b.size(1), 4), F32, lambda rng, shape: rows(shape[0], 4, seed=int(rng.integers(1 << 30))))
+    x = _features(b, 4, F32, lambda rng, shape: rows(*shape, seed=int(rng.integers(1 << 30))))
     what = "target" if op == "TreeEnsembleRegressor" else "class"
     modes = [b.choose(MODES)] if b.chance(0.5) else list(MODES)
     made = random_trees(
@@ -164,9 +170,7 @@ def old_trees(b: Builder, op: str) -> None:
 def trees(b: Builder, op: str) -> None:
     """TreeEnsemble: trees of depth 1 or 2 over integers, so that elements equal splits."""
     dtype = b.choose((F32, np.dtype("f8")))
-    x = b.given(
-        (b.size(1), 3), dtype, lambda rng, shape: rows(shape[0], 3, seed=int(rng.integers(1 << 30)), dtype=dtype)
-    )
+    x = _features(b, 3, dtype, lambda rng, shape: rows(*shape, seed=int(rng.integers(1 << 30)), dtype=dtype))
     targets, leaves = b.choose((1, 2)), b.choose((2, 3))
     inner = leaves - 1
     modes = [b.choose((0, 1, 2, 3, 4, 5)) for _ in range(inner)]

@@ -30,11 +30,25 @@ ULPS: Mapping[str, float] = {
     "AffineGrid": 4, "Adam": 512, "Adagrad": 16, "Momentum": 16,
 }  # fmt: skip
 """Units by which results of inexact operators are moved; 2 for others."""
-STATES = ("LSTM", "GRU", "RNN", "Gelu")
-"""Operators that subtract numbers of magnitude 1, so that their errors are absolute."""
+STATES = (
+    "LSTM", "GRU", "RNN", "Gelu", "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", "LinearRegressor",
+    "TreeEnsembleRegressor", "TreeEnsemble", "LogSoftmax", "ReduceLogSumExp", "HannWindow", "HammingWindow", "BlackmanWindow",
+)  # fmt: skip
+"""Operators that subtract numbers of magnitude 1, so that their errors are absolute: the oracles' sigmoid of -x is 1 - sigmoid(x)."""
+PLACED = ("Resize", "Upsample", "GridSample", "RoiAlign", "DeformConv", "LRN")
+"""Operators that round places between elements, or whose running sums pass others: a result is off by units of those around it."""
 FIXED_ARGUMENTS: Mapping[str, tuple[int, ...]] = {"Resize": (1, 2), "Upsample": (1,)}
 """Arguments of an operator that decide shapes, which are not moved."""
 SCATTERS = ("Scatter", "ScatterElements", "ScatterND")
+
+
+def _growth(node: Any, given: Mapping[str, Any]) -> float:
+    """Return by how much the errors of partial sums exceed those of as many terms: by the root of their number."""
+    if node.op_type not in ("Conv", "ConvTranspose", "MatMul", "Gemm"):
+        return 1.0
+    weights = given[node.input[1]]
+    terms = weights.size // max(1, weights.shape[0] if node.op_type == "Conv" else weights.shape[-1])
+    return max(1.0, float(np.sqrt(terms)))
 
 
 def is_exact(node: Any, given: Mapping[str, Any], results: Sequence[Any]) -> bool:
@@ -78,7 +92,8 @@ class Jitter:
             steps = self.steps(a.shape)
             result = wide * (1 + ulps * float(info.eps) * steps)
             small = (np.abs(wide) < float(info.smallest_normal)) & ((wide != 0) | (zeros and self.number > 1))
-            result = np.where(small, wide + float(info.smallest_subnormal) * np.sign(steps) * 2, result)
+            signs = np.where(wide == 0, 5.0 - 2.0 * self.number, np.sign(steps))  # zeros upwards, then downwards
+            result = np.where(small, wide + float(info.smallest_subnormal) * signs * 2, result)
             return np.where(np.isfinite(wide), result, wide).astype(a.dtype)
 
     def result(self, node: Any, value: Any) -> Any:
@@ -90,11 +105,34 @@ class Jitter:
             value = value + (4 * np.finfo(value.dtype).eps * self.steps(value.shape)).astype(value.dtype)
         return self.moved(value, 8 * ulps if value.dtype.itemsize == 2 else ulps, zeros=True)
 
+    def displaced(self, a: Array) -> Array:
+        """Move floats by units of the largest one, times the extent in which places are counted."""
+        ulps = max(8, 2 * max(a.shape[2:], default=0))
+        with np.errstate(all="ignore"):
+            wide = a.astype(np.float64)
+            most = np.max(np.abs(wide), initial=0.0, where=np.isfinite(wide))
+            return (wide + ulps * float(np.finfo(a.dtype).eps) * most * Jitter(2, self.rng).steps(a.shape)).astype(
+                a.dtype
+            )
+
+    def equal(self, node: Any, given: Mapping[str, Any], results: list[Any]) -> list[Any]:
+        """Return results of Equal that change from one evaluation to the next where rounded operands are close."""
+        a, b = (given[name] for name in node.input)
+        if a.dtype.kind != "f":
+            return results
+        with np.errstate(all="ignore"):
+            near = np.isclose(a.astype(np.float64), b.astype(np.float64), *[64 * float(np.finfo(a.dtype).eps)] * 2)
+        return [np.where(near, self.number % 2 == 0, results[0])]
+
     def given(self, node: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         """Move what an inexact node reads, so that sums whose terms cancel show it."""
         fixed = {node.input[p] for p in FIXED_ARGUMENTS.get(node.op_type, ()) if p < len(node.input)}
         result = {}
         for name, a in given.items():
-            float_array = isinstance(a, np.ndarray) and a.dtype.kind == "f" and name not in fixed
-            result[name] = Jitter(2, self.rng).moved(a, 4 if a.dtype.itemsize == 2 else 1) if float_array else a
+            if not isinstance(a, np.ndarray) or a.dtype.kind != "f" or name in fixed:
+                result[name] = a
+            elif node.op_type in PLACED:
+                result[name] = self.displaced(a)
+            else:
+                result[name] = Jitter(2, self.rng).moved(a, (4 if a.dtype.itemsize == 2 else 2) * _growth(node, given))
         return result

@@ -1,4 +1,6 @@
-"""Random ONNX programs against `onnx.reference` and ONNX Runtime: `python -m tests.fuzz.importers.run --programs 1000 --seed 1`.
+"""Random programs for an importer, against others: `python -m tests.fuzz.importers.run --programs 1000 --seed 1`.
+
+ONNX programs are compared with `onnx.reference` and ONNX Runtime, and with `--importer torch` programs of torch.export with torch.
 
 A program is determined by the seed and its number. A child process makes, imports, interprets and judges it, so that an oracle
 that dies (integer division by 0 ends ONNX Runtime) costs one program. One program in `--sample` is also built for the target c
@@ -8,6 +10,7 @@ as builds are, and run. With `--state FILE` the same command goes on where it en
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import sys
@@ -22,16 +25,45 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from experiments.harness.pages import environment, write_page
-from tests.fuzz.importers.minimise import minimise, regression_test, shown, stored
+from tests.fuzz.importers import minimise as onnx_texts
+from tests.fuzz.importers import trial as onnx_trials
+from tests.fuzz.importers.minimise import minimise
 from tests.fuzz.importers.program import Program
-from tests.fuzz.importers.trial import Outcome, attempt, judge_calls, make, operators, uncovered
+from tests.fuzz.importers.trial import Outcome, judge_calls
 
 SECONDS = 120
 """Seconds that one program may take."""
 LIFE = 2000
 """Programs of a child."""
 SHRINK_SECONDS = 6
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What programs of an importer are made, tried and shown by: the functions of `trial` and `minimise`, or of `torch_programs`."""
+
+    make: Callable[[int, int], Any]
+    attempt: Callable[..., Outcome]
+    operators: Callable[[], list[tuple[str, str]]]
+    uncovered: Callable[[], list[str]]
+    shown: Callable[[Any], str]
+    stored: Callable[[Any, Path, str], Path]
+    regression_test: Callable[[Any, str], str]
+
+
+ONNX = Trials(
+    onnx_trials.make, onnx_trials.attempt, onnx_trials.operators, onnx_trials.uncovered, onnx_texts.shown,
+    onnx_texts.stored, onnx_texts.regression_test,
+)  # fmt: skip
+
+
+def trials_of(importer: str) -> Trials:
+    """Return the trials of the importer "onnx" or "torch"."""
+    if importer == "onnx":
+        return ONNX
+    from tests.fuzz.importers import torch_programs as t
+
+    return Trials(t.make, t.attempt, t.operators, t.uncovered, t.shown, t.stored, t.regression_test)
 
 
 @dataclass
@@ -42,6 +74,7 @@ class Totals:
         next: Number of the next program.
         kinds: Programs by outcome.
         findings: Number of a program and what is wrong.
+        sources: Programs by the hash of the sources that made, imported and judged them.
     """
 
     next: int = 0
@@ -51,13 +84,14 @@ class Totals:
     elements: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     findings: list[tuple[int, str]] = field(default_factory=list)
+    sources: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def read(cls, file: Path) -> Totals:
         if not file.exists():
             return cls()
         data = json.loads(file.read_text())
-        counters = {k: Counter(data[k]) for k in ("kinds", "operators", "elements", "refusals")}
+        counters = {k: Counter(data.get(k, {})) for k in ("kinds", "operators", "elements", "refusals", "sources")}
         return cls(data["next"], data["secs"], **counters, findings=[tuple(f) for f in data["findings"]])
 
     def write(self, file: Path) -> None:
@@ -66,61 +100,36 @@ class Totals:
         partial.write_text(json.dumps(vars(self), indent=1))
         partial.replace(file)
 
-    def text(self) -> str:
-        never = [op for d, op in operators() if not self.operators[f"{d}.{op}" if d else op]]
+    def text(self, trials: Trials) -> str:
+        never = [op for d, op in trials.operators() if not self.operators[f"{d}.{op}" if d else op]]
         lines = [
             f"{sum(self.kinds.values())} programs in {self.secs:.0f} s: {dict(self.kinds)}",
             f"elements: {dict(self.elements)}",
-            f"{len(self.operators)} operators; none of {never}; without a generator: {uncovered()}",
+            f"{len(self.operators)} operators; none of {never}; without a generator: {trials.uncovered()}",
             *(f"{count:6} {text}" for text, count in self.refusals.most_common(40)),
             *(f"finding {number}: {why[:200]}" for number, why in self.findings),
         ]
         return "\n".join(lines)
 
 
-def page(seed: int, totals: Totals) -> list[str]:
-    """Return the lines of the page of results."""
-    kinds, elements = totals.kinds, totals.elements
-    never = [op for d, op in operators() if not totals.operators[f"{d}.{op}" if d else op]]
-    rows = [
-        ("programs", sum(kinds.values())), ("of these agree with the oracles", kinds["agrees"]), ("wrong", kinds["wrong"]),
-        ("crashes", kinds["crash"]), ("refused at import", kinds["refused import"]), ("refused at a call", kinds["refused call"]),
-        ("wrongly tied dims, refused", kinds["refused as wrongly tied"]),
-        ("no oracle, an oracle died or no program", kinds["no oracle"] + kinds["an oracle died"] + kinds["no program"]),
-        ("built for c at -O3, too", elements["built for c"]), ("elements judged", elements["judged"]),
-        ("elements on which the oracles disagree", elements["disagreements"]), ("elements that rounding decides", elements["unsure"]),
-        ("operators", len(totals.operators)), ("operators that no program had", len(never)),
-    ]  # fmt: skip
-    lines = ["# Random ONNX programs", ""]
-    lines += [
-        f"`python -m tests.fuzz.importers.run --seed {seed}`: programs of `onnx.reference` and ONNX Runtime without graph"
-    ]
-    lines += [
-        "optimisations, imported, interpreted and compared. An element on which the two disagree does not count.",
-        "",
-    ]
-    lines += ["| | |", "|---|---|", *(f"| {name} | {count} |" for name, count in rows), ""]
-    lines += [f"No program had: {', '.join(never) or 'none'}. Without a generator: {', '.join(uncovered()) or 'none'}."]
-    lines += ["", f"{totals.secs:.0f} s of wall time.", ""]
-    if totals.findings:
-        lines += ["| program | difference |", "|---|---|"]
-        lines += [f"| {number} | {why.splitlines()[0][:160]} |" for number, why in totals.findings]
-    return lines
+def fingerprint() -> str:
+    """Return a short hash of the sources that make, import, interpret and judge programs."""
+    root = Path(__file__).resolve().parents[3]
+    files = sorted(f for folder in ("tests/fuzz/importers", "src/relax_tune/ir") for f in (root / folder).rglob("*.py"))
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:8]
 
 
 def one(
-    seed: int, number: int, judge_built: Callable[[Program, Outcome], None] | None
-) -> tuple[Outcome | None, list[str]]:
+    trials: Trials, seed: int, number: int, judge_built: Callable[[Program, Outcome], None] | None
+) -> Outcome | None:
     """Try one program. judge_built: builds, runs and judges it too."""
-    program = make(seed, number)
+    program = trials.make(seed, number)
     if program is None:
-        return None, []
-    outcome = attempt(program, seed=number)
+        return None
+    outcome = trials.attempt(program, seed=number)
     if judge_built is not None and not outcome.kind and outcome.module is not None:
         judge_built(program, outcome)
-    if outcome.kind == "refused call" and program.wrongly_tied:
-        outcome.kind = "refused as wrongly tied"
-    return outcome, [f"{n.domain}.{n.op_type}" if n.domain else n.op_type for n in program.nodes]
+    return outcome
 
 
 def built_judge(folder: Path) -> Callable[[Program, Outcome], None]:
@@ -165,7 +174,7 @@ def built_judge(folder: Path) -> Callable[[Program, Outcome], None]:
     return judged
 
 
-def work(parent: Connection, pipe: Connection, seed: int, numbers: Sequence[int], sample: int) -> None:
+def work(trials: Trials, parent: Connection, pipe: Connection, seed: int, numbers: Sequence[int], sample: int) -> None:
     """Try programs in a child, and send what each says."""
     parent.close()  # so that a parent that ends is noticed
     warnings.simplefilter("ignore")
@@ -173,25 +182,25 @@ def work(parent: Connection, pipe: Connection, seed: int, numbers: Sequence[int]
         judged = built_judge(Path(folder)) if sample else None
         for number in numbers:
             pipe.send(("begin", number))
-            outcome, names = one(seed, number, judged if sample and number % sample == 0 else None)
+            outcome = one(trials, seed, number, judged if sample and number % sample == 0 else None)
             if outcome is None:
                 pipe.send(("none", number))
                 continue
             elements = {"judged": outcome.judged, "disagreements": outcome.disagreements, "unsure": outcome.unsure}
             elements |= {f"calls with {o}": 1 for o in outcome.oracles}
             elements |= {"built for c": 1} if sample and number % sample == 0 else {}
-            pipe.send(("done", number, outcome.kind, outcome.why, outcome.key(), names, elements))
+            pipe.send(("done", number, outcome.kind, outcome.why, outcome.key(), outcome.operators, elements))
     pipe.send(("end",))
 
 
 def campaign(
     seed: int, programs: int, secs: float, sample: int = 0, totals: Totals | None = None, state: Path | None = None,
-    note: Callable[[int, str, str], None] | None = None,
+    note: Callable[[int, str, str], None] | None = None, trials: Trials = ONNX,
 ) -> Totals:  # fmt: skip
     """Try programs until as many were tried, or the time is over. note: told number, kind and reason of each finding."""
     totals = totals or Totals()
     begin, first, fork = time.monotonic(), totals.secs, multiprocessing.get_context("fork")
-    last = totals.next + programs
+    last, sources = totals.next + programs, fingerprint()
 
     def over() -> bool:
         return totals.next >= last or time.monotonic() - begin > secs
@@ -199,7 +208,7 @@ def campaign(
     while not over():
         ours, theirs = fork.Pipe(duplex=False)
         numbers = range(totals.next, min(last, totals.next + LIFE))
-        child = fork.Process(target=work, args=(ours, theirs, seed, numbers, sample), daemon=True)
+        child = fork.Process(target=work, args=(trials, ours, theirs, seed, numbers, sample), daemon=True)
         child.start()
         theirs.close()
         try:
@@ -212,6 +221,7 @@ def campaign(
                 if message[0] == "end":
                     break
                 _add(totals, message, note)
+                totals.sources[sources] += message[0] != "begin"
                 if state and totals.next % 100 == 0:
                     totals.secs = first + time.monotonic() - begin
                     totals.write(state)
@@ -247,49 +257,49 @@ def _add(totals: Totals, message: Sequence[Any], note: Callable[[int, str, str],
         totals.refusals[key] += 1
 
 
-def report(seed: int, number: int, why: str, folder: Path) -> None:
+def report(trials: Trials, seed: int, number: int, why: str, folder: Path) -> None:
     """Print a finding, minimised and as a test, and store it."""
-    program = make(seed, number)
+    program = trials.make(seed, number)
     assert program is not None
-    outcome = attempt(program, seed=number)
+    outcome = trials.attempt(program, seed=number)
     if not outcome.is_finding:
         print(f"==== program {number}: {why}", flush=True)
-        print(shown(program), flush=True)
-        stored(program, folder, f"s{seed}_{number}")
+        print(trials.shown(program), flush=True)
+        trials.stored(program, folder, f"s{seed}_{number}")
         return
 
     def fails(candidate: Program) -> bool:
-        other = attempt(candidate, seed=number)
+        other = trials.attempt(candidate, seed=number)
         return other.kind == outcome.kind and (outcome.kind == "crash" or other.oracles >= outcome.oracles)
 
     small = minimise(program, outcome.output if outcome.kind == "wrong" else "", outcome.call, fails, SHRINK_SECONDS)
-    reason = attempt(small, seed=number).why
+    reason = trials.attempt(small, seed=number).why
     print(
-        f"==== program {number}: {outcome.kind}: {reason}\n{shown(small)}\n{regression_test(small, reason)}", flush=True
+        f"==== program {number}: {outcome.kind}: {reason}\n{trials.shown(small)}\n{trials.regression_test(small, reason)}",
+        flush=True,
     )
-    stored(small, folder, f"s{seed}_{number}")
+    trials.stored(small, folder, f"s{seed}_{number}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--importer", choices=("onnx", "torch"), default="onnx")
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--sample", type=int, default=20, help="one in so many is built for c, too; 0: none")
     parser.add_argument("--state", type=Path, help="a file of totals: go on where it ends")
-    parser.add_argument("--found", type=Path, default=Path("build/fuzz/onnx"), help="the folder for findings")
-    parser.add_argument("--page", help="the name of a page of experiments/results to write")
+    parser.add_argument("--found", type=Path, default=Path("build/fuzz/findings"), help="the folder for findings")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    totals, measured = Totals.read(asked.state) if asked.state else Totals(), environment()
+    trials = trials_of(asked.importer)
+    totals = Totals.read(asked.state) if asked.state else Totals()
 
     def note(number: int, kind: str, why: str) -> None:
-        report(asked.seed, number, why, asked.found)
+        report(trials, asked.seed, number, why, asked.found)
 
-    campaign(asked.seed, asked.programs, asked.seconds, asked.sample, totals, asked.state, note)
-    print(totals.text())
-    if asked.page:
-        write_page(asked.page, page(asked.seed, totals), None, measured, quiet=True)
+    campaign(asked.seed, asked.programs, asked.seconds, asked.sample, totals, asked.state, note, trials)
+    print(totals.text(trials))
     return bool(totals.findings)
 
 

@@ -32,6 +32,10 @@ MOST_BYTES = 1 << 27
 """Bytes of a file that is tried."""
 MOST_ELEMENTS = 40_000
 """Elements of a value of a slice."""
+MOST_INTEGERS = 16
+"""Elements of integers that may decide shapes."""
+MOST_ABOVE = 12
+"""Nodes of a path above a slice that compute shapes."""
 SIZES = (1, 2, 3, 5, 8, 16)
 
 
@@ -102,6 +106,9 @@ def slice_of(graph: RealGraph, rng: random.Random) -> Program | None:
         if not rest:
             break
         chosen.add(rng.choice(rest))
+    for _ in range(MOST_ABOVE if rng.random() < 0.9 else 0):  # what computes shapes belongs to the slice
+        above = {makers[i] for k in chosen for i in names_read_by(graph.nodes[k]) if i in makers and _varies(graph, i)}
+        chosen |= above
     nodes = [graph.nodes[k] for k in sorted(chosen)]
     made = {o for n in nodes for o in n.output if o}
     read = [name for name in dict.fromkeys(i for n in nodes for i in sorted(names_read_by(n))) if name not in made]
@@ -111,7 +118,7 @@ def slice_of(graph: RealGraph, rng: random.Random) -> Program | None:
         if (
             isinstance(first, np.ndarray)
             and first.dtype.kind == "i"
-            and first.size <= 16
+            and first.size <= MOST_INTEGERS
             and np.array_equal(first, second)
         ) and rng.random() < 0.9:
             constants[name] = first
@@ -123,6 +130,13 @@ def slice_of(graph: RealGraph, rng: random.Random) -> Program | None:
     inputs = {name: Input(a.dtype, tuple(_dims(a.shape, calls[1][name].shape))) for name, a in calls[0].items()}
     domains = {d: v for d, v in graph.domains.items() if any(n.domain == d for n in nodes)}
     return Program(graph.opset, nodes, inputs, constants, outputs[:6], calls, domains).needed()
+
+
+def _varies(graph: RealGraph, name: str) -> bool:
+    """Return whether a value is a few integers that differ between the runs."""
+    first, second = (run.get(name) for run in graph.runs)
+    few = isinstance(first, np.ndarray) and first.dtype.kind == "i" and first.size <= MOST_INTEGERS
+    return few and not np.array_equal(first, second)
 
 
 def _dims(first: Sequence[int], second: Sequence[int]) -> Iterator[Dim]:
@@ -148,7 +162,7 @@ def main() -> int:
             break
         graph = read(path, rng)
         files["run" if graph else "not run"] += 1
-        for _ in range(0 if graph is None else min(60, 3 * len(graph.nodes), -(-asked.slices // len(paths)) + 10)):
+        for _ in range(0 if graph is None else min(3 * len(graph.nodes), -(-asked.slices // len(paths)) + 10)):
             assert graph is not None
             program = slice_of(graph, rng)
             if program is None or time.monotonic() > end:

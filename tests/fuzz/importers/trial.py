@@ -118,12 +118,14 @@ class Outcome:
     disagreements: int = 0
     unsure: int = 0
     oracles: set[str] = field(default_factory=set)
+    operators: list[str] = field(default_factory=list)
     module: IRModule | None = None
     expected: list[Expected | None] = field(default_factory=list)
 
     def key(self) -> str:
         """Return what findings of one kind share."""
-        text = re.sub(r"'[^']*'|\"[^\"]*\"|node \S+|[\d.]+(e[-+]?\d+)?|nan|inf", "_", self.why)
+        text = re.sub(r"^node '.*?', operator (\w+) .*?\)\): ", r"\1: ", self.why, flags=re.DOTALL).partition("; ")[0]
+        text = re.sub(r"'[^']*'|\"[^\"]*\"|Tensor\(.*?\w\)|node \S+|\b[\d.]+(e[-+]?\d+)?|nan|inf", "_", text)
         return f"{self.kind}: {text}"[:160]
 
     @property
@@ -158,8 +160,17 @@ def attempt(program: Program, run: Run = interpreted, seed: int = 0) -> Outcome:
     if outcome.expected[0] is None:
         outcome.kind = "no oracle"
         return outcome
+    outcome.operators = [f"{n.domain}.{n.op_type}" if n.domain else n.op_type for n in program.nodes]
+    outcome = judged(program, outcome, lambda: load_onnx(proto, {name: (0, 128) for name in symbols(program)}), run)
+    if outcome.kind == "refused call" and program.wrongly_tied:
+        outcome.kind = "refused as wrongly tied"
+    return outcome
+
+
+def judged(program: Program, outcome: Outcome, load: Callable[[], IRModule], run: Run) -> Outcome:
+    """Import a program, run its calls and note what is wrong."""
     try:
-        outcome.module = load_onnx(proto, {name: (0, 64) for name in symbols(program)})
+        outcome.module = load()
     except RelaxTuneError as error:
         outcome.kind, outcome.why = "refused import", str(error)
         return outcome

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fuzz.hostile_texts import HEAD, SIZES, Texts, caller, campaign, digits
+from tests.runtime.test_artifact_memory import sanitizer
 from tests.support.effort import examples
 
 from relax_tune.errors import ParseError, UserError
@@ -232,6 +233,51 @@ def test_hostile_text_ends_no_process_and_reads_no_memory(tmp_path: Path, name: 
     (tmp_path / "m.relax").write_text(text)
     done = subprocess.run([sys.executable, "-c", RUN, str(tmp_path / "m.relax"), dtype], capture_output=True, text=True)
     assert done.returncode == 0 and f"refused {size}\n" in done.stdout, done.stderr[-2000:]
+
+
+CANCELLING = """module(version=1)
+
+@prim_func(outputs=1)
+def f_loops(x: Buffer((n,), f32), z: Buffer((m,), f32), y: Buffer((n,), f32)):
+    for i in serial(n):
+        with block("f"):
+            vi = spatial(n, i)
+            y[vi] = x[vi]
+    for j in serial(n):
+        if (((m // 600) * (m * m * m) + j) * (j * j)) < n:
+            y[(j + (m // 50) * (m * m * m * m + 2)) % n] = z[j % 7]
+
+@function
+def main(x: Tensor((n,), f32), z: Tensor((m,), f32)) -> Tensor((n,), f32):
+    with dataflow():
+        y: Tensor((n,), f32) = call_tir(f_loops, (x, z), out=Tensor((n,), f32))
+    return y
+"""
+"""The stored index becomes the loop's variable: `j` becomes a sum of terms that cancel, whose cube leaves 64 bits."""
+RUN_CANCELLING = """
+import sys, numpy as np, relax_tune as rt
+from pathlib import Path
+from tests.runtime.device.watched import SanitizedDevice
+built = rt.build(rt.load_model(sys.argv[1]), target='c', db='memory://', policy='generic', self_test=False)
+with built.open(SanitizedDevice(Path(sys.argv[2]))) as model:
+    for n, m in ((50, 51), (7, 3000), (64, 599)):
+        y = model.run({'x': np.zeros(n, 'f4'), 'z': np.arange(1, m + 1, dtype='f4')})
+        wanted = np.zeros(n, 'f4')
+        for j in range(n):
+            if (m // 600 * m**3 + j) * j * j < n:
+                wanted[(j + m // 50 * (m**4 + 2)) % n] = j % 7 + 1
+        np.testing.assert_array_equal(list(y.values())[0] if isinstance(y, dict) else y[0], wanted)
+print('done')
+"""
+
+
+@pytest.mark.ccompiler
+@pytest.mark.process
+def test_terms_of_an_index_may_overflow_where_they_cancel(tmp_path: Path) -> None:
+    (tmp_path / "m.relax").write_text(CANCELLING)
+    command = [sys.executable, "-c", RUN_CANCELLING, str(tmp_path / "m.relax"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=sanitizer())
+    assert done.stdout == "done\n", done.stderr[-3000:]
 
 
 class Word(int):

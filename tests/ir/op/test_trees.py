@@ -7,43 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.programs import agree, opened
+from tests.support.random_trees import forest, forest_module
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.base import Deduction
 from relax_tune.ir.op.reduction.trees import TreeEnsemble
 from relax_tune.ir.passes.pipeline import lower
 
 Array = np.ndarray[Any, Any]
-
-
-def forest(trees: int, depth: int, features: int, targets: int, seed: int, nan_first: bool) -> list[Array]:
-    """The tables of random trees, some of whose leaves come early."""
-    rng = np.random.default_rng(seed)
-    feature, child, split, leaves = [0] * trees, [0] * trees, [0.0] * trees, []
-    row, open_nodes = [0] * trees, [(t, 0) for t in range(trees)]
-    while open_nodes:
-        at, level = open_nodes.pop(0)
-        if level == depth or (level and rng.random() < 0.2):
-            child[at], split[at], row[at] = at - (not nan_first), np.nan, len(leaves)
-            leaves.append(rng.standard_normal(targets))
-            continue
-        feature[at], split[at], child[at] = int(rng.integers(features)), float(rng.integers(-2, 3)), len(child)
-        for _ in range(2):
-            open_nodes.append((len(child), level + 1))
-            feature.append(0), child.append(0), split.append(0.0), row.append(0)
-    ints = [np.array(v, np.int32) for v in (feature, child)]
-    return [*ints, np.array(split, np.float32), np.array(row, np.int32), np.array(leaves, np.float32)]
-
-
-def module_of(op: TreeEnsemble, tables: list[Array], features: int) -> Any:
-    g = GraphBuilder()
-    n = g.symbol("n", 0)
-    x = g.input("x", [n, features], f32)
-    return g.finish(g.call(op, x, *(g.constant(f"t{k}", t) for k, t in enumerate(tables))))
 
 
 def rows_of(n: int, features: int) -> Array:
@@ -58,7 +32,7 @@ def rows_of(n: int, features: int) -> Array:
 def test_tree_ensemble_loops_equal_numpy(trees: int, depth: int, targets: int, aggregate: str, nan_first: bool) -> None:
     tables = forest(trees, depth, 4, targets, trees, nan_first)
     op = TreeEnsemble(trees, depth, aggregate, nan_first)
-    module = module_of(op, tables, 4)
+    module = forest_module(op, tables, 4)
     for n in (0, 1, 5):
         x = rows_of(n, 4)
         wanted = op.evaluate([x, *tables])
@@ -74,7 +48,7 @@ def test_tree_ensemble_sides_of_nan_by_node() -> None:
         tables = [feature, child, split, row, values, np.array([side, 0, 0], np.int32)]
         op = TreeEnsemble(1, 1)
         assert op.evaluate([x, *tables])[:, 0].tolist() == wanted
-        module = module_of(op, tables, 1)
+        module = forest_module(op, tables, 1)
         assert np.asarray(run_function(lower(module).module, "main", [x]))[:, 0].tolist() == wanted
 
 
@@ -82,7 +56,7 @@ def test_tree_ensemble_sides_of_nan_by_node() -> None:
 @pytest.mark.ccompiler
 def test_tree_ensemble_built_for_the_processor_equals_numpy() -> None:
     tables = forest(50, 6, 5, 2, 1, False)
-    module = module_of(TreeEnsemble(50, 6), tables, 5)
+    module = forest_module(TreeEnsemble(50, 6), tables, 5)
     with opened("c") as device:
         agree(module, device, *([rows_of(n, 5)] for n in (1, 7, 64)))
 

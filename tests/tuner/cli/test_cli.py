@@ -18,7 +18,7 @@ from tests.tuner.cli.cli_model import make_bert
 from typer.testing import CliRunner
 
 import relax_tune as rt
-from relax_tune.database.records import JobRecord
+from relax_tune.database.records import JobRecord, Target
 from relax_tune.database.store import open_store
 from relax_tune.errors import UserError
 from relax_tune.ir.core.dtype import f8e5m2
@@ -29,6 +29,7 @@ from relax_tune.tuner.array_files import read_arrays
 from relax_tune.tuner.cli.app import COMMANDS, app, load_command
 from relax_tune.tuner.cli.commands.run import run, write_arrays
 from relax_tune.tuner.cli.destination import artifact_path
+from relax_tune.tuner.job.devices import device_info
 from relax_tune.tuner.measure.cluster import client
 
 RUNNER = CliRunner()
@@ -47,6 +48,31 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.mark.ccompiler
+@pytest.mark.process
+def test_db_reference_shows_and_renews_the_times_of_a_target(elsewhere: Path) -> None:
+    url = f"sqlite:///{elsewhere / 'units.db'}"
+    info = device_info("c")
+    with open_store(url) as store:
+        filled(store).add_target(Target(info.kind, info.name, info.fingerprint, info.limits, (("compute", 9.0),)))
+    key = Target(info.kind, info.name, info.fingerprint).key
+    shown = json.loads(ok("db", "reference", "--on", key, "--db", url, "--json"))
+    assert shown == {"target": key, "name": info.name, "reference": {"compute": 9.0}}
+    assert "9.00 s" in ok("db", "reference", "--on", key, "--db", url)
+    assert "not timed" in ok("db", "reference", "--on", ZEN.key, "--db", url)
+    renewed = json.loads(ok("db", "reference", "--renew", "--target", "c", "--db", url, "--json"))
+    assert 0 < renewed["reference"]["compute"] < 9.0 and "stream spread" in renewed["reference"]
+    with open_store(url) as store:
+        (target,) = (t for t in store.targets() if t.key == key)
+        assert dict(target.reference) == renewed["reference"]
+
+
+@pytest.mark.ccompiler
+@pytest.mark.process
+def test_db_reference_of_a_device_without_records_is_refused(records: str) -> None:
+    assert "no records of" in refused("db", "reference", "--renew", "--target", "c", "--db", records)
 
 
 @pytest.fixture

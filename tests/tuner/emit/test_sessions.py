@@ -19,6 +19,8 @@ from relax_tune.errors import ModelStateError, UserError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.load import load_model
+from relax_tune.ir.frontend.torch.importer import import_program
+from relax_tune.ir.frontend.torch.program import from_json
 from relax_tune.ir.op.indexing.movement import Concat
 from relax_tune.ir.op.math.elementwise import Add, MulScalar
 from relax_tune.ir.op.neural.attention import Attention
@@ -30,6 +32,7 @@ from relax_tune.runtime.model import Model
 from relax_tune.tuner.job.device_job import device_job
 
 pytestmark = pytest.mark.ccompiler
+DATA = Path(__file__).parents[2] / "data"
 DEVICES = ["c", pytest.param("opencl", marks=pytest.mark.process)]
 PROMPT = np.array([[3, 1, 4], [1, 5, 9]], np.int64)
 
@@ -190,6 +193,35 @@ def test_states_of_one_size_change_places(target: str) -> None:
                 (found,) = session.run({"x": x})
                 np.testing.assert_array_equal(found, doubled)
             np.testing.assert_array_equal(session.arrays()["state"], state)
+
+
+@pytest.mark.parametrize("target", DEVICES)
+def test_session_of_a_torch_program_keeps_its_buffers_as_torch_does(target: str) -> None:
+    if target == "opencl":
+        pytest.importorskip("pyopencl")
+    with np.load(DATA / "torch_state.npz") as file:
+        arrays = dict(file)
+    weights = {k.removeprefix("weight."): a for k, a in arrays.items() if k.startswith("weight.")}
+    module = import_program(from_json((DATA / "torch_state.json").read_text(), weights))
+    with opened(module, target) as model, model.session() as session:
+        for _ in range(2):
+            for call in range(3):
+                x = arrays[f"x.{call}"]
+                y, new_x = session.run([x])
+                np.testing.assert_allclose(y, arrays[f"y.{call}"], rtol=1e-5, atol=1e-5)
+                np.testing.assert_array_equal(new_x, 2 * x)
+                for name, value in session.arrays().items():
+                    expected = arrays[f"{name.removeprefix('b_')}.{call}"]
+                    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+            session.reset()
+        assert sorted(session.arrays()) == [
+            "b_count", "b_last", "b_norm_num_batches_tracked", "b_norm_running_mean", "b_norm_running_var",
+        ]  # fmt: skip
+
+
+def test_session_without_a_state_is_refused() -> None:
+    with opened(running_sum(), "c") as model, pytest.raises(UserError, match="without; give the arrays of `start`"):
+        model.session()
 
 
 def test_arrays_not_fit_for_a_session_are_refused() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -20,7 +22,7 @@ from relax_tune.database.store import MemoryStore
 from relax_tune.tuner.cli.start import SENTENCE
 from relax_tune.tuner.measure import scratch
 from relax_tune.tuner.measure.interrupts import shielded
-from relax_tune.tuner.measure.scratch import ScratchFolder
+from relax_tune.tuner.measure.scratch import CLUSTER, JOB, MEASURE, ScratchFolder
 
 
 @pytest.fixture(autouse=True)
@@ -171,6 +173,49 @@ def test_scratch_folder_of_killed_owner_is_removed(tmp_path: Path, monkeypatch: 
     for folder in (again, mine, mine):
         folder.remove()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "relax-tune-measure-new"]
+
+
+LEAVING = """
+import os, signal, sys
+from relax_tune.tuner.measure.scratch import ScratchFolder
+folder = ScratchFolder(sys.argv[1])
+print(folder.path, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.process
+def test_folders_of_killed_jobs_and_workers_are_removed_by_the_next_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    def left(prefix: str) -> Path:
+        command = [sys.executable, "-c", LEAVING, prefix]
+        return Path(subprocess.run(command, env=environment, capture_output=True, text=True).stdout.strip())
+
+    for prefix in (MEASURE, CLUSTER, JOB):
+        folder = left(prefix)
+        assert folder.is_dir()
+        with ScratchFolder(JOB) as own:
+            assert not folder.exists() and own.path.is_dir()
+        assert not own.path.exists()
+
+
+@pytest.mark.process
+def test_closed_cluster_process_leaves_no_folder_of_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    pytest.importorskip("distributed", reason="Dask Distributed is not installed (extra cluster)")
+    processes = importlib.import_module("relax_tune.tuner.measure.cluster.processes")
+    process = processes.ClusterProcess(["json.tool"], {})
+    command = [sys.executable, "-c", LEAVING, MEASURE]
+    subprocess.run(command, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True)
+    assert list(tmp_path.glob(f"{MEASURE}*"))
+    process.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_sweep_of_foreign_links_and_devices_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

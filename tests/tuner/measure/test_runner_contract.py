@@ -13,9 +13,10 @@ import pytest
 from tests.tuner.measure.cluster.lent import lend
 from tests.tuner.measure.measure_programs import LIMIT_SECS, POLICY, check, program, request
 
+from relax_tune.database.reference import SPREAD
 from relax_tune.errors import MeasureError
 from relax_tune.runtime.library.registry import library_facts, open_libraries
-from relax_tune.tuner.measure.base import Runner
+from relax_tune.tuner.measure.base import OtherUnit, Runner
 from relax_tune.tuner.measure.cluster.processes import start_scheduler
 from relax_tune.tuner.measure.cluster.runner import DaskRunner
 from relax_tune.tuner.measure.local import LocalRunner
@@ -211,3 +212,13 @@ def test_closed_runner_refuses_and_ends_pending_futures() -> None:
             future.result(LIMIT_SECS)
     with pytest.raises(MeasureError, match="closed"):
         subject.submit([])
+
+
+def test_calibrate_returns_times_of_the_unit_and_refuses_those_of_another(runner: Runner) -> None:
+    times = runner.calibrate({})
+    kernels = {name: secs for name, secs in times.items() if not name.endswith(SPREAD)}
+    assert len(kernels) == 2 and min(kernels.values()) > 0
+    assert runner.calibrate(times) == times
+    if not isinstance(runner, DaskRunner):  # the worker of these tests lends with any tolerance
+        with pytest.raises(OtherUnit, match="reference kernel"):
+            runner.calibrate({name: secs * 1e4 for name, secs in kernels.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
 import pytest
@@ -44,9 +44,6 @@ class OneUnit:
 
     def slots(self) -> int:
         return 1
-
-    def calibrate(self, reference: Mapping[str, float]) -> Mapping[str, float]:
-        return reference
 
     def poll(self) -> Sequence[Ended]:
         if self._group is None or (end := self._ends.get()) is None:

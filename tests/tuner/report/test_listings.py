@@ -54,6 +54,14 @@ def test_jobs_table_and_facts_agree() -> None:
     )
 
 
+def test_job_that_no_service_has_taken_says_what_it_waits_for() -> None:
+    assert "a service for c" in str(dict(job_facts(job()))["message"])
+    assert "a service for c" in str(jobs_table([job()]).rows[0][-1])
+    for other in (job(runs=1), job(state="running", runs=1)):
+        assert dict(job_facts(other))["message"] == "-"
+    assert dict(job_facts(job(message="no space left")))["message"] == "no space left"
+
+
 def test_runs_table_and_facts_agree() -> None:
     run = JobRecord("host:1@x", '{"target":"c","seed":7,"seen_at":1000000000}', "done")
     assert run_facts(run) == (
@@ -88,9 +96,12 @@ def test_lent_table_names_silent_and_quarantined_units() -> None:
     devices = [
         LentDevice("a", "c", "w1", "h", "u1", "id", "zen |", {"add": 1e-3}, 1.5, "", 60.0),
         LentDevice("b", "c", "w2", "h", "u2", "id", "zen", {}, 1.5, "slow", 1.0),
+        LentDevice("c", "c", "w3", "h", "u3", "id", "zen", {}, 1.5, "", 1.0, protocol=1),
     ]
-    assert [row[-1] for row in lent_table(devices, 20.0).rows] == ["silent for 60 s", "quarantined: slow"]
-    assert [row[-2:] for row in lent_table(devices).rows] == [("lent", "60"), ("quarantined: slow", "1")]
+    silent, quarantined, other = (str(row[-1]) for row in lent_table(devices, 20.0).rows)
+    assert (silent, quarantined) == ("silent for 60 s", "quarantined: slow")
+    assert "another version of relax-tune" in other and "got 1" in other
+    assert [row[-2:] for row in lent_table(devices[:2]).rows] == [("lent", "60"), ("quarantined: slow", "1")]
 
 
 def test_printed_table_has_every_cell() -> None:

@@ -5,9 +5,11 @@ Tests: `tests/tuner/cli/test_cli.py`.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -17,10 +19,17 @@ from relax_tune.database.records import Measurement, Selection, Target, Workload
 from relax_tune.database.store import Store, open_store, upgrade_store
 from relax_tune.errors import DatabaseError, UserError
 from relax_tune.tuner.cli.app import COMMANDS, USER_ERROR, examples
-from relax_tune.tuner.cli.commands.options import Database, Json, print_json
+from relax_tune.tuner.cli.commands.options import Ca, Certificate, Database, Json, Key, print_json, setting_option
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.cli.report.view import view
-from relax_tune.tuner.report.listings import fastest_subject, rows_subject, targets_subject, units_subject
+from relax_tune.tuner.job.devices import open_runner
+from relax_tune.tuner.report.listings import (
+    fastest_subject,
+    reference_subject,
+    rows_subject,
+    targets_subject,
+    units_subject,
+)
 from relax_tune.tuner.report.subject import Subject
 from relax_tune.tuner.settings import load_settings
 from relax_tune.tuner.task.record_text import verify_text
@@ -109,6 +118,59 @@ def units(on: KeyPart = None, db: Database = None) -> Subject:
     """List the workers, hosts and units that measured for a target."""
     with open_for(db) as store:
         return units_subject(store.units(one_target(store, on).key))
+
+
+@app.command(
+    epilog=examples(
+        "relax-tune db reference --on 3f9a",
+        "relax-tune db reference --renew --target c",
+        "relax-tune db reference --renew --target cuda --scheduler tls://10.0.0.1:8786",
+    )
+)
+@view
+def reference(
+    on: KeyPart = None,
+    renew: Annotated[
+        bool,
+        typer.Option("--renew", help="Time the reference kernels again on --target, and replace the stored times."),
+    ] = False,
+    target: Annotated[str | None, setting_option("target")] = None,
+    scheduler: Annotated[str | None, setting_option("scheduler")] = None,
+    browser: Annotated[str | None, setting_option("browser")] = None,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    db: Database = None,
+) -> Subject:
+    """Show the reference times of a target, or renew them.
+
+    Records of two units of one name are kept apart by the times of two reference kernels. After a change of the unit, such as
+    another power limit, prune the old records and renew the times.
+    """
+    if not renew:
+        with open_for(db) as store:
+            return reference_subject(one_target(store, on))
+    given = {
+        "target": target,
+        "scheduler": scheduler,
+        "browser": browser,
+        "ca": ca,
+        "certificate": certificate,
+        "key": key,
+    }
+    settings = load_settings({"db": db, **given})
+    with (
+        contextlib.closing(open_runner(settings, partial(say, make_console(stderr=True)))) as runner,
+        open_for(db, write=True) as store,
+    ):
+        device = runner.device_info()
+        measured = Target(device.kind, device.name, device.fingerprint)
+        if store.target(measured.key) is None:
+            raise UserError(
+                f"{store.where} has no records of {device.name}; `relax-tune tune` adds the device that it measures on"
+            )
+        store.set_reference(measured.key, runner.calibrate({}))
+        return reference_subject(one_target(store, measured.key))
 
 
 @app.command(epilog=examples("relax-tune db top", "relax-tune db top softmax --count 5 --on 3f9a"))

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from relax_tune.database.reference import kernels_of
 from relax_tune.errors import MeasureError
 from relax_tune.json_shapes import has_shape
 from relax_tune.tuner.measure.cluster.identity import PROTOCOL, protocol_misfit
-from relax_tune.tuner.measure.cluster.reference import Reference, disagreement
+from relax_tune.tuner.measure.reference import Reference, disagreement
 
 METRIC = "relax_tune"
 """Name of the worker metric that lists the lent devices."""
@@ -36,7 +37,8 @@ class LentDevice:
 
     Attributes:
         address: address of the worker's process.
-        about: name and platform of the device, which a job's `CLASS:PART` is matched with.
+        about: name and platform of the device.
+        facts: its fingerprint as `NAME=VALUE`, separated by ` | `. A job's `CLASS:PART` is matched with `about` and `facts`.
         silent_secs: time since the last heartbeat of the worker.
         latest: reference times of the last check.
         measured, refused: numbers of batches since the worker's start.
@@ -57,6 +59,7 @@ class LentDevice:
     latest: Reference = field(default_factory=dict)
     measured: int = 0
     refused: int = 0
+    facts: str = ""
 
     def misfit(self, identity: str, reference: Reference) -> str:
         """Return why this device cannot measure for a target; empty if it can."""
@@ -94,6 +97,7 @@ def lent_devices(workers: Mapping[str, Mapping[str, Any]]) -> list[LentDevice]:
                 silent = newest - float(worker.get("last_seen") or 0.0)
                 for name, default in (("protocol", 1), ("measured", 0), ("refused", 0)):
                     values[name] = number if type(number := device.get(name)) is int else default
+                values["facts"] = facts if type(facts := device.get("facts")) is str else ""
                 values["latest"] = latest if _are_times(latest := device.get("latest")) else {}
                 devices.append(LentDevice(address=address, label=label, silent_secs=silent, **values))
     return devices
@@ -104,8 +108,8 @@ def _are_times(value: object) -> bool:
 
 
 def asked_for(devices: Iterable[LentDevice], label: str, part: str) -> list[LentDevice]:
-    """Return the devices of a class whose name or platform contains `part`, ignoring case."""
-    return [d for d in devices if d.label == label and part.lower() in d.about.lower()]
+    """Return the devices of a class whose name, platform or a fact of the fingerprint contains `part`, ignoring case."""
+    return [d for d in devices if d.label == label and part.lower() in f"{d.about} | {d.facts}".lower()]
 
 
 def label_of(spec: str) -> str:
@@ -161,6 +165,6 @@ def usual_reference(devices: Sequence[LentDevice]) -> Reference:
 
     def rank(device: LentDevice) -> tuple[int, float, str]:
         agreeing = sum(not disagreement(device.reference, other.reference, other.tolerance) for other in devices)
-        return -agreeing, sum(device.reference.values()), device.address
+        return -agreeing, sum(device.reference[name] for name in kernels_of(device.reference)), device.address
 
     return min(devices, key=rank).reference

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from relax_tune.database.reference import kernels_of
 from relax_tune.printable import printable
 from relax_tune.tuner.measure.cluster.fleet import LentDevice, lent_devices, silence_of
 
@@ -62,8 +63,8 @@ def _units(devices: list[LentDevice]) -> Iterator[Any]:
         quarantined.add_metric(where, float(bool(device.quarantine)))
         silent.add_metric(where, device.silent_secs)
         for at, secs_by_kernel in (("start", device.reference), ("check", device.latest)):
-            for kernel, secs in secs_by_kernel.items():
-                times.add_metric([*where, printable(kernel), at], secs)
+            for kernel in kernels_of(secs_by_kernel):
+                times.add_metric([*where, printable(kernel), at], secs_by_kernel[kernel])
     yield from (measured, quarantined, silent, times)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from relax_tune.tuner.measure.cluster.fleet import LentDevice, asked_for, silence_of
-from relax_tune.tuner.measure.cluster.reference import Reference
+from relax_tune.tuner.measure.reference import Reference
 
 POLL_SECS = 1.0
 # Seconds for which a worker gets no batch after it rejected one; meanwhile the scheduler learns of its new state.

@@ -16,15 +16,17 @@ from relax_tune.errors import MeasureError
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster.fleet import label_of
 from relax_tune.tuner.measure.cluster.identity import PROTOCOL, differences, identity_of, protocol_misfit
-from relax_tune.tuner.measure.cluster.reference import TOLERANCE, disagreement, measure_reference
 from relax_tune.tuner.measure.codec import decode_batch, decode_device, encode_results
 from relax_tune.tuner.measure.local import LocalRunner
+from relax_tune.tuner.measure.reference import TOLERANCE, Reference, disagreement, measure_reference
 from relax_tune.tuner.measure.unit_lock import UnitLock
 
 LOCK_SECS = 60.0
 """Seconds that a worker waits for the unit's lock at its start."""
 CHECK_SECS = 3600.0
 """Seconds between two checks of a unit with the reference kernels."""
+QUIET_SECS = 15.0
+"""Seconds that a worker waits for quiet moments when it times the reference kernels."""
 
 OpenRunner = Callable[[str, str], Runner]
 
@@ -72,7 +74,7 @@ class LentUnit:
                 )
             self.unit = units.pop() or f"{socket.gethostname()}:{'+'.join(specs)}"
             self._lock = UnitLock(self.unit, worker, lock_secs, lends=True)
-            self._first = {label: measure_reference(runner) for label, runner in self._runners.items()}
+            self._first = self._times()
             self._latest = self._first
         except BaseException:
             self.close()
@@ -81,7 +83,7 @@ class LentUnit:
     def check(self) -> None:
         """Time the reference kernels again, and quarantine a unit that has drifted, or end its quarantine."""
         with self._turn:
-            latest = {label: measure_reference(runner) for label, runner in self._runners.items()}
+            latest = self._times()
         self._latest = latest
         lines = [disagreement(self._first[label], times, self.tolerance) for label, times in latest.items()]
         before, self.quarantine = self.quarantine, "; ".join(filter(None, lines))
@@ -106,6 +108,7 @@ class LentUnit:
                 "host": socket.gethostname(),
                 "unit": self.unit,
                 "identity": identity_of(info),
+                "facts": " | ".join(f"{name}={value}" for name, value in info.fingerprint),
                 "about": " | ".join([info.name, dict(info.fingerprint).get("platform", "")]),
                 "reference": dict(self._first[label]),
                 "tolerance": self.tolerance,
@@ -145,6 +148,9 @@ class LentUnit:
         device, reference = decode_device(document.get("device")), dict(document.get("reference") or {})
         different = differences(device, self._runner(label).device_info())
         return different or disagreement(reference, self._first[label], self.tolerance)
+
+    def _times(self) -> dict[str, Reference]:
+        return {label: measure_reference(runner, QUIET_SECS) for label, runner in self._runners.items()}
 
     def _runner(self, label: str) -> Runner:
         if label not in self._runners:

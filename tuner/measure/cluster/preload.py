@@ -17,9 +17,9 @@ import click
 from relax_tune.runtime.device.registry import devices_of_class
 from relax_tune.tuner.measure.cluster.fleet import METRIC
 from relax_tune.tuner.measure.cluster.lending import CHECK_SECS, LOCK_SECS, LentUnit
-from relax_tune.tuner.measure.cluster.reference import TOLERANCE
 from relax_tune.tuner.measure.cluster.task import PLUGIN_NAME, DevicePlugin
 from relax_tune.tuner.measure.cluster.worker import check_regularly
+from relax_tune.tuner.measure.reference import TOLERANCE
 
 _ENDED = threading.Event()
 

@@ -21,10 +21,12 @@ from relax_tune.errors import MeasureError, system_reason
 from relax_tune.runtime.child_process import clean_environment, python_command
 from relax_tune.tuner.measure.cluster.address import TlsFiles, check_address, host_and_port, is_loopback
 from relax_tune.tuner.measure.cluster.fleet import default_name
-from relax_tune.tuner.measure.cluster.reference import TOLERANCE
 from relax_tune.tuner.measure.cluster.trust.loopback import make_loopback, place_of
-from relax_tune.tuner.measure.scratch import CLUSTER, ScratchFolder
+from relax_tune.tuner.measure.reference import TOLERANCE
+from relax_tune.tuner.measure.scratch import CLUSTER, ScratchFolder, sweep
 
+END_SECS = 10.0
+"""Seconds that a process has to end in after SIGTERM."""
 PLACE_SECS = 60.0
 """Seconds that a worker on loopback waits for a scheduler of the same user."""
 
@@ -99,15 +101,16 @@ class ClusterProcess:
                 self._process.wait()
 
     def close(self) -> None:
-        """Terminate the process, kill it after three seconds, remove its folder. May be called twice."""
+        """Terminate the process, kill it after `END_SECS`, remove its folder and those of its children. May be called twice."""
         with self._lock:
             if self._process.returncode is None:
                 self._process.terminate()
-        self.wait(3.0)
+        self.wait(END_SECS)
         self.kill()
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._scratch.remove()
+        sweep()
 
     def __enter__(self) -> ClusterProcess:
         return self

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from relax_tune.errors import FleetUnavailable, MeasureError
 from relax_tune.json_shapes import has_shape
 from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.tuner.measure.base import OtherUnit
 from relax_tune.tuner.measure.cluster.address import TlsFiles
 from relax_tune.tuner.measure.cluster.client import (
     FETCH_LOST,
@@ -39,10 +40,10 @@ from relax_tune.tuner.measure.cluster.fleet import (
 from relax_tune.tuner.measure.cluster.fleet_view import POLL_SECS, FleetView
 from relax_tune.tuner.measure.cluster.flights import SentFlight
 from relax_tune.tuner.measure.cluster.identity import identity_of, requirement_text
-from relax_tune.tuner.measure.cluster.reference import Reference
 from relax_tune.tuner.measure.cluster.trust.expiry import expiry_warnings
 from relax_tune.tuner.measure.codec import decode_results, encode_batch
 from relax_tune.tuner.measure.ledger import Batch, Blame, Group, Ledger, RetryPolicy
+from relax_tune.tuner.measure.reference import Reference
 from relax_tune.tuner.measure.supervised import Ended, SupervisedRunner
 
 Notice = Callable[[str], None]
@@ -108,9 +109,9 @@ class DaskTransport:
         devices = [d for d in self._outage.retry(self._connection, self._fleet.asked) if d.identity == self._identity]
         misfits = {d.worker: why for d in devices if (why := d.misfit(self._identity, reference))}
         if devices and len(misfits) == len(devices):
-            raise MeasureError(
+            raise OtherUnit(
                 f"expected a unit of {self._info.name!r} as fast as in the records, got: {listing(misfits)}; "
-                "lend another unit, or check `relax-tune db units`, prune wrong records, or tune into another database"
+                "lend another unit, tune into another database, or renew the stored times (`relax-tune db reference --renew`)"
             )
         self._reference = reference
         return reference
@@ -181,9 +182,11 @@ class DaskTransport:
         info = self._describe(min(chosen, key=lambda d: d.silent_secs), give_up)
         if len(chosen) < len(devices):
             others = ", ".join(sorted({d.about.strip(" |") for d in devices} - {chosen[0].about.strip(" |")}))
+            facts = {fact for d in devices for fact in d.facts.split(" | ")} - set(chosen[0].facts.split(" | "))
             self._notice(
                 f"measuring on {info.name}, which {len(chosen)} of {len(devices)} workers lend as {self.name}; others: "
-                f"{others or 'the same device with other software'}; --target {self._label}:PART selects by a part of the name"
+                f"{others or ', '.join(sorted(facts)) or 'the same device with other libraries'}; --target {self._label}:PART selects by a "
+                "part of the name or of a fact, such as threads=8"
             )
         return info, usual_reference(chosen)
 
@@ -393,4 +396,9 @@ class DaskRunner(SupervisedRunner):
         attempts: int = 3,
         notice: Notice = lambda _: None,
     ) -> None:
-        super().__init__(DaskTransport(scheduler_address, target, tls, open_secs, attempts, notice))
+        self._fleet = DaskTransport(scheduler_address, target, tls, open_secs, attempts, notice)
+        super().__init__(self._fleet)
+
+    def calibrate(self, reference: Reference) -> Reference:
+        """Compare the reference times that the workers report; see `Runner.calibrate`."""
+        return self._fleet.calibrate(reference)

@@ -39,12 +39,18 @@ PIN = """#if defined({macro}) && defined(__GNUC__)
 
 # Loops of at most this many iterations are unrolled completely, by gcc at -O3 or by this printer.
 UNROLLED_TRIPS = 32
-# gcc 12 may give all vectors of a group of conditional reads the condition of the first (GCC PR 114375 is another defect of such
-# groups), so the automatic conversion of branches to masks is turned off. Explicit vectors are not affected.
-BRANCHES = """#if defined(__GNUC__) && !defined(__clang__)
-#define RT_KEEP_BRANCHES __attribute__((optimize("no-tree-loop-if-convert")))
+# Passes of gcc 12 that are turned off for a function, by what it has. Explicit vectors are not affected.
+# BRANCHES: conversion of branches to masks may give all vectors of a group of conditional reads the condition of the first (GCC PR
+# 114375 is another defect of such groups).
+# LANES: the vectoriser loses sums where lanes of a vector variable of 1024 bits are written under conditions in a loop.
+GCC_PASSES = {
+    "BRANCHES": ("no-tree-loop-if-convert",),
+    "LANES": ("no-tree-loop-if-convert", "no-tree-loop-vectorize"),
+}
+KEEP = """#if defined(__GNUC__) && !defined(__clang__)
+#define RT_KEEP_{0} __attribute__((optimize({1})))
 #else
-#define RT_KEEP_BRANCHES
+#define RT_KEEP_{0}
 #endif"""
 
 PARALLEL_FOR = """#if !defined(RT_PARALLEL_FOR)
@@ -160,8 +166,11 @@ class CPrinter(CValues, CFamilyPrinter):
             nested = None
         # The body is printed first: only then it is known which surrounding names it uses and the struct must have.
         around, lines, indent = dict(self.declared), self.lines, self.indent
+        lanes_outside, self.has_conditional_lanes = self.has_conditional_lanes, False
         self.lines, self.indent = [], "  "
         count = self.part_body(f, extent, nested)
+        attribute = self.attribute_of(f)
+        self.has_conditional_lanes = lanes_outside
         body, self.lines, self.indent = self.lines, lines, indent
 
         around |= {self.names[v]: "i64" for v in self.symbols}
@@ -173,7 +182,7 @@ class CPrinter(CValues, CFamilyPrinter):
         copies = [
             f"  {kind if '*' in kind else f'const {kind}'} {name} = rt_data->{name};" for name, kind in shared.items()
         ]
-        head = f"static void {part}(const void *rt_shared, i64 rt_from, i64 rt_to) {{"
+        head = f"{attribute}static void {part}(const void *rt_shared, i64 rt_from, i64 rt_to) {{"
         copies = [f"  const {data} *rt_data = ({data} *)rt_shared;", *copies] if copies else ["  (void)rt_shared;"]
         self.parts.append("\n".join([f"{data} {{", *members, "};", head, *copies, *body, "}", ""]))
 
@@ -203,6 +212,15 @@ class CPrinter(CValues, CFamilyPrinter):
             self.line(f"if (++{again} == {more}) {again} = 0, {name}++;")
         return f"(i64){bracketed(text)} * {more}"
 
+    def attribute_of(self, body: Stmt) -> str:
+        """Return the attribute that turns off the passes of gcc that would miscompile a body; "" for none."""
+        if not self.has_conditional_lanes and not conditional_groups(body, self.is_short):
+            return ""
+        name = "LANES" if self.has_conditional_lanes else "BRANCHES"
+        flags = ", ".join(f'"{flag}"' for flag in GCC_PASSES[name])
+        self.prelude.add(name.lower(), KEEP.format(name, flags))
+        return f"RT_KEEP_{name} "
+
     def truncation(self, target: DType) -> str:
         # gcc folds (float)(int)x to trunc(x), which differs for -0.5: -0.0 instead of 0.0 (`integers.truncated_gcc`)
         if self.casts_back is None:
@@ -231,11 +249,7 @@ class CPrinter(CValues, CFamilyPrinter):
         self.statement(body)
         self.fence()
         parameters += [f"i64 {self.names[v]}" for v in self.symbols]
-        attribute = ""
-        if conditional_groups(body, self.is_short):
-            self.prelude.add("branches", BRANCHES)
-            attribute = "RT_KEEP_BRANCHES "
-        return self.finish(f"{attribute}void {name}({', '.join(parameters) or 'void'})"), Grid()
+        return self.finish(f"{self.attribute_of(body)}void {name}({', '.join(parameters) or 'void'})"), Grid()
 
 
 def float_literal(value: float, dtype: DType, infinity: str, nan: str) -> str:

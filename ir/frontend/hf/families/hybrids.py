@@ -10,8 +10,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from relax_tune.ir.frontend.hf.config import ConfigFields
-from relax_tune.ir.frontend.hf.families.family import FULL, UNLIMITED, Family, Key, NormRule
-from relax_tune.ir.frontend.hf.transformer.mixers import ExpertNames, Experts, GatedNorm, StateSpace
+from relax_tune.ir.frontend.hf.families.family import (
+    FULL,
+    UNLIMITED,
+    ExpertRule,
+    Family,
+    HeadNormRule,
+    Key,
+    NormRule,
+)
+from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule, ExpertNames, Experts, GatedNorm, StateSpace
 from relax_tune.ir.frontend.hf.transformer.rope import RopeStyle
 from relax_tune.ir.frontend.hf.transformer.spec import Names, Stack
 
@@ -123,6 +131,25 @@ def _falcon_h1(c: ConfigFields, stack: Stack) -> Stack:
     return stack.with_layers(lambda _, layer: replace(layer, state_space=m, scale=layer.scale * key))
 
 
+def _qwen3_next(c: ConfigFields, stack: Stack) -> Stack:
+    """Read which layers attend, and the linear attention of the others."""
+    count, every = len(stack.layers), c.whole("full_attention_interval", 4)
+    types = c.data.get("layer_types") or [FULL if (i + 1) % every == 0 else MAMBA[1] for i in range(count)]
+    if not isinstance(types, list) or len(types) != count or any(t not in (FULL, MAMBA[1]) for t in types):
+        raise c.wrong("layer_types", f"'{FULL}' or '{MAMBA[1]}' for each of {count} layers")
+    c.only("hidden_act", "silu", "swish")
+    groups, heads = c.whole("linear_num_key_heads", 16), c.whole("linear_num_value_heads", 32)
+    c.multiple("linear_num_value_heads", heads, "linear_num_key_heads", groups)
+    m = DeltaRule(
+        "linear_attn", heads, c.whole("linear_value_head_dim", 128), c.whole("linear_key_head_dim", 128), groups,
+        c.whole("linear_conv_kernel_dim", 4),
+    )  # fmt: skip
+    stack = replace(stack, gated=True)
+    return stack.with_layers(
+        lambda i, layer: layer if types[i] == FULL else replace(layer, state_space=m, attends=False, rope=None)
+    )
+
+
 FEED_FORWARD = Names(
     before_mlp="pre_ff_layernorm", gate="feed_forward.gate_proj", up="feed_forward.up_proj", down="feed_forward.down_proj",
     last_norm="final_layernorm",
@@ -143,6 +170,15 @@ HYBRIDS: Mapping[str, Family] = {
         inner="shared_intermediate_size", words_scale=Key("embedding_multiplier", 1.0), residual_scale=Key("residual_multiplier", 1.0),
         logits_scale=Key("logits_scaling", 1.0), logits_divided=True, scale=Key("attention_multiplier", 1.0),
         finish=_granite, types_windows=False,
+    ),
+    "qwen3_next": Family(
+        norm=NormRule(offset=1.0), qkv_bias=BIASED, out_bias=BIASED, groups_needed=True, size_needed=True, head_norm=HeadNormRule(),
+        rope=RopeStyle(part=0.25, part_key="partial_rotary_factor"), positions=Key("max_position_embeddings", 32768),
+        experts=ExpertRule(
+            ExpertNames(shared_gate="mlp.shared_expert_gate"), ("num_experts",), "moe_intermediate_size", Key("norm_topk_prob", True),
+            "shared_expert_intermediate_size", sparse=True,
+        ),
+        finish=_qwen3_next, types_windows=False,
     ),
     "falcon_h1": Family(
         names=replace(FEED_FORWARD), norm=NormRule(eps=Key("rms_norm_eps", 1e-5)), qkv_bias=BIASED, out_bias=BIASED, mlp_bias=MLP_BIASED,

@@ -12,7 +12,7 @@ from typing import Any
 
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.families.family import Family, Key, layer_norm
-from relax_tune.ir.frontend.hf.transformer.spec import GridBias, Names, Outputs, Patches, Pooler, Stack
+from relax_tune.ir.frontend.hf.transformer.spec import GridBias, Names, Outputs, Patches, PatchRows, Pooler, Stack
 
 VIT = Names(
     "vit.", layers="encoder.layer", before_attention="layernorm_before", query="attention.attention.query",
@@ -42,6 +42,14 @@ def patches(size: int, patch: int, **parts: Any) -> Callable[[ConfigFields], Pat
         return embedding
 
     return read
+
+
+def patch_rows(c: ConfigFields) -> PatchRows:
+    count = c.whole("num_patches", 256)
+    side = math.isqrt(count)
+    if side * side != count:
+        raise c.wrong("num_patches", "a square number")
+    return PatchRows(c.whole("num_channels", 3) * c.whole("patch_size", 16) ** 2, side)
 
 
 def _vit(c: ConfigFields, stack: Stack) -> Stack:
@@ -155,7 +163,10 @@ VISION: Mapping[str, Family] = {
             224, 16, projection="embeddings.patch_embedding", table="embeddings.position_embedding.weight", tokens=(), flat=True
         ),
     ),
-    "siglip_text_model": replace(
-        SIGLIP, names=CLIP_TEXT, embedding=None, outputs=Outputs(pooler=Pooler("last", dense="head")), finish=_siglip_text
+    "siglip2_vision_model": replace(
+        SIGLIP, names=replace(CLIP, last_norm="post_layernorm"), embedding=patch_rows, finish=_siglip
     ),
+    **dict.fromkeys(("siglip_text_model", "siglip2_text_model"), replace(
+        SIGLIP, names=CLIP_TEXT, embedding=None, outputs=Outputs(pooler=Pooler("last", dense="head")), finish=_siglip_text
+    )),
 }  # fmt: skip

@@ -17,11 +17,16 @@ from relax_tune.ir.core.graph import Constant, GVar, Value
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.transformer import biases
 from relax_tune.ir.frontend.hf.transformer.blocks import START, Blocks
-from relax_tune.ir.frontend.hf.transformer.parameters import Parameters, Projection, attention_projection
+from relax_tune.ir.frontend.hf.transformer.parameters import (
+    Parameters,
+    Projection,
+    attention_projection,
+    gate_projection,
+)
 from relax_tune.ir.frontend.hf.transformer.rope import Rope
 from relax_tune.ir.frontend.hf.transformer.spec import Alibi, Buckets, Disentangled, GridBias, Norm, Stack
 from relax_tune.ir.op.indexing.movement import Concat, ExpandDims, Permute, Reshape
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Sigmoid
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import Rotary
 
@@ -84,7 +89,8 @@ class AttentionBlocks(Blocks):
         hides = bias is self.visible if bias is not None else s.causal
         offset, window, group = (self.past, layer.window, self.packed) if s.causal else (const(0), None, 1)
         operator = Attention(layer.scale, s.causal, offset, group, window, s.scores_cap, hides)
-        return self.attended(operator, q, k, v, bias, f"{layer.path}.{s.names.out}")
+        gate = self.linear(x, gate_projection(s, layer.path), s.width, s.biases.query) if s.gated else None
+        return self.attended(operator, q, k, v, bias, f"{layer.path}.{s.names.out}", gate)
 
     def cross_attention(self, x: GVar, number: int) -> GVar:
         """Emit attention to the positions of the source."""
@@ -154,8 +160,10 @@ class AttentionBlocks(Blocks):
         one = self.dims[1] is const(1)
         return self.g.call(Reshape(dims) if one else Permute((0, 2, 1, *range(3, len(dims)))), x, hint=hint)
 
-    def attended(self, operator: Attention, q: GVar, k: GVar, v: GVar, bias: Value | None, out: str) -> GVar:
-        """Emit attention and the product `out` of its results."""
+    def attended(
+        self, operator: Attention, q: GVar, k: GVar, v: GVar, bias: Value | None, out: str, gate: GVar | None = None
+    ) -> GVar:
+        """Emit attention and the product `out` of its results. gate: multiplies them by its sigmoid"""
         g, s, (batch, length) = self.g, self.stack, self.dims
         size, shared = const(s.size), operator.group
         y = g.call(operator, q, k, v, *(() if bias is None else (bias,)))
@@ -164,6 +172,7 @@ class AttentionBlocks(Blocks):
             y = g.call(Reshape((batch, *split, size)), y)
         y = self.swapped(y, "context", batch, length, split[0], *split[2:], size)
         y = g.call(Reshape((batch, length, const(s.heads * s.size))), y)
+        y = y if gate is None else g.call(Mul(), y, g.call(Sigmoid(), gate))
         return self.linear(y, Projection(out, s.width), s.heads * s.size, s.biases.out)
 
     def rotation(self, rope: Rope) -> tuple[Constant, Constant]:

@@ -15,13 +15,25 @@ from relax_tune.ir.core.expr import Expr, add, const
 from relax_tune.ir.core.graph import Constant, GVar, Value
 from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.transformer.attention import AttentionBlocks
-from relax_tune.ir.frontend.hf.transformer.spec import Patches, Spectrogram
+from relax_tune.ir.frontend.hf.transformer.spec import Patches, PatchRows, Spectrogram
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice, Take
 from relax_tune.ir.op.indexing.pad import Pad
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, Mul, MulScalar, Sub
-from relax_tune.ir.op.math.logic import NotEqual
+from relax_tune.ir.op.math.elementwise import (
+    Add,
+    AddScalar,
+    Cast,
+    Div,
+    MaximumScalar,
+    Mul,
+    MulScalar,
+    Relu,
+    Sub,
+)
+from relax_tune.ir.op.math.logic import Less, NotEqual
+from relax_tune.ir.op.math.numeric import Abs, Quotient
 from relax_tune.ir.op.neural.window import Conv
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import Sum
 from relax_tune.ir.op.reduction.scan import CumSum
 
@@ -148,6 +160,44 @@ def embed_patches(e: AttentionBlocks, batch: Expr, p: Patches) -> GVar:
         tokens = g.call(BroadcastTo(shape), e.constant("tokens", lambda: first))
         x = g.call(Concat(1), tokens, x, hint="embeddings")
     return e.norm(x, p.norm) if p.norm else x
+
+
+def embed_patch_rows(e: AttentionBlocks, batch: Expr, count: Expr, p: PatchRows) -> GVar:
+    """Emit the inputs and embeddings of flattened patches: (b, patches, hidden).
+
+    Positions are those of the table, resized to each image's rows and columns with antialiasing: sums of rows of the table, weighted by
+    triangles around the place of a patch. A patch of padding has the position of the first."""
+    g, width = e.g, e.stack.hidden
+    e.dims = batch, count
+    pixels = g.input("pixel_values", (batch, count, const(p.values)), f32)
+    e.mask = g.input("pixel_attention_mask", (batch, count), i64)
+    shapes = g.input("spatial_shapes", (batch, const(2)), i64)
+    visible = g.call(NotEqual(), e.mask, e.scalar("hidden", 0, np.int64), hint="visible")
+    e.visible = g.call(ExpandDims((1, 2)), visible)
+    rows, columns = (g.call(Slice(1, const(k), const(k + 1)), shapes) for k in (0, 1))
+    at = g.call(ExpandDims((0,)), g.call(Iota(count)))
+    inside = g.call(Cast(f32), g.call(Less(), at, g.call(Mul(), rows, columns)), hint="inside")
+    row = g.call(Quotient(), at, columns)
+    column_of = g.call(Sub(), at, g.call(Mul(), row, columns))
+    source = e.constant("table_places", lambda: np.arange(p.side, dtype=np.float32))
+
+    def weights(index: GVar, size: GVar) -> GVar:
+        """Emit the weights (b, patches, side) of the rows, or the columns, of the table."""
+        scale = g.call(Div(), e.scalar("side", p.side), g.call(Cast(f32), size))
+        place = g.call(Mul(), g.call(Cast(f32), index), inside)
+        center = g.call(AddScalar(-0.5), g.call(Mul(), g.call(AddScalar(0.5), place), scale))
+        distance = g.call(Abs(), g.call(Sub(), g.call(ExpandDims((2,)), center), source))
+        reach = g.call(ExpandDims((2,)), g.call(MaximumScalar(1.0), scale))
+        y = g.call(Relu(), g.call(AddScalar(1.0), g.call(MulScalar(-1.0), g.call(Div(), distance, reach))))
+        return g.call(Div(), y, g.call(Sum((2,), True), y))
+
+    by_row, by_column = (
+        g.call(ExpandDims((3,)), weights(row, rows)),
+        g.call(ExpandDims((2,)), weights(column_of, columns)),
+    )
+    both = g.call(Reshape((batch, count, const(p.positions))), g.call(Mul(), by_row, by_column))
+    positions = g.call(Matmul(), both, e.weight(p.table, p.positions, width), hint="positions")
+    return g.call(Add(), e.dense(pixels, p.projection, p.values, width), positions, hint="embeddings")
 
 
 def embed_spectrogram(e: AttentionBlocks, batch: Expr, s: Spectrogram) -> GVar:

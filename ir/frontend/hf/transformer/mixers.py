@@ -84,3 +84,29 @@ class StateSpace:
     def channels(self) -> int:
         """Number of channels of the convolution."""
         return self.heads * self.size + 2 * self.groups * self.state
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """Linear attention with a decaying state that is corrected by the error of what it holds (Yang et al. 2024, Gated DeltaNet).
+
+    Attributes:
+        name: of its weights below a layer
+        heads, size: of the values; every head has a state (size, state)
+        state: size of a key
+        groups: of heads that share keys and queries
+        kernel: of the convolution over positions
+    """
+
+    name: str
+    heads: int
+    size: int
+    state: int
+    groups: int
+    kernel: int
+    output_scale: float = 1.0
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the convolution."""
+        return self.heads * self.size + 2 * self.groups * self.state

@@ -132,6 +132,9 @@ def attention_projection(stack: Stack, names: Names, path: str, part: str, rope:
     turned = rope is not None and part != "value" and rope.reorders(size)
 
     def rows() -> Rows:
+        if stack.gated and part == "query":
+            by_head = np.arange(2 * heads[0] * size).reshape(-1, 2, size)[:, 0]
+            return (by_head[:, rope.order(size)] if rope is not None and turned else by_head).ravel()
         plain = np.arange(heads[which] * size) if names.qkv is None else fused_rows(stack)[which]
         return plain.reshape(-1, size)[:, rope.order(size)].ravel() if rope is not None and turned else plain
 
@@ -141,7 +144,16 @@ def attention_projection(stack: Stack, names: Names, path: str, part: str, rope:
     if names.kv is not None and part != "query":
         start = width * (part == "value")
         return Projection(f"{path}.{names.kv}", 2 * width, part, width, lambda: slice(start, start + width))
+    if stack.gated and part == "query":
+        return Projection(f"{path}.{names.query}", 2 * width, part, width, rows)
     return Projection(f"{path}.{getattr(names, part)}", width, rows=rows if turned else None)
+
+
+def gate_projection(stack: Stack, path: str) -> Projection:
+    """Return the projection to the gates of a layer, which follow the queries of each head."""
+    width = stack.heads * stack.size
+    rows = lambda: np.arange(2 * width).reshape(-1, 2, stack.size)[:, 1].ravel()
+    return Projection(f"{path}.{stack.names.query}", 2 * width, "gate", width, rows)
 
 
 def fused_rows(stack: Stack) -> tuple[NDArray[np.int64], ...]:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.ir.frontend.hf.transformer.mixers import Experts, StateSpace
+from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule, Experts, StateSpace
 from relax_tune.ir.frontend.hf.transformer.rope import Rope
 
 NormKind = Literal["rms", "layer", "affine"]
@@ -174,7 +174,7 @@ class TransformerLayer:
     window: int | None = None
     experts: Experts | None = None
     attention_norm: bool = True
-    state_space: StateSpace | None = None
+    state_space: StateSpace | DeltaRule | None = None
     attends: bool = True
 
 
@@ -328,7 +328,27 @@ class Spectrogram:
     table: str
 
 
-Embedding = Words | Patches | Waves | Spectrogram
+@dataclass(frozen=True, slots=True)
+class PatchRows:
+    """Embeddings of the flattened patches of images of any proportions, padded to one number (Tschannen et al. 2025, SigLIP 2).
+
+    Attributes:
+        values: numbers of a patch
+        side: of the square position table, which is resized to the rows and columns of each image
+        projection, table: names of the projection and of the position table
+    """
+
+    values: int
+    side: int
+    projection: str = "embeddings.patch_embedding"
+    table: str = "embeddings.position_embedding.weight"
+
+    @property
+    def positions(self) -> int:
+        return self.side * self.side
+
+
+Embedding = Words | Patches | PatchRows | Waves | Spectrogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,6 +515,7 @@ class Stack:
         residual_scale: factor of the blocks' results
         attention_scales: factors of the input and the result of attention
         mlp_scales: factors of the gate before its activation, and of the result of the feed-forward block
+        gated: results of attention are multiplied by the sigmoid of gates, which the query projection gives too
         clip: largest magnitude of queries, keys and values
         scores_cap: scores become `cap * tanh(scores / cap)`
         logits: of models that generate
@@ -522,6 +543,7 @@ class Stack:
     residual_scale: float = 1.0
     attention_scales: tuple[float, float] = (1.0, 1.0)
     mlp_scales: tuple[float, ...] = (1.0, 1.0)
+    gated: bool = False
     clip: float | None = None
     scores_cap: float | None = None
     bottleneck: Bottleneck | None = None

@@ -16,10 +16,18 @@ from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.graph import GVar, Value
 from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.transformer.attention import AttentionBlocks
-from relax_tune.ir.frontend.hf.transformer.embeddings import embed_patches, embed_spectrogram, embed_words, token_table
+from relax_tune.ir.frontend.hf.transformer.delta_rule import delta_rule
+from relax_tune.ir.frontend.hf.transformer.embeddings import (
+    embed_patch_rows,
+    embed_patches,
+    embed_spectrogram,
+    embed_words,
+    token_table,
+)
 from relax_tune.ir.frontend.hf.transformer.experts import mixture
+from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule
 from relax_tune.ir.frontend.hf.transformer.sound import embed_waves
-from relax_tune.ir.frontend.hf.transformer.spec import Bottleneck, Norm, Patches, Spectrogram, Words
+from relax_tune.ir.frontend.hf.transformer.spec import Bottleneck, Norm, Patches, PatchRows, Spectrogram, Words
 from relax_tune.ir.frontend.hf.transformer.state_space import state_space
 from relax_tune.ir.op.indexing.movement import ExpandDims, Slice
 from relax_tune.ir.op.math.elementwise import Add, Mul, MulScalar, Tanh, division_by
@@ -63,6 +71,8 @@ class StackEmitter(AttentionBlocks):
             x = embed_words(self, self.ids, types, boxes)
         elif isinstance(embedding, Patches):
             x = embed_patches(self, rows, embedding)
+        elif isinstance(embedding, PatchRows):
+            x = embed_patch_rows(self, rows, g.symbol(length, *(n or (1, None))), embedding)
         elif isinstance(embedding, Spectrogram):
             x = embed_spectrogram(self, rows, embedding)
         else:
@@ -130,7 +140,11 @@ class StackEmitter(AttentionBlocks):
             parts.append(self.scaled(self.attention(self.scaled(x, before), number), after))
         m = layer.state_space
         if m is not None:
-            y, states = state_space(self, x, m, layer.path, self.states[number] if self.states else None)
+            before = self.states[number] if self.states else None
+            if isinstance(m, DeltaRule):
+                y, states = delta_rule(self, x, m, layer.path, before)
+            else:
+                y, states = state_space(self, x, m, layer.path, before)
             self.results += states
             parts.append(self.scaled(y, m.output_scale))
         return parts[0] if len(parts) == 1 else self.g.call(Add(), *parts)

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.ir.core.expr import add, const, sub
+from relax_tune.ir.core.expr import add, as_int, const, sub
 from relax_tune.ir.core.graph import GVar
+from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.transformer.blocks import Blocks
-from relax_tune.ir.frontend.hf.transformer.mixers import StateSpace
+from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule, StateSpace
 from relax_tune.ir.frontend.hf.transformer.spec import Norm
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice
@@ -41,28 +42,9 @@ def state_space(e: Blocks, x: GVar, m: StateSpace, path: str, before: States | N
     gate = _projected(e, x, m, name, "gate", 0, width)
     mixed = g.call(Permute((0, 2, 1)), _projected(e, x, m, name, "mixed", width, width + channels))
     steps = _projected(e, x, m, name, "step", width + channels, width + channels + m.heads)
-    if before is None:
-        none, lead = const(0), const(m.kernel - 1)
-        wide = g.call(Pad((none, none, lead), (none, none, none)), mixed)
-    else:
-        wide = g.call(Concat(2), before[0], mixed)
-    last = g.call(Slice(2, length, add(length, const(m.kernel - 1))), wide, hint="last_inputs")
-    y = g.call(Conv((1,), (1,), channels), wide, e.weight(f"{name}.conv1d.weight", channels, 1, m.kernel))
-    if m.conv_biased:
-        shift = e.constant(
-            f"{e.parameters.full(name)}.conv1d.column",
-            lambda: e.parameters.get(f"{name}.conv1d.bias", channels)[:, None],
-        )
-        y = g.call(Add(), y, shift)
-    y = ACTIVATIONS["silu"](g, y)
-
-    def heads(start: int, count: int, size: int) -> GVar:
-        """Take channels as (b, count, n, size)."""
-        part = g.call(Slice(1, const(start), const(start + count * size)), y)
-        return g.call(Permute((0, 1, 3, 2)), g.call(Reshape((batch, const(count), const(size), length)), part))
-
-    inputs = heads(0, m.heads, m.size)
-    keys, queries = (_shared(e, heads(at, m.groups, m.state), m) for at in (width, width + m.groups * m.state))
+    y, last = convolved(e, mixed, name, m.kernel, m.conv_biased, None if before is None else before[0])
+    inputs = heads(e, y, 0, m.heads, m.size)
+    keys, queries = (shared(e, heads(e, y, at, m.groups, m.state), m) for at in (width, width + m.groups * m.state))
     bias = e.weight(f"{name}.dt_bias", m.heads)
     steps = g.call(Permute((0, 2, 1)), softplus(e, g.call(Add(), steps, bias)), hint="steps")
     rate = e.constant(
@@ -78,6 +60,51 @@ def state_space(e: Blocks, x: GVar, m: StateSpace, path: str, before: States | N
     z = g.call(Reshape((batch, length, const(width))), g.call(Permute((0, 2, 1, 3)), z))
     z = _gated(e, z, gate, m, name)
     return e.dense(z, f"{name}.out_proj", width, e.stack.hidden, m.biased), (last, state)
+
+
+def convolved(e: Blocks, mixed: GVar, name: str, kernel: int, biased: bool, before: GVar | None) -> tuple[GVar, GVar]:
+    """Emit the convolution of channels (b, channels, n) over positions and its activation; and its last inputs, for the next token.
+
+    Args:
+        before: last inputs before one new token; None: zeros
+    """
+    g, length = e.g, e.dims[1]
+    assert isinstance(mixed.info, TensorInfo) and mixed.info.shape is not None
+    channels = as_int(mixed.info.shape[1])
+    assert channels is not None
+    if before is None:
+        none, lead = const(0), const(kernel - 1)
+        wide = g.call(Pad((none, none, lead), (none, none, none)), mixed)
+    else:
+        wide = g.call(Concat(2), before, mixed)
+    last = g.call(Slice(2, length, add(length, const(kernel - 1))), wide, hint="last_inputs")
+    y = g.call(Conv((1,), (1,), channels), wide, e.weight(f"{name}.conv1d.weight", channels, 1, kernel))
+    if biased:
+        shift = e.constant(
+            f"{e.parameters.full(name)}.conv1d.column",
+            lambda: e.parameters.get(f"{name}.conv1d.bias", channels)[:, None],
+        )
+        y = g.call(Add(), y, shift)
+    return ACTIVATIONS["silu"](g, y), last
+
+
+def heads(e: Blocks, channels: GVar, start: int, count: int, size: int) -> GVar:
+    """Take channels (b, channels, n) as (b, count, n, size)."""
+    g, (batch, length) = e.g, e.dims
+    part = g.call(Slice(1, const(start), const(start + count * size)), channels)
+    return g.call(Permute((0, 1, 3, 2)), g.call(Reshape((batch, const(count), const(size), length)), part))
+
+
+def decays(e: Blocks, decay: GVar) -> tuple[GVar, GVar, GVar]:
+    """Emit the decay (b, heads, n, n) from each position to each later one, 0 to earlier ones; from each to the last; positions."""
+    g, length = e.g, e.dims[1]
+    total = g.call(CumSum(2), decay, hint="total_decay")
+    difference = g.call(Sub(), g.call(ExpandDims((3,)), total), g.call(ExpandDims((2,)), total))
+    at = g.call(Iota(length), hint="position")
+    earlier = g.call(LessEqual(), g.call(ExpandDims((0,)), at), g.call(ExpandDims((1,)), at))
+    weights = g.call(Exp(), g.call(Where(), earlier, difference, e.scalar("no_state", -np.inf)))
+    end = g.call(Slice(2, sub(length, const(1)), length), total)
+    return weights, g.call(Exp(), g.call(Sub(), end, total)), at
 
 
 def softplus(e: Blocks, x: GVar) -> GVar:
@@ -106,7 +133,7 @@ def _projected(e: Blocks, x: GVar, m: StateSpace, name: str, part: str, start: i
     return e.g.call(Add(), y, e.constant(f"{label}.bias", bias))
 
 
-def _shared(e: Blocks, x: GVar, m: StateSpace) -> GVar:
+def shared(e: Blocks, x: GVar, m: StateSpace | DeltaRule) -> GVar:
     """Repeat the keys or queries (b, groups, n, state) of a group for its heads; one group broadcasts."""
     if m.groups in (1, m.heads):
         return x
@@ -119,17 +146,12 @@ def _shared(e: Blocks, x: GVar, m: StateSpace) -> GVar:
 
 def _prompt(e: Blocks, inputs: GVar, keys: GVar, queries: GVar, steps: GVar, decay: GVar) -> tuple[GVar, GVar]:
     """Emit the results (b, heads, n, size) of a prompt, and the state behind it."""
-    g, length = e.g, e.dims[1]
-    total = g.call(CumSum(2), decay, hint="total_decay")
-    difference = g.call(Sub(), g.call(ExpandDims((3,)), total), g.call(ExpandDims((2,)), total))
-    at = g.call(Iota(length), hint="position")
-    earlier = g.call(LessEqual(), g.call(ExpandDims((0,)), at), g.call(ExpandDims((1,)), at))
-    weights = g.call(Exp(), g.call(Where(), earlier, difference, e.scalar("no_state", -np.inf)))
+    g = e.g
+    weights, to_last, _ = decays(e, decay)
     weights = g.call(Mul(), weights, g.call(Matmul(transpose_b=True), queries, keys))
     weights = g.call(Mul(), weights, g.call(ExpandDims((2,)), steps), hint="weights")
     result = g.call(Matmul(), weights, inputs)
-    end = g.call(Slice(2, sub(length, const(1)), length), total)
-    rest = g.call(Mul(), g.call(Exp(), g.call(Sub(), end, total)), steps)
+    rest = g.call(Mul(), to_last, steps)
     scaled = g.call(Permute((0, 1, 3, 2)), g.call(Mul(), inputs, g.call(ExpandDims((3,)), rest)))
     return result, g.call(Matmul(), scaled, keys, hint="state")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Union
 
-from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, as_int, const, floordiv
 from relax_tune.ir.core.graph import Value
+from relax_tune.ir.frontend.shared.handlers.math import work_type
 from relax_tune.ir.frontend.shared.node import Node
 from relax_tune.ir.frontend.shared.operators import element_of, tensor_dims
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
@@ -96,9 +96,13 @@ def batch_norm(
 
 def inferred_batch_norm(w: Writer, n: Node) -> list[Union[ImportedValue, None]]:
     """Import batch normalisation at inference. Arguments: x, weight, bias, mean, variance."""
-    gamma, beta = (None if item is None else w.tensor(item) for item in (n.optional(1), n.optional(2)))
-    mean, var = w.tensor(n.item(3)), w.tensor(n.item(4))
-    return [w.of(batch_norm(w, w.tensor(n.item(0)), gamma, beta, mean, var, n.real("epsilon", 1e-5))), None, None]
+    x = n.item(0)
+    element = work_type(x.dtype)
+    given = (n.optional(1), n.optional(2), n.item(3), n.item(4))
+    gamma, beta, mean, var = (None if item is None else w.cast(w.tensor(item), element) for item in given)
+    assert mean is not None and var is not None
+    y = batch_norm(w, w.cast(w.tensor(x), element), gamma, beta, mean, var, n.real("epsilon", 1e-5))
+    return [w.of(w.cast(y, x.dtype)), None, None]
 
 
 def group_norm(w: Writer, x: Value, groups: Expr, gamma: Value | None, beta: Value | None, eps: float) -> Value:
@@ -128,5 +132,6 @@ def scaled_queries(w: Writer, q: Value, scale: float | None) -> tuple[Value, flo
     size = as_int(width)
     if scale is not None or size:
         return q, float((size or 1) ** -0.5 if scale is None else scale)
-    root = w.rsqrt(w.cast(w.size(width), f32))
-    return w.cast(w.mul(w.cast(q, f32), root), element_of(q)), 1.0
+    element = work_type(element_of(q))
+    root = w.rsqrt(w.cast(w.size(width), element))
+    return w.cast(w.mul(w.cast(q, element), root), element_of(q)), 1.0

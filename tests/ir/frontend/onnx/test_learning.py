@@ -57,6 +57,7 @@ CASES: list[tuple[str, list[Array], int, int, dict[str, Any]]] = [
     ("OneHotEncoder", [np.array([[1, 3], [5, 2]])], 1, 1, {"cats_int64s": [1, 2, 3], "zeros": 1}),
     ("OneHotEncoder", [np.array([1, 3], np.float32)], 1, 1, {"cats_int64s": [3, 1], "zeros": 1}),
     ("FeatureVectorizer", [f(5, 2), f(5, 3)], 1, 1, {"inputdimensions": [2, 3]}),
+    ("FeatureVectorizer", [f(5, 2), f(5, 3)], 1, 1, {"inputdimensions": [4, 2]}),
 ]  # fmt: skip
 STEPS: list[tuple[str, int, dict[str, Any]]] = [
     ("Adagrad", 1, {"norm_coefficient": 0.001, "epsilon": 1e-5, "decay_factor": 0.1}),
@@ -70,6 +71,22 @@ def test_operator_of_machine_learning(
     op: str, inputs: list[Array], results: int, version: int, attributes: dict[str, Any]
 ) -> None:
     check(proto(ML, op, inputs, results, version, **attributes), inputs)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 5])
+def test_feature_vectorizer_of_symbolic_columns_cuts_or_pads(columns: int) -> None:
+    model, arrays = model_of("FeatureVectorizer", [Input(f(4, columns), "n m")], 1, ML, 1, inputdimensions=[3])
+    compare(model, arrays, by_onnxruntime(model, arrays))
+
+
+@pytest.mark.parametrize("op", ["LinearClassifier", "SVMClassifier"])
+def test_linear_classifier_of_symbolic_features_equals_onnxruntime(op: str) -> None:
+    more: dict[str, Any] = {"intercepts": [0.5, -0.25, 0.0]}
+    if op == "SVMClassifier":
+        more = {"rho": [0.25], "kernel_type": "LINEAR", "kernel_params": [0.0, 0.0, 0.0]}
+    model, arrays = model_of(op, [Input(f(5, 2), "n m")], 2, ML, 1, coefficients=[1.0, 2.0, -3.0, -1.0, 0.5, 0.25],
+                             classlabels_ints=[4, 5, 6], **more)  # fmt: skip
+    compare(model, arrays, by_onnxruntime(model, arrays), atol=1e-5)
 
 
 @pytest.mark.parametrize("op, states, attributes", STEPS)

@@ -11,7 +11,7 @@ from tests.ir.frontend.onnx.test_operators import f
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.frontend.onnx.importer import load_onnx
-from relax_tune.ir.frontend.onnx.old_forms import FIRST
+from relax_tune.ir.frontend.onnx.old_forms import FIRST, LARGEST
 from relax_tune.ir.frontend.onnx.versions import VERSIONS
 from relax_tune.ir.interp.reference import evaluate_function
 
@@ -42,6 +42,9 @@ CASES: list[tuple[int, str, Array, Array]] = [
     (8, f"{BIG} {{ y = Hardmax(x) }}", X, (flat(X, 1) == flat(X, 1).max(1, keepdims=True)).astype("f4").reshape(X.shape)),
     (7, f"{BIG} {{ y = Clip<min = -0.5, max = 0.25>(x) }}", X, X.clip(-0.5, 0.25)),
     (10, f"{BIG} {{ y = Clip<max = 0.25>(x) }}", X, X.clip(None, 0.25)),
+    *[(o, f"{BIG} {{ y = Clip<{bound}>(x) }}", np.array([[[-np.inf, 1.0, np.inf]]], "f4"), y)
+      for o, bound, y in ((7, "min = -2.0", np.array([[[-2.0, 1.0, LARGEST]]])), (10, "max = 2.0", np.array([[[-LARGEST, 1.0, 2.0]]])))],
+    (10, "(double[a, b] x) => (double[a, b] y) { y = Clip(x) }", np.array([[-1e300, 2.0]]), np.array([[-LARGEST, 2.0]])),
     (7, f"{BIG} {{ y = Dropout<ratio = 0.9>(x) }}", X, X),
     (10, f"{BIG} {{ y, mask = Dropout(x) }}", X, X),
     (9, f"{BIG} {{ y = Slice<axes = [2, 0], starts = [-3, 1], ends = [100, 2]>(x) }}", X, X[1:2, :, -3:]),

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,3 +140,31 @@ def test_rate_of_adam_is_computed_from_the_number_of_the_file() -> None:
     expected = ReferenceEvaluator(proto).run(None, dict(zip((i.name for i in proto.graph.input), args, strict=True)))
     results = run_function(load_onnx(proto), "main", args)
     np.testing.assert_allclose(results[2], expected[2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "dtype, number", [("uint8", 5), ("uint32", 5), ("uint64", 5), ("int8", -128), ("int8", 127), ("uint16", 0)]
+)
+def test_integer_minus_constant_wraps_around(dtype: str, number: int) -> None:
+    x = np.array([1, 100, 3, 0], dtype)
+    check(model(f"({dtype}[n] x) => ({dtype}[n] y) <{dtype} c = {{{number}}}> {{ y = Sub(x, c) }}"), [x])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint32"])
+@pytest.mark.parametrize("op, function", [
+    ("ReduceMean", lambda x: x.mean(1)), ("ReduceL2", lambda x: np.sqrt((x * x).sum(1))), ("ReduceLogSum", lambda x: np.log(x.sum(1))),
+    ("ReduceLogSumExp", lambda x: np.log(np.exp(x).sum(1))),
+])  # fmt: skip
+def test_reduction_of_integers_to_real_numbers_gives_integer_parts(op: str, function: Any, dtype: str) -> None:
+    x = np.array([[7, 2, 2, 1], [5, 6, 3, 3], [1, 1, 1, 0]], dtype)
+    x = np.where(x == 5, -3, x).astype(dtype) if dtype != "uint32" else x
+    text = f"({dtype}[n, m] x) => ({dtype}[n] y) <int64[1] a = {{1}}> {{ y = {op}<keepdims = 0>(x, a) }}"
+    result = run_function(load_onnx(model(text)), "main", [x])
+    assert result.dtype == x.dtype
+    np.testing.assert_array_equal(result, np.trunc(function(x.astype(np.float64))).astype(dtype))
+
+
+def test_reduce_log_sum_exp_of_a_number_is_the_number() -> None:
+    """The exponential of -28 is 0 in float16."""
+    module = load_onnx(model("(float16 x) => (float16 y) { y = ReduceLogSumExp(x) }", 13))
+    assert run_function(module, "main", [np.asarray(-28, np.float16)]) == -28

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.ir.frontend.onnx.microsoft.ort_models import Array, Input, by_onnxruntime, compare, f, model_of
 
@@ -71,6 +72,16 @@ def test_classifier(kernel: str, parameters: list[float], classes: int, probabil
           classlabels_ints=[3 * k + 1 for k in range(classes)], post_transform=how,
           # ONNX Runtime stops its iteration for probabilities early
           close=5e-3 if probabilities else 1e-5, **more)  # fmt: skip
+
+
+@pytest.mark.parametrize("classes", [3, 4])
+def test_classifier_margin_of_a_pair_reads_no_other_vectors(classes: int) -> None:
+    """A kernel that is infinite for vectors of another class makes no NaN."""
+    x = np.array([[np.inf, 0.5, 1.0], [0.25, -1.0, 2.0]], np.float32)
+    vectors = np.array([[1.0, 1.0, 2.0], [0.5, 0.0, 1.0], [1.5, 2.0, 0.0], [-2.0, 0.5, 1.0]], np.float32)[:classes]
+    check("SVMClassifier", x, 2, kernel_type="LINEAR", kernel_params=[0.0, 0.0, 0.0], support_vectors=vectors.reshape(-1).tolist(),
+          coefficients=[-0.5, *[0.25] * (classes * (classes - 1) - 1)], rho=numbers(classes * (classes - 1) // 2),
+          vectors_per_class=[1] * classes, classlabels_ints=list(range(classes)), post_transform="NONE")  # fmt: skip
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -88,6 +88,15 @@ def test_classifier_of_many_classes(classes: int, how: str, base: bool) -> None:
           post_transform=how, **more, rtol=1e-4)  # fmt: skip
 
 
+def test_classifier_label_is_the_class_of_the_largest_result() -> None:
+    """A softmax without zeros gives the only class with a score 1, though its score is below 0."""
+    attributes = random_trees(1, 1, 1, "class", [0, 1, 2], MODES[:1])
+    for name, values in (("ids", [2, 2]), ("nodeids", [1, 2]), ("treeids", [0, 0]), ("weights", [-0.75, -2.5])):
+        attributes[f"class_{name}"] = values
+    labels = {"classlabels_int64s": [3, 5, 7], "post_transform": "SOFTMAX_ZERO"}
+    check("TreeEnsembleClassifier", rows(5, 4), 2, **attributes, **labels)
+
+
 @pytest.mark.parametrize("used", [[0], [1], [0, 1]])
 @pytest.mark.parametrize("how", ["NONE", "LOGISTIC", "SOFTMAX"])
 @pytest.mark.parametrize("positive", [False, True])

@@ -69,6 +69,20 @@ def test_refusal_in_a_branch_names_the_path_of_the_node() -> None:
     refusal(onnx.parser.parse_model(text), "node 'odd'", "node 0 of graph 'a' in node 1 of the graph", "workaround: ")
 
 
+def test_refusal_in_a_branch_of_an_input_number_is_followed_by_fixing_it() -> None:
+    """The other side cannot be imported, since it is for other sizes."""
+    text = """<ir_version: 9, opset_import: ["" : 20]>
+    g (float[4, 4] x, int64 rate) => (float[a, b] y)
+      <int64 high = {16000}, int64[2] rows = {2, 8}, int64[2] wrong = {3, 5}> {
+      slow = Equal(rate, high)
+      ["choice"] y = If (slow) <then_branch = a () => (float[a, b] v) { v = Reshape(x, rows) },
+                               else_branch = b () => (float[a, b] w) { w = Reshape(x, wrong) }> }"""
+    proto = onnx.parser.parse_model(text)
+    refusal(proto, "operator Reshape", "If 'choice'", "--bound rate=16000:16000")
+    module = load_onnx(proto, {"rate": (16000, 16000)})
+    np.testing.assert_array_equal(evaluate_function(module, [X]), X.reshape(2, 8))
+
+
 def test_refusal_of_texts_is_followed_by_the_model_behind_the_texts(tmp_path: Path) -> None:
     text = """(string[n] s, float[n] x) => (float[n] y) {
       t = StringNormalizer(s)

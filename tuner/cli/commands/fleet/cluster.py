@@ -26,11 +26,11 @@ from relax_tune.tuner.measure.cluster.address import TlsFiles, check_address, tl
 from relax_tune.tuner.measure.cluster.client import SchedulerConnection
 from relax_tune.tuner.measure.cluster.fleet import label_of, silence_of
 from relax_tune.tuner.measure.cluster.processes import serve_worker, start_scheduler
-from relax_tune.tuner.measure.cluster.reference import TOLERANCE
 from relax_tune.tuner.measure.cluster.scraping import check_scraping
 from relax_tune.tuner.measure.cluster.tls import ANSWER_SECS, check_files, check_scheduler
 from relax_tune.tuner.measure.cluster.trust.expiry import expiry_warnings
 from relax_tune.tuner.measure.cluster.trust.loopback import place_of
+from relax_tune.tuner.measure.reference import TOLERANCE
 from relax_tune.tuner.report.listings import lent_subject
 from relax_tune.tuner.report.subject import Subject
 from relax_tune.tuner.settings import Logs as LogForm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,23 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.hf.families.decoders import DECODERS
 from relax_tune.ir.frontend.hf.folder import load_hf
 from relax_tune.ir.interp.reference import evaluate_function
+from relax_tune.runtime.model import Model
 
 # LongRoPE beyond its limit has other frequencies, so a program is of texts that are all longer.
 LONGER: dict[str, Any] = {"n": (17, 64), "m": (16, 63)}
 
 
-def last_positions(module: IRModule, b: int, n: int) -> np.ndarray[Any, Any]:
+HYBRID_MODELS = ("mamba2", "bamba", "granitemoehybrid", "granitemoehybrid_dense", "falcon_h1", "qwen3_next")
+
+
+def last_positions(module: IRModule | Model, b: int, n: int) -> np.ndarray[Any, Any]:
     """The logits of the last KEPT positions of a text: of a prompt, then decoded one by one."""
+    run: Any = module.run if isinstance(module, Model) else partial(evaluate_function, module)
     tokens, start = inputs(b, n), n - KEPT + 1
-    logits, *cache = evaluate_function(module, [tokens[:, :start]], "prefill")
+    logits, *cache = run([tokens[:, :start]], "prefill")
     parts = [logits]
     for at in range(start, n):
-        logits, *cache = evaluate_function(module, [tokens[:, at : at + 1], *cache], "decode")
+        logits, *cache = run([tokens[:, at : at + 1], *cache], "decode")
         parts.append(logits)
     return np.concatenate(parts, axis=1)
 
@@ -60,17 +66,19 @@ def test_family_has_the_logits_of_torch(tmp_path: Path, name: str) -> None:
             "gptj",
             "falcon_alibi",
             "phi3_partial",
-            "mamba2",
-            "granitemoehybrid",
-            "falcon_h1",
+            *HYBRID_MODELS,
         ),
-        10,
+        14,
     ),
 )
 def test_family_generates_the_tokens_of_torch(tmp_path: Path, name: str) -> None:
     folder, expected = write_family(tmp_path, name)
     with rt.build(rt.load_model(folder, {"b": (1, 2)}), target="c", db="memory://").open() as model:
         tokens = rt.generate(model, inputs(*PROMPT), ADDED)
+        for b, n in SHAPES:
+            logits = expected[f"logits_{b}_{n}"]
+            largest = max(1.0, float(np.abs(logits).max()) / 10)
+            np.testing.assert_allclose(last_positions(model, b, n), logits, atol=1e-4 * largest, rtol=0)
     np.testing.assert_array_equal(tokens[:, PROMPT[1] :], expected["tokens"])
 
 

@@ -1,0 +1,103 @@
+"""The page of campaigns of the ONNX importer: `python -m tests.fuzz.importers.results build/fuzz/onnx7.json build/fuzz/onnx8.json`.
+
+The name of a file of totals ends with the seed of its campaign. Programs that differed from the oracles are tried again, with the
+present importer and judge, before the page is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from experiments.harness.pages import environment, write_page
+from tests.fuzz.importers.run import Totals, fingerprint, one
+from tests.fuzz.importers.trial import operators, uncovered
+
+PAGE = "onnx_programs"
+
+
+def tried_again(seed: int, totals: Totals) -> list[tuple[int, str]]:
+    """Try the findings of a campaign again, and count what they are now; return those that still differ."""
+    left = []
+    for number, _ in totals.findings:
+        outcome, _ = one(seed, number, None)
+        kind = "no program" if outcome is None else outcome.kind or "agrees"
+        totals.elements[f"tried again: {kind}"] += 1
+        if outcome is not None and outcome.is_finding:
+            left.append((number, outcome.why))
+    return left
+
+
+def merged(parts: Mapping[int, Totals]) -> Totals:
+    whole = Totals()
+    for totals in parts.values():
+        whole.secs += totals.secs
+        for name in ("kinds", "operators", "elements", "refusals", "sources"):
+            counter: Counter[str] = getattr(whole, name)
+            counter.update(getattr(totals, name))
+    return whole
+
+
+def page(parts: Mapping[int, Totals]) -> list[str]:
+    """Return the lines of the page of results."""
+    left = {seed: tried_again(seed, totals) for seed, totals in parts.items()}
+    whole = merged(parts)
+    kinds, elements = whole.kinds, whole.elements
+    never = [op for d, op in operators() if not whole.operators[f"{d}.{op}" if d else op]]
+    again = {k.partition(": ")[2]: n for k, n in elements.items() if k.startswith("tried again")}
+    rows = [
+        ("programs", sum(kinds.values())), ("of these agreed with the oracles", kinds["agrees"]),
+        ("differed when they were first tried", kinds["wrong"] + kinds["crash"]), ("refused at import", kinds["refused import"]),
+        ("refused at a call", kinds["refused call"]), ("wrongly tied dims, refused", kinds["refused as wrongly tied"]),
+        ("no oracle, an oracle died or no program", kinds["no oracle"] + kinds["an oracle died"] + kinds["no program"]),
+        ("no answer in time", kinds["no answer"]), ("built for c at -O3, too", elements["built for c"]),
+        ("could not be built", kinds["not built"]), ("elements judged", elements["judged"]),
+        ("elements on which the oracles disagree", elements["disagreements"]),
+        ("elements that rounding decides", elements["unsure"]), ("operators", len(whole.operators)),
+    ]  # fmt: skip
+    seeds = ", ".join(map(str, parts))
+    lines = [
+        "# Random ONNX programs",
+        "",
+        f"`python -m tests.fuzz.importers.run --seed N`, seeds {seeds}: programs that",
+    ]
+    lines += [
+        "`onnx.reference` and ONNX Runtime without graph optimisations run, imported, interpreted and compared at two calls. An"
+    ]
+    lines += ["element on which these two disagree does not count.", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {count:,} |" for name, count in rows]
+    lines += ["", f"Those that differed were tried again with sources {fingerprint()}, which are on this commit: "]
+    lines[-1] += (", ".join(f"{n} {kind}" for kind, n in sorted(again.items())) or "none") + "."
+    by_sources = ", ".join(f"{n:,} ({form})" for form, n in whole.sources.items())
+    lines += ["", f"The importer and the judge changed between programs: {by_sources}."]
+    lines += [
+        "",
+        f"No program had: {', '.join(never) or 'none'}. Without a generator: {', '.join(uncovered()) or 'none'}.",
+    ]
+    lines += ["", f"{whole.secs:.0f} s of wall time, beside other work on the machine.", ""]
+    differences = [(seed, *finding) for seed, findings in left.items() for finding in findings]
+    if differences:
+        lines += ["| seed | program | difference |", "|---|---|---|"]
+        lines += [f"| {seed} | {number} | {why.splitlines()[0][:160]} |" for seed, number, why in differences]
+    lines += ["## Refusals", "", "| programs | reason |", "|---|---|"]
+    lines += [f"| {count} | {text.replace('|', '/')} |" for text, count in whole.refusals.most_common(25)]
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("states", type=Path, nargs="+", help="files of totals, whose names end with the seed")
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore")
+    measured = environment()
+    parts = {int(re.findall(r"\d+", file.stem)[-1]): Totals.read(file) for file in asked.states}
+    write_page(PAGE, page(parts), None, measured, quiet=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

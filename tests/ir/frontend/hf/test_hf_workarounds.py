@@ -1,0 +1,100 @@
+"""What a refusal of a Hugging Face folder says to do is done here: the model then imports, and gives transformers' results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_tune.errors import ParseError
+from relax_tune.ir.frontend.load import load_model
+from relax_tune.ir.interp.interp_graph import run_function
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+transformers = pytest.importorskip("transformers", reason="needs torch and transformers: pip install torch transformers")
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+SIZES: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 31,
+    "max_position_embeddings": 32,
+}  # fmt: skip
+IDS, MASK = np.arange(5)[None] % 31, np.ones((1, 5), np.int64)
+
+
+def bert(folder: Path) -> Any:
+    model = transformers.BertModel(transformers.BertConfig(**SIZES)).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def refusal(folder: Path, *parts: str) -> None:
+    with pytest.raises(ParseError) as caught:
+        load_model(folder)
+    assert all(p in str(caught.value) for p in parts), str(caught.value)
+
+
+def check(model: Any, folder: Path) -> None:
+    with torch.no_grad():
+        hidden = model(torch.from_numpy(IDS), torch.from_numpy(MASK)).last_hidden_state.numpy()
+    mean = hidden.mean(1)
+    got = run_function(load_model(folder), "main", [IDS, MASK])
+    np.testing.assert_allclose(got, mean / np.linalg.norm(mean, axis=1, keepdims=True), rtol=1e-4, atol=1e-5)
+
+
+def test_model_of_an_unknown_type_is_exported(tmp_path: Path) -> None:
+    class Hidden(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            return self.model(input_ids, attention_mask).last_hidden_state
+
+    config = transformers.SplinterConfig(**SIZES)
+    model = transformers.SplinterModel(config).eval()
+    model.save_pretrained(tmp_path)
+    refusal(tmp_path, "config.json", "got 'splinter'", "torch.export (a .pt2 file)")
+    length = torch.export.Dim("length", min=1, max=16)
+    args = torch.from_numpy(IDS), torch.from_numpy(MASK)
+    program = torch.export.export(Hidden(model), args, dynamic_shapes=({1: length}, {1: length}), strict=False)
+    torch.export.save(program, tmp_path / "model.pt2")
+    with torch.no_grad():
+        expected = Hidden(model)(*args).numpy()
+    got = run_function(load_model(tmp_path / "model.pt2"), "main", [IDS, MASK])
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_pickled_weights_are_saved_as_safetensors(tmp_path: Path) -> None:
+    model = bert(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    refusal(tmp_path, "model.safetensors", "pytorch_model.bin", "save_pretrained")
+    transformers.AutoModel.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    check(model, tmp_path)
+
+
+def test_weights_of_a_type_that_is_not_read_are_saved_in_float32(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model, path = bert(tmp_path), tmp_path / "model.safetensors"
+    weights = load_file(path)
+    name = "embeddings.LayerNorm.bias"
+    save_file({**weights, name: weights[name].to(torch.complex64)}, path, {"format": "pt"})
+    refusal(tmp_path, name, "save the model in float32")
+    save_file({k: v.float() for k, v in load_file(path).items()}, path, {"format": "pt"})
+    check(model, tmp_path)
+
+
+def test_field_that_is_not_imported_is_exported_around(tmp_path: Path) -> None:
+    bert(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_act": "mish"}))
+    refusal(tmp_path, "config.json", "hidden_act")
+    model = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    args = torch.from_numpy(IDS), torch.from_numpy(MASK)
+    program = torch.export.export(model, args, strict=False)
+    got, *_ = run_function(load_model(program), "main", [IDS, MASK])
+    with torch.no_grad():
+        np.testing.assert_allclose(got, model(*args).last_hidden_state.numpy(), rtol=1e-4, atol=1e-5)
