@@ -14,7 +14,8 @@ from pathlib import Path
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _SVE_LENGTH = Path("/proc/sys/abi/sve_default_vector_length")
-_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_GROUP_LIMIT = _GROUPS / "memory.max"
 _DEFAULT_CACHE_BYTES = {1: 32 * 1024, 2: 512 * 1024, 3: 8 * 1024 * 1024}
 
 
@@ -144,10 +145,52 @@ def memory_bytes() -> int:
     return min(total, int(limit)) if limit.isdigit() else total
 
 
-def worker_threads() -> int:
-    """Return the number of threads that a parallel kernel or library should use, by libgomp's rule.
+def cpu_quota(groups: Path = _GROUPS, own: Path = _OWN_GROUPS) -> float | None:
+    """Return the number of processors whose time this process may use by its control groups; None without a limit.
 
-    It is `$OMP_NUM_THREADS` if that is a number, else the number of processors that this process may use.
+    A group is limited by each group around it, so the least limit counts.
+
+    Args:
+        groups: Folder of the control groups, of version 1 or 2.
+        own: File that names the groups of the process.
     """
-    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(threads) if threads.isdigit() and int(threads) > 0 else usable_cpus()
+    try:
+        listed = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        listed = []
+    limits = []
+    for _, controllers, path in (entry for entry in listed if len(entry) == 3):
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        # version 2 has no names of controllers; version 1 mounts each group of controllers in a folder
+        names = [""] if not controllers else [controllers, "cpu"] if "cpu" in controllers.split(",") else []
+        for name in names:
+            folders = (groups.joinpath(name, *parts[:depth]) for depth in range(len(parts) + 1))
+            limits += [limit for folder in folders if (limit := _quota_of(folder)) is not None]
+    return min(limits, default=None)
+
+
+def _quota_of(folder: Path) -> float | None:
+    """Return the quota that the files of one control group state."""
+    try:
+        if (folder / "cpu.max").exists():
+            allowed, period = (folder / "cpu.max").read_text().split()
+        else:
+            allowed, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        return int(allowed) / int(period) if allowed.isdigit() else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def worker_threads() -> int:
+    """Return the number of threads that a parallel kernel or library should use.
+
+    It is the least of the processors that this process may use, the whole processors of its quota, and `$OMP_NUM_THREADS`. With more
+    threads than the quota allows, the system stops all of them for the rest of each period.
+    """
+    quota, asked = cpu_quota(), os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    threads = [usable_cpus()]
+    if quota is not None:
+        threads.append(max(1, int(quota)))
+    if asked.isdigit() and int(asked) > 0:
+        threads.append(int(asked))
+    return min(threads)

@@ -77,6 +77,7 @@ static void lend_processor(int number) { (void)number; }
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -362,15 +363,77 @@ static int spins_of_this_processor(void) {
   return spins < LEAST_SPINS ? LEAST_SPINS : spins > INT32_MAX ? INT32_MAX : (int)spins;
 }
 
-/* Return the number of threads that $OMP_NUM_THREADS asks for, else the number of processors that this process may use. */
+#if defined(__linux__)
+enum { PATH_LIMIT = 4096 };
+#if !defined(TEAM_GROUPS) /* tests state others */
+#define TEAM_GROUPS "/sys/fs/cgroup"
+#define TEAM_OWN_GROUPS "/proc/self/cgroup"
+#endif
+
+/* Return the whole processors of a control group's quota; 0 without a limit. Version 2 has one file, version 1 two. */
+static int quota_of(const char *folder) {
+  char path[2 * PATH_LIMIT + 64];
+  long long allowed = 0, period = 0;
+  snprintf(path, sizeof path, "%s/cpu.max", folder);
+  FILE *file = fopen(path, "r");
+  if (file) {
+    if (fscanf(file, "%lld %lld", &allowed, &period) != 2) allowed = 0;
+    fclose(file);
+  } else {
+    snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", folder);
+    if (!(file = fopen(path, "r"))) return 0;
+    if (fscanf(file, "%lld", &allowed) != 1) allowed = 0;
+    fclose(file);
+    snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
+    if (!(file = fopen(path, "r"))) return 0;
+    if (fscanf(file, "%lld", &period) != 1) period = 0;
+    fclose(file);
+  }
+  if (allowed <= 0 || period <= 0) return 0;
+  return allowed < period ? 1 : allowed / period < MOST_THREADS ? (int)(allowed / period) : MOST_THREADS;
+}
+
+/* Return the least quota of the control groups of this process and of the groups around them; 0 without a limit. */
+static int quota_threads(void) {
+  char line[PATH_LIMIT], folder[2 * PATH_LIMIT + 32];
+  int least = 0;
+  FILE *own = fopen(TEAM_OWN_GROUPS, "r");
+  while (own && fgets(line, sizeof line, own)) {
+    char *controllers = strchr(line, ':');
+    char *path = controllers ? strchr(controllers + 1, ':') : 0;
+    if (!path) continue;
+    *path++ = 0;
+    path[strcspn(path, "\n")] = 0;
+    controllers++;
+    int counts = !*controllers; /* version 2 */
+    for (const char *c = controllers; *c; c += strcspn(c, ","), c += *c == ',') counts |= strcspn(c, ",") == 3 && !strncmp(c, "cpu", 3);
+    if (!counts) continue;
+    const char *name = !*controllers ? "" : access(TEAM_GROUPS "/cpu", F_OK) ? controllers : "cpu";
+    for (;;) {
+      snprintf(folder, sizeof folder, TEAM_GROUPS "/%s/%s", name, path);
+      int quota = quota_of(folder);
+      if (quota && (!least || quota < least)) least = quota;
+      char *end = strrchr(path, '/');
+      if (!end) break;
+      *end = 0;
+    }
+  }
+  if (own) fclose(own);
+  return least;
+}
+#endif
+
+/* Return the least of the processors that this process may use, of the whole processors of its quota, and of $OMP_NUM_THREADS. */
 static int usual_threads(void) {
   const char *setting = getenv("OMP_NUM_THREADS");
-  int threads = setting ? atoi(setting) : 0;
+  int asked = setting ? atoi(setting) : 0, threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
 #if defined(__linux__)
   cpu_set_t usable;
-  if (threads <= 0 && sched_getaffinity(0, sizeof usable, &usable) == 0) threads = CPU_COUNT(&usable);
+  if (sched_getaffinity(0, sizeof usable, &usable) == 0) threads = CPU_COUNT(&usable);
+  int quota = quota_threads();
+  if (quota && quota < threads) threads = quota;
 #endif
-  return threads > 0 ? threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+  return asked > 0 && asked < threads ? asked : threads;
 }
 
 /* Start the threads of the team, the caller among them, and return how many it has. 0 asks for the usual number. The first call decides. */

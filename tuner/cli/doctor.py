@@ -154,24 +154,10 @@ def _machine() -> Iterator[Finding]:
     )
     text = f"load {load:.1f} on {cpus} processors over the last minute"
     yield Finding("machine", "load", "advice" if busy else "ok", text, advice)
-    quota = cpu_quota(Path("/sys/fs/cgroup/cpu.max"))
-    if quota is not None and quota < host.worker_threads():
-        yield Finding(
-            "machine",
-            "quota",
-            "advice",
-            f"this container may use {quota:g} processors, kernels use {host.worker_threads()} threads",
-            f"set OMP_NUM_THREADS={max(1, int(quota))} when tuning and running: threads that are throttled wait for each other",
-        )
-
-
-def cpu_quota(path: Path) -> float | None:
-    """Return the number of processors that a control group allows; None without a limit."""
-    try:
-        allowed, period = path.read_text().split()
-        return None if allowed == "max" else int(allowed) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
+    quota = host.cpu_quota()
+    if quota is not None:
+        text = f"this container may use {quota:g} processors, kernels use {host.worker_threads()} threads"
+        yield Finding("machine", "quota", "ok", text)
 
 
 def _devices(devices: list[tuple[str, DeviceInfo | DeviceFailure]]) -> Iterator[Finding]:
@@ -353,7 +339,7 @@ def thread_advice(name: str, value: str, cpus: int) -> str:
         if count < cpus:
             return f"kernels get {count} of {cpus} processors: unset it to use them all, {same}"
         if name == "OMP_NUM_THREADS":
-            return f"{count} threads on {cpus} processors wait for each other: set it to {cpus} or less"
+            return f"there are {cpus} processors, and kernels use no more threads: unset it"
     if name == "OMP_DYNAMIC" and value in ("true", "1", "yes"):
         return f"a busy moment takes threads away, so times do not repeat: unset it, {same}"
     if name == "OMP_PROC_BIND" and value not in ("", "false"):

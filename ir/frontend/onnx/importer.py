@@ -339,7 +339,7 @@ class _Importer:
         given = {i.name: i.type.tensor_type for i in self.proto.graph.input}
         constants = {t.name: t for t in self.proto.graph.initializer}
         numbers: dict[str, int | None] = {}
-        stack, seen, compared = [name], {name}, None
+        stack, visited, compared = [name], {name}, None
         while stack:
             at = stack.pop()
             maker, tensor = makers.get(at), given.get(at)
@@ -351,8 +351,8 @@ class _Importer:
                 continue
             if maker.op_type == "Equal":
                 compared = next(filter(None, (self._integer(i, makers, constants) for i in maker.input)), None)
-            new = [i for i in names_read_by(maker) if i not in seen]
-            seen.update(new)
+            new = [i for i in names_read_by(maker) if i not in visited]
+            visited.update(new)
             stack += new
         return numbers
 

@@ -40,7 +40,9 @@ SYMBOLS = {"a": 5, "b": 7, "c": 11}
 """Sizes of the symbols at the first call; no constant dim is among them."""
 KINDS = {"f": "f", "i": "iu", "b": "b", "n": "fiu", "a": "fiub"}
 INTS = tuple(t for t in (*SIGNED, np.dtype("u1")))
-ROUGH = re.compile("interpolate|grid_sample|gamma|fft|det|special|erfinv|conv_transpose|quantile|cdist|i0|var|std|norm|attention")
+ROUGH = re.compile(
+    "interpolate|grid_sample|gamma|fft|det|special|erfinv|conv_transpose|quantile|cdist|i0|var|std|norm|attention"
+)
 """Lines whose results are open by more units."""
 ABSOLUTE = re.compile("gelu|mish|logsigmoid|tanhshrink|softplus|interpolate|logaddexp")
 """Lines that subtract numbers of magnitude 1."""
@@ -154,7 +156,9 @@ def evaluate(line: Line, given: Mapping[str, Array]) -> Array:
     return np.array(result.detach().resolve_conj().resolve_neg().numpy(), order="C", copy=True)
 
 
-TYPES = frozenset(getattr(torch, n) for n in ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"])
+TYPES = frozenset(
+    getattr(torch, n) for n in ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"]
+)
 
 
 class Builder:

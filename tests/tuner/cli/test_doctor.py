@@ -13,7 +13,7 @@ from relax_tune.runtime.device import host
 from relax_tune.runtime.device.c import CDevice
 from relax_tune.runtime.device.service_kernels import C_KERNELS
 from relax_tune.tuner.cli import doctor
-from relax_tune.tuner.cli.doctor import PACKAGES, THREAD_VARIABLES, Finding, cpu_quota, examine, probe, thread_advice
+from relax_tune.tuner.cli.doctor import PACKAGES, THREAD_VARIABLES, Finding, examine, probe, thread_advice
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
     ("name", "value", "says"),
     [
         ("OMP_NUM_THREADS", "1", "1 of 4 processors"),
-        ("OMP_NUM_THREADS", "9", "4 or less"),
+        ("OMP_NUM_THREADS", "9", "no more threads"),
         ("OMP_NUM_THREADS", "2,1", "2 of 4"),
         ("OMP_THREAD_LIMIT", "2", "2 of 4"),
         ("POCL_MAX_PTHREAD_COUNT", "1", "1 of 4"),
@@ -55,20 +55,6 @@ def test_thread_advice_for_slow_variable_is_given(name: str, value: str, says: s
 )
 def test_thread_advice_for_harmless_variable_is_empty(name: str, value: str) -> None:
     assert thread_advice(name, value, 4) == ""
-
-
-def test_quota_of_a_container(tmp_path: Path) -> None:
-    file = tmp_path / "cpu.max"
-    for text, wanted in (
-        ("150000 100000\n", 1.5),
-        ("max 100000\n", None),
-        ("", None),
-        ("1 0\n", None),
-        ("a b\n", None),
-    ):
-        file.write_text(text)
-        assert cpu_quota(file) == wanted
-    assert cpu_quota(tmp_path / "missing") is None
 
 
 def test_every_package_of_an_extra_is_looked_for() -> None:

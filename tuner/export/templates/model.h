@@ -20,7 +20,7 @@ typedef struct {
   const void *weights;      /* contents of that file, aligned to 64 bytes, which outlive the model */
   size_t weights_bytes;
   size_t workspace_bytes; /* memory of calls; 0: enough for every call within the bounds, where all symbols have some */
-  int threads; /* of all models of this library, as the first one opened asks; 0: $OMP_NUM_THREADS, else the processors at hand */
+  int threads; /* of all models of this library, as the first one opened asks; 0: the least of processors, CPU quota, $OMP_NUM_THREADS */
 } @NAME@_options;
 
 typedef struct {

@@ -12,7 +12,9 @@ from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.interp.interp_graph import run_function
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
-transformers = pytest.importorskip("transformers", reason="needs torch and transformers: pip install torch transformers")
+transformers = pytest.importorskip(
+    "transformers", reason="needs torch and transformers: pip install torch transformers"
+)
 pytest.importorskip("accelerate", reason="needs torch and accelerate: pip install torch accelerate")
 gguf = pytest.importorskip("gguf", reason="needs the gguf package: pip install 'relax-tune[gguf]'")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

@@ -14,7 +14,9 @@ from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.interp.interp_graph import run_function
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
-transformers = pytest.importorskip("transformers", reason="needs torch and transformers: pip install torch transformers")
+transformers = pytest.importorskip(
+    "transformers", reason="needs torch and transformers: pip install torch transformers"
+)
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 SIZES: dict[str, Any] = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 31,

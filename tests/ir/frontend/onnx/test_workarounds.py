@@ -69,7 +69,7 @@ def test_refusal_in_a_branch_names_the_path_of_the_node() -> None:
     refusal(onnx.parser.parse_model(text), "node 'odd'", "node 0 of graph 'a' in node 1 of the graph", "workaround: ")
 
 
-def test_refusal_in_a_branch_of_an_input_number_is_followed_by_fixing_it() -> None:
+def test_refusal_in_a_branch_of_an_input_number_is_followed_by_a_fixed_number() -> None:
     """The other side cannot be imported, since it is for other sizes."""
     text = """<ir_version: 9, opset_import: ["" : 20]>
     g (float[4, 4] x, int64 rate) => (float[a, b] y)

@@ -65,21 +65,30 @@ def test_inner_operator_of_a_decomposition_is_replaced_too() -> None:
         root = torch.sqrt(half**2 - det)
         return a, torch.sqrt(torch.stack([half + root, half - root], -1)), a
 
-    check_decomposed(exported(lambda m, x: torch.linalg.svdvals(x), real(5, 3, 2)), "_linalg_svd.default", two_columns, real(5, 3, 2))
+    check_decomposed(
+        exported(lambda m, x: torch.linalg.svdvals(x), real(5, 3, 2)), "_linalg_svd.default", two_columns, real(5, 3, 2)
+    )
 
 
 def test_factorisation_of_a_weight_is_computed_before_the_export() -> None:
     a = real(3, 3)
     symmetric = a @ a.mT + torch.eye(3)
     refusal(
-        exported(lambda m, x: x @ torch.linalg.eigh(m.a)[1], real(2, 3), a=symmetric), "aten._linalg_eigh.default", "register_buffer"
+        exported(lambda m, x: x @ torch.linalg.eigh(m.a)[1], real(2, 3), a=symmetric),
+        "aten._linalg_eigh.default",
+        "register_buffer",
     )
     compare(lambda m, x: x @ m.a, [real(2, 3)], a=torch.linalg.eigh(symmetric)[1])
 
 
 def test_check_of_values_is_left_out_by_the_form_without_it() -> None:
     a = real(3, 3) + 3 * torch.eye(3)
-    refusal(exported(lambda m, x: x @ torch.linalg.inv(m.a), real(2, 3), a=a), "_linalg_check_errors", "inv_ex(x)[0]", "register_buffer")
+    refusal(
+        exported(lambda m, x: x @ torch.linalg.inv(m.a), real(2, 3), a=a),
+        "_linalg_check_errors",
+        "inv_ex(x)[0]",
+        "register_buffer",
+    )
     compare(lambda m, x: x @ m.a, [real(2, 3)], a=torch.linalg.inv(a))
 
     def inverse(m: Any, *, check_errors: bool = False) -> Any:
@@ -104,9 +113,7 @@ def test_sums_of_segments_are_scattered() -> None:
 
 
 def test_windows_are_written_by_a_slice_or_a_scatter() -> None:
-    refusal(
-        exported(lambda m, x, y: torch.as_strided_scatter(x, y, (2,), (1,), 1), real(6), real(2)), "slice_scatter"
-    )
+    refusal(exported(lambda m, x, y: torch.as_strided_scatter(x, y, (2,), (1,), 1), real(6), real(2)), "slice_scatter")
     compare(lambda m, x, y: torch.slice_scatter(x, y, 0, 1, 3), [real(6), real(2)])
 
 
@@ -124,9 +131,7 @@ def test_complex_input_and_result_are_pairs_of_reals() -> None:
 
 
 def test_complex_operator_is_computed_of_real_parts() -> None:
-    refusal(
-        exported(lambda m, x: torch.fft.rfft(x).tan().abs(), real(4)), "aten.tan.default", "of the real parts"
-    )
+    refusal(exported(lambda m, x: torch.fft.rfft(x).tan().abs(), real(4)), "aten.tan.default", "of the real parts")
 
     def of_parts(m: Any, x: Any) -> Any:
         z = torch.view_as_real(torch.fft.rfft(x))
@@ -136,4 +141,3 @@ def test_complex_operator_is_computed_of_real_parts() -> None:
     x = real(4)
     (got,) = compare(of_parts, [x])
     np.testing.assert_allclose(got, torch.fft.rfft(x).tan().abs().numpy(), rtol=1e-4)
-
