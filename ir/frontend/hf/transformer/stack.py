@@ -140,11 +140,11 @@ class StackEmitter(AttentionBlocks):
             parts.append(self.scaled(self.attention(self.scaled(x, before), number), after))
         m = layer.state_space
         if m is not None:
-            before = self.states[number] if self.states else None
+            state = self.states[number] if self.states else None
             if isinstance(m, DeltaRule):
-                y, states = delta_rule(self, x, m, layer.path, before)
+                y, states = delta_rule(self, x, m, layer.path, state)
             else:
-                y, states = state_space(self, x, m, layer.path, before)
+                y, states = state_space(self, x, m, layer.path, state)
             self.results += states
             parts.append(self.scaled(y, m.output_scale))
         return parts[0] if len(parts) == 1 else self.g.call(Add(), *parts)
