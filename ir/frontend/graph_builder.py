@@ -257,8 +257,8 @@ class GraphBuilder:
 
     def call_of(self, value: g.Value) -> g.Call | None:
         """Return the call that computes a value, if it was emitted in this graph or branch; None for others."""
-        made = next((b.value for b in reversed(self._bindings) if b.var is value), None)
-        return made if isinstance(made, g.Call) else None
+        computed = next((b.value for b in reversed(self._bindings) if b.var is value), None)
+        return computed if isinstance(computed, g.Call) else None
 
     def item(self, value: g.Value, index: int) -> g.GVar:
         """Emit one field of a tuple."""
