@@ -17,11 +17,12 @@ from tests.support.meaning import make_inputs, size_of
 from tests.support.opencl_drivers import as_driven
 from tests.support.processors import PROCESSORS
 
-from relax_tune.ir.core.dtype import bf16, f16, f32, i8
+from relax_tune.ir.core.dtype import bf16, f16, f32, i8, i32
 from relax_tune.ir.core.expr import Var, const
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.reduction.scan import ArgMax
+from relax_tune.ir.op.reduction.trees import TreeEnsemble
 from relax_tune.schedules.schedule import Schedule, holds
 from relax_tune.schedules.sketch import (
     GPU_RULES,
@@ -69,6 +70,14 @@ def _zoo(name: str) -> Callable[[], PrimFunc]:
     return lambda: next(c.func for c in zoo.cases() if c.name == name)
 
 
+# tables of 40 nodes and 30 leaves
+TREES = (
+    *(TensorInfo((const(40),), t) for t in (i32, i32, f32, i32)),
+    TensorInfo((const(30), const(1)), f32),
+)
+    *tuple(TensorInfo((const(n),), t) for n, t in ((40, i32), (40, i32), (40, f32), (40, i32))),
+    TensorInfo((const(30), const(1)), f32),
+)
 # name: (function, shapes: off every tile, one row, one column)
 CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "matmul symbolic": (lambda: make.matmul(const_weight=False), ({"m": 13, "n": 37, "k": 5}, {"m": 1, "n": 1, "k": 1})),
@@ -131,6 +140,9 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     ),
     "rows in CSR": (
         make.csr_rows, ({"n": 37, "m": 50, "k": 9, "w": 6}, {"n": 1, "m": 1, "k": 1, "w": 1}, {"n": 3, "m": 4, "k": 2, "w": 0})
+    ),
+    "descents of trees": (
+        lambda: TreeEnsemble(9, 4).legalize("trees", [TensorInfo((Var("n"), const(5)), f32), *TREES]), ({"n": 37}, {"n": 1}, {"n": 0})
     ),
     "moments of cells": (make.moments_of_cells, ({"n": 3, "m": 21}, {"n": 1, "m": 1}, {"n": 2, "m": 32}, {"n": 0, "m": 3})),
     "row sum of six": (make.row_sum_of_six, ({"n": 5}, {"n": 1}, {"n": 0})),

@@ -365,7 +365,7 @@ def test_loop_of_many_gathers_is_no_vector(kernel: str) -> None:
     func = GridSample(kernel).legalize("samples", infos)
     sketch = next(s for s in generate_sketches(func, MACHINES["c"]) if s.name == "injective.parallel")
     source = generate(instantiate(sketch, {t.name: t.domain[0] for t in sketch.tunables}), CodeTarget("c", 8)).source
-    assert "f32x" not in source.split("/*end prelude*/")[-1] and len(source) < 100_000
+    assert "f32x" not in source.split("/*end prelude*/")[-1] and len(source) < 120_000
 
 
 def test_widened_rows_fit_the_stack_of_a_thread() -> None:
