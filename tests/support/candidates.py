@@ -75,9 +75,6 @@ TREES = (
     *(TensorInfo((const(40),), t) for t in (i32, i32, f32, i32)),
     TensorInfo((const(30), const(1)), f32),
 )
-    *tuple(TensorInfo((const(n),), t) for n, t in ((40, i32), (40, i32), (40, f32), (40, i32))),
-    TensorInfo((const(30), const(1)), f32),
-)
 # name: (function, shapes: off every tile, one row, one column)
 CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "matmul symbolic": (lambda: make.matmul(const_weight=False), ({"m": 13, "n": 37, "k": 5}, {"m": 1, "n": 1, "k": 1})),
