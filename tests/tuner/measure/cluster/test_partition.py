@@ -97,7 +97,10 @@ class Network:
         }
         with open(log, "wb") as file:
             words = ["ip", "netns", "exec", self.name(host), sys.executable, *command]
-            process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=own, start_new_session=True)
+            # a unit ends when its standard input is closed
+            process = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT, env=own, start_new_session=True
+            )
         self.running.append(process)
         return process
 
