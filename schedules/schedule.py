@@ -5,10 +5,11 @@ Tests: `tests/schedules/test_trace.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial, reduce
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from functools import lru_cache, partial, reduce
 from types import MethodType
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.simplify import simplify
@@ -101,6 +102,40 @@ def _returning(
     return partial(Method, primitive)
 
 
+# The forms of a rule begin with the same primitives, whose proofs are most of the cost of sketches. Functions do not change, so that a
+# result holds as long as its function is in use.
+_RESULTS: WeakKeyDictionary[PrimFunc, dict[Hashable, PrimFunc | ScheduleError]] = WeakKeyDictionary()
+
+
+@lru_cache(maxsize=4096)
+def _tunable(name: str, domain: tuple[int, ...]) -> Tunable:
+    return Tunable(name, domain)
+
+
+def _applied(primitive: Callable[..., PrimFunc], func: PrimFunc, args: Mapping[str, Any]) -> PrimFunc:
+    """Apply a primitive, or return what it gave for the same function and arguments. Raises ScheduleError where it refuses."""
+    results = _RESULTS.setdefault(func, {})
+    key = (primitive, tuple((name, _hashable(value)) for name, value in args.items()))
+    if key not in results:
+        try:
+            result = primitive(func, **args)
+        except ScheduleError as error:
+            results[key] = error
+            raise
+        if result is func:  # stored, it would keep itself in use
+            return result
+        results[key] = result
+    known = results[key]
+    if isinstance(known, ScheduleError):
+        raise type(known)(*known.args)
+    return known
+
+
+def _hashable(value: Any) -> Hashable:
+    """Return a value in which lists are tuples; 1 and True differ."""
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else (type(value), value)
+
+
 class Schedule:
     """A function under transformation that records every applied primitive.
 
@@ -126,7 +161,7 @@ class Schedule:
             raise ScheduleError(f"{self.func.name}: tunable {name!r} is declared twice")
         if not domain or min(domain) < 1:
             raise ScheduleError(f"{self.func.name}: tunable {name!r} expects positive integers, got {list(domain)}")
-        self.tunables[name] = Tunable(require_name(name), domain)
+        self.tunables[name] = _tunable(require_name(name), tuple(domain))
         return self.tunables[name]
 
     def require(self, fact: Expr) -> None:
@@ -161,7 +196,7 @@ class Schedule:
             if isinstance(t, Tunable) and tunables.setdefault(require_name(t.name), t) is not t:
                 raise ScheduleError(f"{self.func.name}: the name {t.name!r} belongs to another tunable")
         old = {b.name for b in blocks(self.func.body)}
-        self.func = known(self.func, **actual)
+        self.func = _applied(known, self.func, actual)
         self.tunables = tunables
         self.steps.append(Step(primitive, tuple(recorded.items())))
         return tuple(b.name for b in blocks(self.func.body) if b.name not in old)
