@@ -120,7 +120,8 @@ def _applied(primitive: Callable[..., PrimFunc], func: PrimFunc, args: Mapping[s
         try:
             result = primitive(func, **args)
         except ScheduleError as error:
-            results[key] = error
+            # without its traceback, whose frames hold the function
+            results[key] = type(error)(*error.args)
             raise
         if result is func:  # stored, it would keep itself in use
             return result

@@ -350,7 +350,8 @@ class _Importer:
             if maker is None:
                 continue
             if maker.op_type == "Equal":
-                compared = next(filter(None, (self._integer(i, makers, constants) for i in maker.input)), None)
+                values = (self._integer(i, makers, constants) for i in maker.input)
+                compared = next((v for v in values if v is not None), None)
             new = [i for i in names_read_by(maker) if i not in visited]
             visited.update(new)
             stack += new

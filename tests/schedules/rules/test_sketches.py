@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import re
+import weakref
 from dataclasses import replace
 from functools import cache
 
@@ -28,7 +30,7 @@ from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.op.neural.grid_sample import GridSample
 from relax_tune.ir.text.printer import print_text
 from relax_tune.schedules.cost.vectorized import ConstraintFunction
-from relax_tune.schedules.schedule import holds
+from relax_tune.schedules.schedule import Schedule, holds
 from relax_tune.schedules.sketch import RULES, Sketch, generate_sketches, instantiate, replay_with, simplify_func
 
 
@@ -386,3 +388,20 @@ def test_first_guesses_generate_code(case: str) -> None:
         values = sketch.guesses[0] if sketch.guesses else {t.name: t.domain[0] for t in sketch.tunables}
         for part in split_kernels(instantiate(sketch, values)):
             generate(part, CodeTarget("c", MACHINES["c"].lanes))
+
+
+def test_results_of_primitives_are_shared_and_released_with_the_function() -> None:
+    func = make.matmul()
+    first, second = Schedule(func), Schedule(func)
+    loop = first.loops_of(blocks(func.body)[-1].name)[0]
+    for s in (first, second):
+        s.split(loop, [None, s.tunable("T", (2, 4))])
+        with pytest.raises(ScheduleError, match="no_such_loop"):
+            s.split("no_such_loop", [None, 4])
+        with pytest.raises(ScheduleError):
+            s.compute_inline("no_such_block")
+    assert first.func is second.func is not func
+    released = weakref.ref(func), weakref.ref(first.func)
+    del func, first, second, s
+    gc.collect()
+    assert [r() for r in released] == [None, None]
