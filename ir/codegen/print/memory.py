@@ -28,12 +28,13 @@ class MemoryPrinter(ValuePrinter):
     Attributes:
         pairs: Widths for which the language can load every second element by shuffling two vectors.
         dead_lanes: Buffers in registers whose lanes beyond a bound are never read, so that stores need no mask.
-        has_conditional_lanes: Whether single lanes of a register are written under a condition in the text so far.
+        stores_lanes: Whether the text so far takes vectors apart to store their lanes one at a time, or stores lanes of registers under
+            conditions.
     """
 
     pairs: frozenset[int] = frozenset()
     dead_lanes: frozenset[Buffer] = frozenset()
-    has_conditional_lanes = False
+    stores_lanes = False
 
     def _load(self, e: Load) -> Text:
         p = self.flat(e.buffer, e.indices)
@@ -164,10 +165,10 @@ class MemoryPrinter(ValuePrinter):
     def _scatter(self, s: BufferStore, text: str | None, varying: bool, lane: Lane) -> None:
         """Print a store lane by lane."""
         env = self.algebra.env
-        self.has_conditional_lanes |= lane.count is not None and s.buffer in self.layouts
+        self.stores_lanes |= lane.count is not None and s.buffer in self.layouts
         vector: str | None = None
         if text is not None and varying:
-            vector = self.fresh("t")
+            vector, self.stores_lanes = self.fresh("t"), True
             self.line(self.constant(self.temporary_type(s.value.dtype, lane.width), vector, text))
         old = env[lane.var]
         for k in range(lane.width):

@@ -42,7 +42,8 @@ UNROLLED_TRIPS = 32
 # Passes of gcc 12 that are turned off for a function, by what it has. Explicit vectors are not affected.
 # BRANCHES: conversion of branches to masks may give all vectors of a group of conditional reads the condition of the first (GCC PR
 # 114375 is another defect of such groups).
-# LANES: the vectoriser loses sums where lanes of a vector variable of 1024 bits are written under conditions in a loop.
+# LANES: the vectoriser loses sums where lanes of a vector variable of 1024 bits are written under conditions in a loop, and takes 18 s
+# for a loop whose vectors are stored lane by lane, so that it may replace them by scalars.
 GCC_PASSES = {
     "BRANCHES": ("no-tree-loop-if-convert",),
     "LANES": ("no-tree-loop-if-convert", "no-tree-loop-vectorize"),
@@ -166,11 +167,11 @@ class CPrinter(CValues, CFamilyPrinter):
             nested = None
         # The body is printed first: only then it is known which surrounding names it uses and the struct must have.
         around, lines, indent = dict(self.declared), self.lines, self.indent
-        lanes_outside, self.has_conditional_lanes = self.has_conditional_lanes, False
+        lanes_outside, self.stores_lanes = self.stores_lanes, False
         self.lines, self.indent = [], "  "
         count = self.part_body(f, extent, nested)
         attribute = self.attribute_of(f)
-        self.has_conditional_lanes = lanes_outside
+        self.stores_lanes = lanes_outside
         body, self.lines, self.indent = self.lines, lines, indent
 
         around |= {self.names[v]: "i64" for v in self.symbols}
@@ -213,10 +214,10 @@ class CPrinter(CValues, CFamilyPrinter):
         return f"(i64){bracketed(text)} * {more}"
 
     def attribute_of(self, body: Stmt) -> str:
-        """Return the attribute that turns off the passes of gcc that would miscompile a body; "" for none."""
-        if not self.has_conditional_lanes and not conditional_groups(body, self.is_short):
+        """Return the attribute that turns off the passes of gcc that would miscompile a body or not end in time; "" for none."""
+        if not self.stores_lanes and not conditional_groups(body, self.is_short):
             return ""
-        name = "LANES" if self.has_conditional_lanes else "BRANCHES"
+        name = "LANES" if self.stores_lanes else "BRANCHES"
         flags = ", ".join(f'"{flag}"' for flag in GCC_PASSES[name])
         self.prelude.add(name.lower(), KEEP.format(name, flags))
         return f"RT_KEEP_{name} "
