@@ -2,7 +2,9 @@
 
 Needs torch and transformers:
 
-    python tests/data/make_decoder_families.py
+    python tests/data/make_decoder_families.py [NAME ...]
+
+Given names, only these models are computed.
 
 `models` is JSON as bytes: of each model of MODELS its config.json, and the shape of each weight of its file; `weight` draws the values,
 also in the tests. `NAME/logits_B_N` holds for every shape of SHAPES the logits of the last KEPT positions of `inputs(b, n)`, and
@@ -12,6 +14,7 @@ also in the tests. `NAME/logits_B_N` holds for every shape of SHAPES the logits 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import zlib
 from pathlib import Path
@@ -44,6 +47,11 @@ WINDOW: dict[str, Any] = {"sliding_window": 5}
 TYPED: dict[str, Any] = {**WINDOW, "layer_types": TYPES}
 GEMMA: dict[str, Any] = {**SIZES, **TYPED, "head_dim": 8, "query_pre_attn_scalar": 12}
 
+GEMMA3N: dict[str, Any] = {
+    **{k: v for k, v in GEMMA.items() if k != "query_pre_attn_scalar"}, "num_hidden_layers": 4, "layer_types": TYPES * 2,
+    "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.7, 0.0, 0.5, 0.0], "altup_num_inputs": 3, "laurel_rank": 4,
+    "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 31,
+}  # fmt: skip
 
 HYBRID = ["linear_attention", "full_attention"]
 MAMBA: dict[str, Any] = {
@@ -72,6 +80,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3_partial": ("Phi3", {**SIZES, **rope("default", partial_rotary_factor=0.5)}),
     "gemma2": ("Gemma2", GEMMA),
     "gemma3": ("Gemma3", GEMMA),
+    "gemma3n": ("Gemma3n", GEMMA3N),
+    "gemma3n_own": ("Gemma3n", {**GEMMA3N, "num_kv_shared_layers": 0, "altup_active_idx": 1, "altup_correct_scale": False}),
     "gpt2": ("GPT2", GPT),
     "gpt2_inverse": ("GPT2", {**GPT, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False}),
     "gpt_neox": ("GPTNeoX", {**WIDE, "rotary_pct": 0.25}),
@@ -150,7 +160,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "key_multiplier": 0.5, "mlp_multipliers": [0.7, 1.4], "attention_in_multiplier": 0.7, "ssm_out_multiplier": 0.8},
     ),
 }  # fmt: skip
-CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma3n": "Gemma3nTextConfig"}
 HEADS = {"GPT2": "GPT2LMHeadModel"}
 
 
@@ -199,14 +209,14 @@ def computed(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]
     return {"config": config, "shapes": shapes}, results
 
 
-def main(out: Path) -> None:
-    texts: dict[str, Any] = {}
-    results: dict[str, np.ndarray[Any, Any]] = {}
-    for name in MODELS:
+def main(out: Path, names: list[str]) -> None:
+    results: dict[str, np.ndarray[Any, Any]] = dict(np.load(out)) if names else {}
+    texts: dict[str, Any] = json.loads(results.pop("models").tobytes()) if names else {}
+    for name in names or MODELS:
         texts[name], arrays = computed(name)
         results |= arrays
     np.savez_compressed(out, models=np.frombuffer(json.dumps(texts).encode(), np.uint8), **results)
 
 
 if __name__ == "__main__":
-    main(Path(__file__).with_name("decoder_families.npz"))
+    main(Path(__file__).with_name("decoder_families.npz"), sys.argv[1:])

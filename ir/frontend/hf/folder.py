@@ -61,6 +61,7 @@ from relax_tune.ir.frontend.hf.sentence import (
     static_stack,
 )
 from relax_tune.ir.frontend.hf.towers import TOWERS, load_towers
+from relax_tune.ir.frontend.hf.transformer.inputs import Patches, Waves, Words
 from relax_tune.ir.frontend.hf.transformer.parameters import Weights
 from relax_tune.ir.frontend.hf.transformer.programs import (
     LONGEST,
@@ -69,7 +70,7 @@ from relax_tune.ir.frontend.hf.transformer.programs import (
     encoder_decoder_module,
     encoder_module,
 )
-from relax_tune.ir.frontend.hf.transformer.spec import EncoderDecoder, Patches, Stack, Waves, Words
+from relax_tune.ir.frontend.hf.transformer.spec import EncoderDecoder, Stack
 from relax_tune.ir.frontend.hf.weights import read_json
 from relax_tune.ir.frontend.shared.bounds import checked_bounds
 

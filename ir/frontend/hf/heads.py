@@ -15,9 +15,10 @@ from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.pooling import first_position, last_of, pooled, position, selected, visible
 from relax_tune.ir.frontend.hf.sentence import activation_of
+from relax_tune.ir.frontend.hf.transformer.inputs import Patches, Waves
 from relax_tune.ir.frontend.hf.transformer.parameters import Parameters
 from relax_tune.ir.frontend.hf.transformer.programs import Stage
-from relax_tune.ir.frontend.hf.transformer.spec import Patches, Stack, Waves
+from relax_tune.ir.frontend.hf.transformer.spec import Stack
 from relax_tune.ir.frontend.hf.transformer.stack import StackEmitter
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, Permute, Reshape, Slice
 from relax_tune.ir.op.math.elementwise import Add, Cast, MulScalar

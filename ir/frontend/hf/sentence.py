@@ -18,9 +18,10 @@ from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.hf.config import INSTEAD, ConfigFields
 from relax_tune.ir.frontend.hf.pooling import concatenated, normalized
+from relax_tune.ir.frontend.hf.transformer.inputs import Words
 from relax_tune.ir.frontend.hf.transformer.parameters import Parameters
 from relax_tune.ir.frontend.hf.transformer.programs import Stage
-from relax_tune.ir.frontend.hf.transformer.spec import Names, Norm, Stack, Words
+from relax_tune.ir.frontend.hf.transformer.spec import Names, Norm, Stack
 from relax_tune.ir.frontend.hf.transformer.stack import StackEmitter
 from relax_tune.ir.frontend.hf.weights import HfWeights, read_json, read_json_list
 from relax_tune.ir.op.base import OperatorSpec

@@ -19,9 +19,9 @@ from relax_tune.ir.frontend.hf.config import BATCH, Bounds, ConfigFields, Symbol
 from relax_tune.ir.frontend.hf.families.encoders import read_encoder
 from relax_tune.ir.frontend.hf.heads import head_stage, pooler_output, projected
 from relax_tune.ir.frontend.hf.pooling import normalized
+from relax_tune.ir.frontend.hf.transformer.inputs import PatchRows
 from relax_tune.ir.frontend.hf.transformer.parameters import Parameters
 from relax_tune.ir.frontend.hf.transformer.programs import encoder_module
-from relax_tune.ir.frontend.hf.transformer.spec import PatchRows
 from relax_tune.ir.frontend.hf.transformer.stack import StackEmitter
 from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.op.indexing.movement import Permute

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Any
 
 from relax_tune.ir.frontend.hf.config import ConfigFields
@@ -18,15 +19,16 @@ from relax_tune.ir.frontend.hf.families.family import (
     Key,
     NormRule,
     Windows,
+    fields_of,
     flag,
     layer_norm,
     read_stack,
     ropes_by_type,
 )
 from relax_tune.ir.frontend.hf.families.hybrids import HYBRIDS
-from relax_tune.ir.frontend.hf.transformer.mixers import ExpertNames
+from relax_tune.ir.frontend.hf.transformer.mixers import AltUp, ExpertNames
 from relax_tune.ir.frontend.hf.transformer.rope import RopeStyle
-from relax_tune.ir.frontend.hf.transformer.spec import Alibi, HeadNorm, Names, Norm, Stack
+from relax_tune.ir.frontend.hf.transformer.spec import Alibi, HeadNorm, Names, Norm, Stack, TransformerLayer
 
 BIASED, MLP_BIASED = Key("attention_bias", False), Key("mlp_bias", False)
 UNIT, RMS_1E5 = NormRule(offset=1.0), NormRule(eps=Key("rms_norm_eps", 1e-5))
@@ -101,6 +103,40 @@ SPARSE = replace(EXPERTS, inner="moe_intermediate_size", sparse=True)
 
 def _gemma3(c: ConfigFields, spec: Stack) -> Stack:
     return ropes_by_type(c, spec, RopeStyle(1e6), RopeStyle(theta_key="rope_local_base_freq"))
+
+
+def _gemma3n(c: ConfigFields, spec: Stack) -> Stack:
+    """Read alternating updates, layers that share keys and values, and sparse gates."""
+    spec, count = _gemma3(c, spec), len(spec.layers)
+    streams = c.whole("altup_num_inputs", 4)
+    if streams < 2:
+        raise c.wrong("altup_num_inputs", "at least 2")
+    active = c.number("altup_active_idx", 0, 0, streams, f"a whole number below {streams}")
+    rows = c.whole("vocab_size_per_layer_input", 262144)
+    altup = AltUp(
+        streams, int(active), c.truth("altup_correct_scale", True), c.whole("laurel_rank", 64), rows,
+        c.whole("hidden_size_per_layer_input", 256),
+    )  # fmt: skip
+    shared = int(c.number("num_kv_shared_layers", 15, 0, count, f"a whole number below the {count} layers"))
+    windows = [layer.window for layer in spec.layers]
+    own = windows[: count - shared]
+    if not {*windows} <= {*own}:
+        raise c.wrong("num_kv_shared_layers", "a layer of each type before the ones that share keys and values")
+    usual = [0.95 if i < 10 < count else 0.0 for i in range(count)]
+    shares = c.data.get("activation_sparsity_pattern") or usual
+    if (
+        not isinstance(shares, list)
+        or len(shares) != count
+        or not all(type(v) in (int, float) and 0 <= v < 1 for v in shares)
+    ):
+        raise c.wrong("activation_sparsity_pattern", f"a number in [0, 1) for each of {count} layers")
+
+    def layer(i: int, layer: TransformerLayer) -> TransformerLayer:
+        producer = len(own) - 1 - own[::-1].index(layer.window) if i >= len(own) else None
+        sparsity = NormalDist().inv_cdf(shares[i]) if shares[i] else None
+        return replace(layer, shares=producer, sparsity=sparsity)
+
+    return replace(spec, altup=altup).with_layers(layer)
 
 
 def _olmo3(c: ConfigFields, spec: Stack) -> Stack:
@@ -274,6 +310,15 @@ GPTJ = replace(
     head_bias=True, parallel=True,
 )  # fmt: skip
 PLAIN_HEADS = replace(UNBIASED, groups=None, size=None, qkv_bias=True, out_bias=True, mlp_bias=True)
+GEMMA3 = replace(
+    GEMMA2, head_norm=HeadNormRule(), windows=Windows(needed=True, every=6, every_key="sliding_window_pattern"), rope=None,
+    scores_cap=Key("attn_logit_softcapping"), logits_cap=Key("final_logit_softcapping"), finish=_gemma3,
+)  # fmt: skip
+GEMMA3N = replace(
+    GEMMA3, norm=NormRule(), head_norm=HeadNormRule(style=HeadNorm(Norm(0.0), values=True)), windows=Windows(needed=True, every=5),
+    scale=1.0, root=None, scores_cap=None, logits_cap=Key("final_logit_softcapping", 30.0), finish=_gemma3n,
+)  # fmt: skip
+IN_IMAGES = "model.language_model.|language_model.model."  # of the text model in files of models that also read images
 
 DECODERS: Mapping[str, Family] = {
     "llama": LLAMA,
@@ -284,9 +329,16 @@ DECODERS: Mapping[str, Family] = {
     "qwen3": replace(QWEN3, windows=FROM_LAYER),
     "gemma": replace(GEMMA, only={"hidden_activation": ("gelu_pytorch_tanh", None)}),
     "gemma2": GEMMA2,
-    "gemma3_text": replace(
-        GEMMA2, head_norm=HeadNormRule(), windows=Windows(needed=True, every=6, every_key="sliding_window_pattern"), rope=None,
-        scores_cap=Key("attn_logit_softcapping"), logits_cap=Key("final_logit_softcapping"), finish=_gemma3,
+    "gemma3_text": GEMMA3,
+    "gemma3": replace(
+        GEMMA3, architecture="ForConditionalGeneration", part="text_config", names=replace(BOTH_NORMS, prefix=IN_IMAGES),
+        defaults={
+            "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072
+        },
+    ),
+    "gemma3n_text": GEMMA3N,
+    "gemma3n": replace(
+        GEMMA3N, architecture="ForConditionalGeneration", part="text_config", names=replace(BOTH_NORMS, prefix=IN_IMAGES)
     ),
     "vaultgemma": replace(GEMMA2, names=Names(before_mlp="pre_feedforward_layernorm")),
     "phi3": replace(
@@ -416,7 +468,8 @@ DECODERS: Mapping[str, Family] = {
 
 def read_decoder_as_encoder(data: Mapping[str, Any], where: str) -> Stack:
     """Read and check the configuration of one of DECODERS whose last hidden states are pooled. Raises ParseError."""
-    c, kind = ConfigFields(data, where), data["model_type"]
+    kind = data["model_type"]
+    c = fields_of(DECODERS[kind], ConfigFields(data, where))
     for key, values in DECODER_FIELDS.items():
         if key != ("use_bidirectional_attention" if kind in BIDIRECTIONAL else "is_causal"):
             c.only(key, *values)
@@ -435,4 +488,7 @@ def read_decoder_as_encoder(data: Mapping[str, Any], where: str) -> Stack:
     return replace(stack, causal=False)
 
 
-BIDIRECTIONAL = ("gemma3_text",)  # families that read `use_bidirectional_attention`; all others read `is_causal`
+BIDIRECTIONAL = (
+    "gemma3_text",
+    "gemma3",
+)  # families that read `use_bidirectional_attention`; all others read `is_causal`

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.families.encoders import ENCODER_FIELDS, T5, T5_ENCODER, UMT5_ENCODER
 from relax_tune.ir.frontend.hf.families.family import Family, NormRule, read_stack
-from relax_tune.ir.frontend.hf.transformer.spec import Buckets, EncoderDecoder, Names, Spectrogram, Stack, Table, Words
+from relax_tune.ir.frontend.hf.transformer.inputs import Spectrogram, Table, Words
+from relax_tune.ir.frontend.hf.transformer.spec import Buckets, EncoderDecoder, Names, Stack
 
 
 @dataclass(frozen=True, slots=True)

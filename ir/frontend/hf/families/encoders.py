@@ -25,6 +25,7 @@ from relax_tune.ir.frontend.hf.families.family import (
 )
 from relax_tune.ir.frontend.hf.families.speech import SPEECH
 from relax_tune.ir.frontend.hf.families.vision import VISION
+from relax_tune.ir.frontend.hf.transformer.inputs import Words
 from relax_tune.ir.frontend.hf.transformer.rope import RopeStyle
 from relax_tune.ir.frontend.hf.transformer.spec import (
     BERT_HEADS,
@@ -35,7 +36,6 @@ from relax_tune.ir.frontend.hf.transformer.spec import (
     Outputs,
     Stack,
     TaskHeads,
-    Words,
 )
 
 ROPE = ("default",)  # other types of scaling have not been compared with the original for encoders

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
+from relax_tune.ir.frontend.hf.transformer.inputs import Embedding, Words
 from relax_tune.ir.frontend.hf.transformer.mixers import ExpertNames, Experts
 from relax_tune.ir.frontend.hf.transformer.rope import RopeStyle, read_rope
 from relax_tune.ir.frontend.hf.transformer.spec import (
     Biases,
-    Embedding,
     Fused,
     HeadNorm,
     Logits,
@@ -26,7 +26,6 @@ from relax_tune.ir.frontend.hf.transformer.spec import (
     Outputs,
     Stack,
     TransformerLayer,
-    Words,
 )
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -174,6 +173,7 @@ class Family:
         groups: field with the number of key and value heads; None: as many as query heads
         groups_needed, size_needed: a configuration without the field is refused, as the family has another default
         size: field with the size of a head; None: the hidden size divided by the heads
+        part: field with the object of all fields but `architectures`; empty: the fields are at the top
         inner_factor: multiple of the hidden size that stands for a missing `inner`
         positions: field with the number of positions, or that number
         first_position: row of the first position in the position table
@@ -192,6 +192,7 @@ class Family:
 
     names: Names = field(default_factory=Names)
     architecture: str = ""
+    part: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     hidden: str = "hidden_size"
@@ -246,9 +247,20 @@ def read_decoder(family: Family, data: Mapping[str, Any], where: str) -> Stack:
     named = data.get("architectures") or [architecture]
     if not isinstance(named, list) or not str(named[0]).endswith(architecture):
         raise c.wrong("architectures", f"a model with the head {architecture} (pooling= reads the model as an encoder)")
+    c = fields_of(family, c)
     for key, values in DECODER_FIELDS.items():
         c.only(key, *values)
     return read_stack(family, c)
+
+
+def fields_of(family: Family, c: ConfigFields) -> ConfigFields:
+    """Return the fields of the part of a model that a family reads. Raises ParseError if there are none."""
+    if not family.part:
+        return c
+    fields = c.data.get(family.part)
+    if not isinstance(fields, dict):
+        raise c.wrong(family.part, "an object")
+    return ConfigFields(fields, f"{c.where}: {family.part}")
 
 
 DECODER_FIELDS: Mapping[str, tuple[object, ...]] = {
@@ -277,7 +289,7 @@ def read_stack(family: Family, c: ConfigFields) -> Stack:
         heads=heads,
         groups=groups,
         size=size,
-        inner=c.whole(f.inner, f.inner_factor and f.inner_factor * hidden),
+        inner=_inner(c, f, hidden),
         norm=f.norm.read(c),
         activation=c.chosen(*f.activation, ACTIVATIONS) if f.activation[0] else f.activation[1],
         biases=Biases(qkv, key_bias, qkv, flag(c, f.out_bias), flag(c, f.mlp_bias), flag(c, f.head_bias)),
@@ -332,6 +344,17 @@ def _words(c: ConfigFields, f: Family, hidden: int) -> Words:
         f.first_position,
         scale=hidden**0.5 if f.words_scale == "root" else number(c, f.words_scale),
     )
+
+
+def _inner(c: ConfigFields, f: Family, hidden: int) -> int:
+    """Read the width of the feed-forward blocks, as one number or one for each layer."""
+    given = c.data.get(f.inner)
+    if isinstance(given, list):
+        each = set(c.wholes(f.inner, (), c.layers(f.layers)))
+        if len(each) > 1:
+            raise c.wrong(f.inner, "the same width for every layer")
+        return each.pop()
+    return c.whole(f.inner, f.inner_factor and f.inner_factor * hidden)
 
 
 def _present(c: ConfigFields, names: str) -> str:

@@ -14,15 +14,8 @@ from relax_tune.ir.frontend.hf.families.decoders import DECODERS, GPT2
 from relax_tune.ir.frontend.hf.families.encoder_decoders import bart_names
 from relax_tune.ir.frontend.hf.families.encoders import BERT, ENCODER, ENCODERS, ROBERTA, ROBERTA_HEADS, read_encoder
 from relax_tune.ir.frontend.hf.families.family import Family, Key, NormRule, read_stack
-from relax_tune.ir.frontend.hf.transformer.spec import (
-    BERT_HEADS,
-    EncoderDecoder,
-    Outputs,
-    Patches,
-    Stack,
-    TaskHeads,
-    Words,
-)
+from relax_tune.ir.frontend.hf.transformer.inputs import Patches, Words
+from relax_tune.ir.frontend.hf.transformer.spec import BERT_HEADS, EncoderDecoder, Outputs, Stack, TaskHeads
 
 BERT_CROSS = replace(
     BERT, before_attention="crossattention.output.LayerNorm", query="crossattention.self.query", key="crossattention.self.key",

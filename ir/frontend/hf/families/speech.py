@@ -12,7 +12,8 @@ from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.families.family import Family, Finish, layer_norm
 from relax_tune.ir.frontend.hf.families.vision import IMAGES, VIT
-from relax_tune.ir.frontend.hf.transformer.spec import Buckets, Names, Outputs, Patches, Pooler, Stack, Waves
+from relax_tune.ir.frontend.hf.transformer.inputs import Patches, Waves
+from relax_tune.ir.frontend.hf.transformer.spec import Buckets, Names, Outputs, Pooler, Stack
 
 MASKED = "return_attention_mask"  # of preprocessor_config.json
 WAV2VEC2 = Names(

@@ -12,7 +12,8 @@ from typing import Any
 
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.families.family import Family, Key, layer_norm
-from relax_tune.ir.frontend.hf.transformer.spec import GridBias, Names, Outputs, Patches, PatchRows, Pooler, Stack
+from relax_tune.ir.frontend.hf.transformer.inputs import Patches, PatchRows
+from relax_tune.ir.frontend.hf.transformer.spec import GridBias, Names, Outputs, Pooler, Stack
 
 VIT = Names(
     "vit.", layers="encoder.layer", before_attention="layernorm_before", query="attention.attention.query",

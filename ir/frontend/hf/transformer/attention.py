@@ -6,6 +6,7 @@ Tests: `tests/ir/frontend/hf/families/test_decoders.py`, `tests/ir/frontend/hf/f
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ class AttentionBlocks(Blocks):
         states: given states of state space layers, by layer
         cache, cross: given keys and values of earlier positions and of a source, by layer
         results: keys and values of all positions, by layer
+        pairs: what layers attend to, by the number of the layer that computes it
         mask: attention mask of the input, (b, n) integers; `visible` as booleans (b, 1, 1, n)
         hidden_bias: bias that hides padding, (b, 1, 1, n)
     """
@@ -65,6 +67,7 @@ class AttentionBlocks(Blocks):
         self.positions, self.stored, self.cache, self.cross = positions, stored, cache, cross
         self.states = states
         self.results: list[GVar] = []
+        self.pairs: dict[int, Pair] = {}
         self.visible: GVar | None = None
         self.hidden_bias: GVar | None = None
         self.cross_bias: GVar | None = None
@@ -75,9 +78,11 @@ class AttentionBlocks(Blocks):
         """Emit grouped-query attention of a layer. values_from: wide side of a narrow layer"""
         s, layer = self.stack, self.stack.layers[number]
         q = self.heads(x, number, "query", s.width)
-        k = self.cached(self.heads(x, number, "key", s.width), number, "key")
-        source, width = (x, s.width) if values_from is None else (values_from, s.hidden)
-        v = self.cached(self.heads(source, number, "value", width), number, "value")
+        if layer.shares is None:
+            k = self.cached(self.heads(x, number, "key", s.width), number, "key")
+            source, width = (x, s.width) if values_from is None else (values_from, s.hidden)
+            self.pairs[number] = k, self.cached(self.heads(source, number, "value", width), number, "value")
+        k, v = self.pairs[number if layer.shares is None else layer.shares]
         bias = self.bias(number)
         if isinstance(s.position_bias, Buckets) and s.position_bias.gate:
             assert bias is not None
@@ -130,6 +135,8 @@ class AttentionBlocks(Blocks):
         shared = self.packed if part == "query" and not cross else 1
         count = (s.groups, shared) if shared > 1 else (s.heads if part == "query" else s.groups,)
         y = g.call(Reshape((batch, length, *map(const, count), size)), y)
+        if part == "value" and not cross and s.head_norm is not None and s.head_norm.values:
+            y = self.norm(y, "", s.size, replace(s.head_norm.norm, weight=False))
         if rule is not None and not rule.after_rope:
             y = self.head_norm(y, norm, count, rope)
         if rope is not None:

@@ -15,7 +15,8 @@ from relax_tune.ir.core.dtype import bf16
 from relax_tune.ir.core.expr import add, const
 from relax_tune.ir.core.graph import GVar, Value
 from relax_tune.ir.frontend.hf.transformer.blocks import Blocks
-from relax_tune.ir.frontend.hf.transformer.spec import Alibi, Buckets, Disentangled, GridBias, Patches
+from relax_tune.ir.frontend.hf.transformer.inputs import Patches
+from relax_tune.ir.frontend.hf.transformer.spec import Alibi, Buckets, Disentangled, GridBias
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.gather import GatherElements
 from relax_tune.ir.op.indexing.movement import BroadcastTo, ExpandDims, Permute, Reshape, Slice, Take

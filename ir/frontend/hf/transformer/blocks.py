@@ -18,10 +18,10 @@ from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.transformer.parameters import Parameters, Projection
 from relax_tune.ir.frontend.hf.transformer.rope import Rope
 from relax_tune.ir.frontend.hf.transformer.spec import Norm, Stack
-from relax_tune.ir.op.math.elementwise import Add, Mul, MulScalar
+from relax_tune.ir.op.math.elementwise import Add, Mul, MulScalar, Relu, Sqrt, Sub
 from relax_tune.ir.op.neural.decoder import RmsNorm
 from relax_tune.ir.op.reduction.linalg import Matmul
-from relax_tune.ir.op.reduction.reduce import LayerNorm
+from relax_tune.ir.op.reduction.reduce import LayerNorm, Mean
 
 START: Expr = const(0)  # number of cached positions of a first call
 
@@ -132,23 +132,35 @@ class Blocks:
     def activation(self, x: GVar) -> GVar:
         return ACTIVATIONS[self.stack.activation](self.g, x)
 
-    def feed_forward(self, x: GVar, path: str) -> GVar:
-        """Emit the feed-forward block below `path`."""
+    def feed_forward(self, x: GVar, path: str, sparsity: float | None = None) -> GVar:
+        """Emit the feed-forward block below `path`. sparsity: see `TransformerLayer`"""
         s, names = self.stack, self.stack.names
         up, down = Projection(f"{path}.{names.up}", s.inner), Projection(f"{path}.{names.down}", s.width)
         if names.gate_up is not None:
             return self.gated(x, *joint_projections(f"{path}.{names.gate_up}", s.inner), down, s.biases.mlp)
         if names.gate is not None:
-            return self.gated(x, Projection(f"{path}.{names.gate}", s.inner), up, down, s.biases.mlp)
+            return self.gated(x, Projection(f"{path}.{names.gate}", s.inner), up, down, s.biases.mlp, sparsity)
         y = self.activation(self.linear(x, up, s.width, s.biases.mlp))
         return self.linear(y, down, s.inner, s.biases.mlp)
 
-    def gated(self, x: GVar, gate: Projection, up: Projection, down: Projection, biased: bool) -> GVar:
+    def gated(
+        self, x: GVar, gate: Projection, up: Projection, down: Projection, biased: bool, sparsity: float | None = None
+    ) -> GVar:
         """Emit a gated feed-forward block (Shazeer 2020)."""
         before, after = self.stack.mlp_scales
-        factor = self.activation(self.scaled(self.linear(x, gate, self.stack.width, biased), before))
+        factor = self.scaled(self.linear(x, gate, self.stack.width, biased), before)
+        factor = self.activation(factor if sparsity is None else self.sparse(factor, sparsity))
         y = self.g.call(Mul(), self.linear(x, up, self.stack.width, biased), factor)
         return self.scaled(self.linear(y, down, gate.width, biased), after)
+
+    def sparse(self, x: GVar, multiple: float) -> GVar:
+        """Emit by how much each element exceeds the mean of its row and `multiple` standard deviations, at least 0."""
+        g = self.g
+        mean = g.call(Mean((2,), True), x)
+        centred = g.call(Sub(), x, mean)
+        deviation = g.call(Sqrt(), g.call(Mean((2,), True), g.call(Mul(), centred, centred)))
+        limit = g.call(Add(), mean, g.call(MulScalar(multiple), deviation))
+        return g.call(Relu(), g.call(Sub(), x, limit), hint="sparse")
 
     def scaled(self, x: GVar, factor: float) -> GVar:
         return x if factor == 1 else self.g.call(MulScalar(factor), x)

@@ -15,7 +15,7 @@ from relax_tune.ir.core.expr import Expr, add, const
 from relax_tune.ir.core.graph import Constant, GVar, Value
 from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.transformer.attention import AttentionBlocks
-from relax_tune.ir.frontend.hf.transformer.spec import Patches, PatchRows, Spectrogram
+from relax_tune.ir.frontend.hf.transformer.inputs import Patches, PatchRows, Spectrogram
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice, Take
 from relax_tune.ir.op.indexing.pad import Pad

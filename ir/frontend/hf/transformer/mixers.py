@@ -53,6 +53,26 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class AltUp:
+    """Several hidden states per position, one computed by each layer (Baykal et al. 2023), and Gemma 3n's layer inputs.
+
+    Attributes:
+        streams: number of hidden states
+        active: the one that layers compute
+        scaled: the computed state is scaled before the layer's own input multiplies it
+        rank: of the low-rank projection next to attention (LAuReL; Menghani et al. 2024)
+        rows, width: of the table of every layer's own token embeddings
+    """
+
+    streams: int
+    active: int
+    scaled: bool
+    rank: int
+    rows: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class StateSpace:
     """Layer with a recurrent state (Dao and Gu 2024, Mamba-2).
 

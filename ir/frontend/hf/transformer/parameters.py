@@ -85,10 +85,14 @@ class Parameters:
 
 
 def stored_prefix(weights: Weights, prefix: str, layers: str = "") -> str:
-    """Return the suffix of `a.b.` that precedes the names of layers in the file: `a.b.`, `b.` or nothing."""
-    parts = prefix.split(".")
-    suffixes = (".".join(parts[k:]) for k in range(len(parts)))
-    return next((p for p in suffixes if any(n.startswith(f"{p}{layers}") for n in weights.names)), prefix)
+    """Return the suffix of `a.b.` that precedes the names of layers in the file: `a.b.`, `b.` or nothing.
+
+    Alternative prefixes are separated by `|`."""
+    suffixes = list[str]()
+    for parts in (alternative.split(".") for alternative in prefix.split("|")):
+        suffixes += [".".join(parts[k:]) for k in range(len(parts))]
+    stored = sorted((p for p in suffixes if any(n.startswith(f"{p}{layers}") for n in weights.names)), key=len)
+    return stored[-1] if stored else prefix.partition("|")[0]
 
 
 @dataclass(frozen=True, slots=True)

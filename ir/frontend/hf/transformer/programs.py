@@ -16,9 +16,10 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.transformer.attention import Pair
+from relax_tune.ir.frontend.hf.transformer.inputs import Words
 from relax_tune.ir.frontend.hf.transformer.parameters import Below, Parameters, Weights
 from relax_tune.ir.frontend.hf.transformer.rope import for_lengths
-from relax_tune.ir.frontend.hf.transformer.spec import EncoderDecoder, Stack, Words
+from relax_tune.ir.frontend.hf.transformer.spec import EncoderDecoder, Stack
 from relax_tune.ir.frontend.hf.transformer.stack import Bounds, StackEmitter
 from relax_tune.ir.op.math.elementwise import Cast
 
@@ -173,7 +174,7 @@ class _Generator:
         """Declare the inputs that the layers left: keys and values, and states."""
         cache, states = list[Pair | None](), list[Pair | None]()
         for i, layer in enumerate(self.stack.layers):
-            cache.append(self._pair(g, "past", i, batch, past) if layer.attends else None)
+            cache.append(self._pair(g, "past", i, batch, past) if layer.attends and layer.shares is None else None)
             m = layer.state_space
             if m is None:
                 states.append(None)

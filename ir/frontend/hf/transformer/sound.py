@@ -17,7 +17,8 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.transformer.attention import AttentionBlocks
 from relax_tune.ir.frontend.hf.transformer.embeddings import column
-from relax_tune.ir.frontend.hf.transformer.spec import Norm, Waves
+from relax_tune.ir.frontend.hf.transformer.inputs import Waves
+from relax_tune.ir.frontend.hf.transformer.spec import Norm
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import ExpandDims, Permute
 from relax_tune.ir.op.indexing.pad import Pad

@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule, Experts, StateSpace
+from relax_tune.ir.frontend.hf.transformer.inputs import Embedding, Waves, Words
+from relax_tune.ir.frontend.hf.transformer.mixers import AltUp, DeltaRule, Experts, StateSpace
 from relax_tune.ir.frontend.hf.transformer.rope import Rope
 
 NormKind = Literal["rms", "layer", "affine"]
@@ -24,8 +22,6 @@ Fused = Literal["blocks", "groups", "shards"]
 queries, values, keys (CodeGen)."""
 Order = Literal["pre_norm", "post_norm", "parallel"]
 """Norms precede the blocks; follow the residual sums; or attention and feed-forward block read the same input."""
-Table = Callable[[int, int], NDArray[np.float32]]
-"""Computes a table of positions from its rows and width."""
 
 
 # norms and linear layers
@@ -55,12 +51,14 @@ class HeadNorm:
         over: one head with shared weights (`head`), one head with weights per head (`each`), or all heads together (`all`)
         after_rope: applied after the rotation
         numbered: weights of `each` are separate tensors, named by the number of the head
+        values: values are normalised too, without weights
     """
 
     norm: Norm
     over: Literal["head", "each", "all"] = "head"
     after_rope: bool = False
     numbered: bool = False
+    values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +164,8 @@ class TransformerLayer:
         attention_norm: attention has a norm (ModernBERT's first layer has none)
         state_space: added to attention, or in place of it
         attends: has attention
+        shares: number of the layer whose keys and values it attends to; None: it computes them
+        sparsity: number of standard deviations above the mean from which gates of the feed-forward block are used; None: all are
     """
 
     path: str
@@ -176,6 +176,8 @@ class TransformerLayer:
     attention_norm: bool = True
     state_space: StateSpace | DeltaRule | None = None
     attends: bool = True
+    shares: int | None = None
+    sparsity: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,165 +191,6 @@ class Bottleneck:
 
     width: int
     blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """Embeddings of tokens, token types and positions. `Names` says which of these a family has.
-
-    Attributes:
-        width: size of a token's embedding; `Names.project` maps it to the hidden size
-        rows: rows of the position table
-        token_types: number of token types
-        padding: id of the padding token, which has no position; other tokens start at row padding + 1 (RoBERTa)
-        first: row of the first position, without `padding`
-        scale: factor of the token embeddings
-        dropped: id of the token that token dropout zeroes; other embeddings are scaled as in training (Rives et al. 2021)
-        trigram: each token is joined with its neighbours (Sun et al. 2020, MobileBERT)
-        project_first, project_biased: the projection precedes positions and norm; it has a bias
-        norm_first: the norm precedes positions
-        boxes: rows of the tables of the sides of a token's box on a page (Xu et al. 2020, LayoutLM); 0: tokens have none
-        sinusoids: computes the position table if the file has none (Vaswani et al. 2017)
-    """
-
-    width: int
-    vocabulary: int
-    rows: int
-    token_types: int = 0
-    padding: int | None = None
-    first: int = 0
-    scale: float = 1.0
-    dropped: int | None = None
-    trigram: bool = False
-    project_first: bool = False
-    project_biased: bool = True
-    norm_first: bool = False
-    boxes: int = 0
-    sinusoids: Table | None = None
-
-    @property
-    def positions(self) -> int:
-        return self.rows - (self.first if self.padding is None else self.padding + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Patches:
-    """Embeddings of the patches of fixed-size images (Dosovitskiy et al. 2021).
-
-    Attributes:
-        size, patch: height and width of an image and of a patch
-        tokens: names of the vectors before the patches, such as the class token
-        registers: name of `registers_count` vectors between tokens and patches, without positions (Darcet et al. 2024)
-        flat: position table and tokens are stored without a batch dim
-        norm: before the first layer
-        stride: between patches; None: patches do not overlap
-        spectrogram: the image is a spectrogram (b, times, frequencies), without channels
-    """
-
-    channels: int
-    size: tuple[int, int]
-    patch: tuple[int, int]
-    projection: str = "embeddings.patch_embeddings.projection"
-    biased: bool = True
-    table: str = "embeddings.position_embeddings"
-    tokens: tuple[str, ...] = ("embeddings.cls_token",)
-    registers: str = ""
-    registers_count: int = 0
-    flat: bool = False
-    norm: str = ""
-    stride: tuple[int, int] | None = None
-    spectrogram: bool = False
-
-    @property
-    def leading(self) -> int:
-        """Number of vectors before the patches."""
-        return len(self.tokens) + self.registers_count
-
-    @property
-    def positions(self) -> int:
-        rows, columns = self.grid
-        return self.leading + rows * columns
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Number of patches along height and width."""
-        (h, w), (p, q), (down, right) = self.size, self.patch, self.stride or self.patch
-        return max(0, (h - p) // down + 1), max(0, (w - q) // right + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Waves:
-    """Embeddings of sound samples (Baevski et al. 2020, wav2vec 2.0).
-
-    Attributes:
-        widths, kernels, strides, biased: of the convolutions over samples
-        norm: `group` normalises each channel of the first convolution over time, `layer` the channels of every convolution
-        projected_norm: a norm precedes the projection
-        masked: an input `attention_mask` marks the samples that are no padding
-        reach, groups: kernel size and channel groups of the position convolution
-        rounds: number of position convolutions, each followed by a norm without weights; None: one, with weight normalisation
-        batch_norm: batch normalisation precedes the one position convolution, which has no weight normalisation
-        last_norm: after the positions
-    """
-
-    widths: tuple[int, ...]
-    kernels: tuple[int, ...]
-    strides: tuple[int, ...]
-    biased: bool
-    norm: Literal["group", "layer"]
-    activation: str
-    projected_norm: bool
-    masked: bool
-    reach: int
-    groups: int
-    rounds: int | None = None
-    batch_norm: bool = False
-    last_norm: str = ""
-
-    @property
-    def least(self) -> int:
-        """Smallest number of samples that gives a frame."""
-        n = 1
-        for kernel, stride in zip(reversed(self.kernels), reversed(self.strides), strict=True):
-            n = (n - 1) * stride + kernel
-        return n
-
-
-@dataclass(frozen=True, slots=True)
-class Spectrogram:
-    """Embeddings of log-mel spectrograms of one length by two convolutions (Radford et al. 2023, section 2.2).
-
-    Attributes:
-        positions: number of vectors, of two frames each
-        convolutions, table: names of the convolutions and of the position table
-    """
-
-    mels: int
-    positions: int
-    convolutions: tuple[str, str]
-    table: str
-
-
-@dataclass(frozen=True, slots=True)
-class PatchRows:
-    """Embeddings of the flattened patches of images of any proportions, padded to one number (Tschannen et al. 2025, SigLIP 2).
-
-    Attributes:
-        values: numbers of a patch
-        side: of the square position table `table`, which is resized to the rows and columns of each image
-    """
-
-    values: int
-    side: int
-    projection: str = "embeddings.patch_embedding"
-    table: str = "embeddings.position_embedding.weight"
-
-    @property
-    def positions(self) -> int:
-        return self.side * self.side
-
-
-Embedding = Words | Patches | PatchRows | Waves | Spectrogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,6 +357,7 @@ class Stack:
         residual_scale: factor of the blocks' results
         attention_scales: factors of the input and the result of attention
         mlp_scales: factors of the gate before its activation, and of the result of the feed-forward block
+        altup: several hidden states per position
         gated: results of attention are multiplied by the sigmoid of gates, which the query projection gives too
         clip: largest magnitude of queries, keys and values
         scores_cap: scores become `cap * tanh(scores / cap)`
@@ -546,6 +390,7 @@ class Stack:
     clip: float | None = None
     scores_cap: float | None = None
     bottleneck: Bottleneck | None = None
+    altup: AltUp | None = None
     logits: Logits = field(default_factory=Logits)
     outputs: Outputs = field(default_factory=Outputs)
 

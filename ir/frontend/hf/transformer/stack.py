@@ -15,6 +15,7 @@ from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.graph import GVar, Value
 from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
+from relax_tune.ir.frontend.hf.transformer.altup import altup_layers
 from relax_tune.ir.frontend.hf.transformer.attention import AttentionBlocks
 from relax_tune.ir.frontend.hf.transformer.delta_rule import delta_rule
 from relax_tune.ir.frontend.hf.transformer.embeddings import (
@@ -25,9 +26,10 @@ from relax_tune.ir.frontend.hf.transformer.embeddings import (
     token_table,
 )
 from relax_tune.ir.frontend.hf.transformer.experts import mixture
+from relax_tune.ir.frontend.hf.transformer.inputs import Patches, PatchRows, Spectrogram, Words
 from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule
 from relax_tune.ir.frontend.hf.transformer.sound import embed_waves
-from relax_tune.ir.frontend.hf.transformer.spec import Bottleneck, Norm, Patches, PatchRows, Spectrogram, Words
+from relax_tune.ir.frontend.hf.transformer.spec import Bottleneck, Norm
 from relax_tune.ir.frontend.hf.transformer.state_space import state_space
 from relax_tune.ir.op.indexing.movement import ExpandDims, Slice
 from relax_tune.ir.op.math.elementwise import Add, Mul, MulScalar, Tanh, division_by
@@ -43,7 +45,7 @@ class StackEmitter(AttentionBlocks):
     """Emitter of a stack into one function.
 
     Attributes:
-        ids: token ids of an encoder of text, (b, n)
+        ids: token ids, (b, n)
         hidden: inputs of the layers and the result of the last, once emitted
     """
 
@@ -82,7 +84,8 @@ class StackEmitter(AttentionBlocks):
 
     def generate(self, ids: GVar, every_position: bool) -> tuple[GVar, ...]:
         """Emit the logits of the last new position, or of all, and return them with the keys and values of every layer."""
-        x, length = self.layers(embed_words(self, ids)), self.dims[1]
+        self.ids, length = ids, self.dims[1]
+        x = self.layers(embed_words(self, ids))
         if not every_position and length is not const(1):
             x = self.g.call(Slice(1, length - 1, length), x, hint="last")
         return self.logits(x), *self.results
@@ -90,6 +93,9 @@ class StackEmitter(AttentionBlocks):
     def layers(self, x: GVar) -> GVar:
         """Emit all layers."""
         self.hidden = [x]
+        if self.stack.altup is not None:
+            self.hidden.append(altup_layers(self, x, self.ids, self.stack.altup))
+            return self.hidden[-1]
         for number in range(len(self.stack.layers)):
             self.hidden.append(self.layer(self.hidden[-1], number))
         return self.hidden[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -63,6 +64,7 @@ def test_family_has_the_logits_of_torch(tmp_path: Path, name: str) -> None:
             "bloom",
             "qwen2_moe",
             "gemma3",
+            "gemma3n",
             "gptj",
             "falcon_alibi",
             "phi3_partial",
@@ -95,6 +97,11 @@ def test_longrope_has_one_rotation_a_program(tmp_path: Path) -> None:
         ("gemma2", {"head_dim": ...}, "head_dim: expected a whole number"),
         ("gemma2", {"sliding_window": ...}, "sliding_window: expected a number or null"),
         ("gemma3", {"rope_parameters": {"full_attention": {}, "chunked": {}}}, "rope_parameters: expected an object with sliding"),
+        ("gemma3n", {"num_kv_shared_layers": 3}, "num_kv_shared_layers: expected a layer of each type before"),
+        ("gemma3n", {"activation_sparsity_pattern": [1.0] * 4}, "activation_sparsity_pattern: expected a number in .0, 1. for each"),
+        ("gemma3n", {"intermediate_size": [24, 24, 24, 12]}, "intermediate_size: expected the same width for every layer"),
+        ("gemma3n", {"altup_num_inputs": 1}, "altup_num_inputs: expected at least 2"),
+        ("gemma3n", {"model_type": "gemma3n", "architectures": None}, "text_config: expected an object"),
         ("gpt2", {"architectures": ["GPT2DoubleHeadsModel"]}, "architectures: expected a model with the"),
         ("gpt2", {"scale_attn_weights": 2}, "scale_attn_weights: expected true or false, got 2"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention: expected False, got True"),
@@ -141,6 +148,29 @@ def test_weights_without_a_prefix(tmp_path: Path) -> None:
     save_file({k.removeprefix("transformer."): v for k, v in load_file(path).items()}, path)
     b, n = SHAPES[0]
     np.testing.assert_allclose(last_positions(load_hf(folder), b, n), expected[f"logits_{b}_{n}"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+@pytest.mark.parametrize("name", ["gemma3", "gemma3n"])
+def test_text_model_of_a_model_of_images_gives_the_logits(tmp_path: Path, name: str, prefix: str) -> None:
+    """Its fields are an object of config.json, and its weights have a longer prefix, in newer and in older files."""
+    from safetensors.numpy import load_file, save_file
+
+    folder, expected = write_family(tmp_path, name)
+    text = json.loads((folder / "config.json").read_text())
+    fields = {"model_type": name, "architectures": [f"{name.title()}ForConditionalGeneration"], "text_config": text}
+    (folder / "config.json").write_text(json.dumps(fields))
+    path = folder / "model.safetensors"
+    stored = {k.replace("model.", prefix, 1): v for k, v in load_file(path).items()}
+    save_file({**stored, "model.vision_tower.patch.weight": np.ones((2, 2), np.float32)}, path)
+    b, n = SHAPES[0]
+    np.testing.assert_allclose(last_positions(load_hf(folder), b, n), expected[f"logits_{b}_{n}"], atol=1e-4, rtol=0)
+
+
+def test_layer_of_shared_keys_has_no_cache(tmp_path: Path) -> None:
+    folder, _ = write_family(tmp_path, "gemma3n")
+    names = [p.name for p in load_hf(folder).graphs["decode"].params]
+    assert names == ["input_ids", "past_key_0", "past_value_0", "past_key_1", "past_value_1"]
 
 
 def test_state_space_decoder_is_no_encoder(tmp_path: Path) -> None:
