@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import UserError
 
 Ids = NDArray[np.int64]
-IDS, MASK, START = "input_ids", "attention_mask", "decoder_input_ids"
+IDS, SOUND, MASK, START = "input_ids", "input_values", "attention_mask", "decoder_input_ids"
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,10 @@ def _row(number: int, row: Mapping[str, Any]) -> Source:
             raise UserError(f"{name}: expected at least one token in every row, got none in row {number}; leave it out")
     if MASK in arrays:
         mask = arrays[MASK]
-        if IDS not in arrays or mask.shape != arrays[IDS].shape or not np.isin(mask, (0, 1)).all():
+        masked = IDS if IDS in arrays else SOUND
+        if masked not in arrays or mask.shape != arrays[masked].shape or not np.isin(mask, (0, 1)).all():
             raise UserError(
-                f"{MASK}: row {number}: expected 0 and 1 for each of its {IDS}, got {mask.dtype} of shape {mask.shape}; correct it"
+                f"{MASK}: row {number}: expected 0 and 1 for each of its {masked}, got {mask.dtype} of shape {mask.shape}; correct it"
             )
         arrays[MASK] = mask.astype(np.int64)
     elif IDS in arrays:
@@ -104,7 +105,7 @@ def _array(name: str, number: int, row: object) -> NDArray[Any]:
 
 
 def stack_sources(sources: Sequence[Source], names: Sequence[str]) -> list[NDArray[Any]]:
-    """Return a batch of each input. Shorter texts are padded at their end with tokens that the mask hides.
+    """Return a batch of each input. Shorter texts and sounds are padded at their end with zeros, if a mask hides these.
 
     Raises:
         UserError: Rows of another input differ in shape.
@@ -112,9 +113,10 @@ def stack_sources(sources: Sequence[Source], names: Sequence[str]) -> list[NDArr
     batches = []
     for name in names:
         rows = [source.arrays[name] for source in sources]
-        if name in (IDS, MASK):
+        if name in (IDS, MASK) or (name == SOUND and MASK in names):
             longest = max(len(row) for row in rows)
             rows = [np.pad(row, (0, longest - len(row))) for row in rows]
+            rows = [row.astype(np.float32, copy=False) for row in rows] if name == SOUND else rows
         elif len({row.shape for row in rows}) > 1:
             shapes = sorted({row.shape for row in rows})
             raise UserError(f"{name}: expected rows of one shape, got {shapes[0]} and {shapes[-1]}; pad them")

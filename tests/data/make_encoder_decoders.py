@@ -2,7 +2,9 @@
 
 Needs torch and transformers:
 
-    python tests/data/make_encoder_decoders.py
+    python tests/data/make_encoder_decoders.py [NAME ...]
+
+Given names, only these models are computed.
 
 `models` is JSON as bytes: of each model of MODELS its config.json, and the shape of each weight of its file; `weight` of
 make_decoder_families.py draws the values, also in the tests. For every shape of SHAPES `NAME/logits_B_S_N` holds the logits (b, n,
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -64,6 +67,21 @@ TROCR: dict[str, Any] = {
     "model_type": "trocr", "d_model": 24, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16, "vocab_size": 37,
     "max_position_embeddings": 40, "cross_attention_hidden_size": 16,
 }  # fmt: skip
+WAVES: dict[str, Any] = {
+    "model_type": "wav2vec2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24,
+    "conv_dim": [6, 8], "conv_stride": [3, 2], "conv_kernel": [5, 3], "num_conv_pos_embeddings": 6, "num_conv_pos_embedding_groups": 2,
+    "vocab_size": 9,
+}  # fmt: skip
+MASKED: dict[str, Any] = {
+    **WAVES, "feat_extract_norm": "layer", "do_stable_layer_norm": True, "add_adapter": True, "num_adapter_layers": 2,
+    "hidden_size": 12, "output_hidden_size": 16,
+}  # fmt: skip
+MBART: dict[str, Any] = {"model_type": "mbart", **{k: v for k, v in BART.items() if "encoder" not in k}}
+MOONSHINE: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 40, "intermediate_size": 20, "encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 2,
+    "encoder_num_attention_heads": 2, "decoder_num_attention_heads": 2, "max_position_embeddings": 24,
+    **{**START, "decoder_start_token_id": 3},
+}  # fmt: skip
 GENERATES = {"is_decoder": True, "add_cross_attention": True}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5", T5),
@@ -85,9 +103,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "pair_bert": ("EncoderDecoder", {"encoder": BERT, "decoder": {**BERT, **GENERATES}}),
     "pair_gpt2": ("EncoderDecoder", {"encoder": BERT, "decoder": {**GPT2, **GENERATES}}),
     "pair_trocr": ("VisionEncoderDecoder", {"encoder": VIT, "decoder": {**TROCR, **GENERATES}}),
+    "pair_speech": ("SpeechEncoderDecoder", {"encoder": MASKED, "decoder": {**MBART, **GENERATES}}),
+    "pair_speech_bart": (
+        "SpeechEncoderDecoder",
+        {
+            "encoder": WAVES,
+            "decoder": {**MBART, "model_type": "bart", **GENERATES, "scale_embedding": True, "d_model": 24},
+        },
+    ),
+    "moonshine": ("Moonshine", MOONSHINE),
+    "moonshine_biased": ("Moonshine", {**MOONSHINE, "attention_bias": True, "tie_word_embeddings": False}),
 }
 KINDS = {
     "Marian": "MarianMTModel", "EncoderDecoder": "EncoderDecoderModel", "VisionEncoderDecoder": "VisionEncoderDecoderModel",
+    "SpeechEncoderDecoder": "SpeechEncoderDecoderModel",
 }  # fmt: skip
 
 
@@ -104,6 +133,12 @@ def inputs(name: str, b: int, s: int, n: int) -> tuple[dict[str, np.ndarray[Any,
         return {"input_features": features.astype(np.float32)}, prompt
     if name == "pair_trocr":
         return {"pixel_values": drawn.uniform(-1, 1, (b, 3, 8, 8)).astype(np.float32)}, prompt
+    if name.startswith(("moonshine", "pair_speech")):
+        samples = (900 if "moonshine" in name else 40) + (211 if "moonshine" in name else 13) * s
+        sound = drawn.uniform(-1, 1, (b, samples)).astype(np.float32)
+        heard = np.arange(samples) < (samples - 5 * s * np.arange(b))[:, None]
+        masked = {} if name == "pair_speech_bart" else {"attention_mask": heard.astype(np.int64)}
+        return {"input_values": np.where(heard, sound, np.float32(0)), **masked}, prompt
     return {"input_ids": np.where(mask == 1, ids, 1), "attention_mask": mask}, prompt
 
 
@@ -144,14 +179,14 @@ def computed(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]
     return {"config": config, "shapes": shapes}, results
 
 
-def main(out: Path) -> None:
-    texts: dict[str, Any] = {}
-    results: dict[str, np.ndarray[Any, Any]] = {}
-    for name in MODELS:
+def main(out: Path, names: list[str]) -> None:
+    results: dict[str, np.ndarray[Any, Any]] = dict(np.load(out)) if names else {}
+    texts: dict[str, Any] = json.loads(results.pop("models").tobytes()) if names else {}
+    for name in names or MODELS:
         texts[name], arrays = computed(name)
         results |= arrays
     np.savez_compressed(out, models=np.frombuffer(json.dumps(texts).encode(), np.uint8), **results)
 
 
 if __name__ == "__main__":
-    main(Path(__file__).with_name("encoder_decoders.npz"))
+    main(Path(__file__).with_name("encoder_decoders.npz"), sys.argv[1:])

@@ -22,9 +22,10 @@ after a prompt; `decode` takes `m` past positions and returns `m + 1`. A state s
 and its state instead, of the same size after every token.
 
 An encoder-decoder is three functions that share weights. `encode(input_ids (b, s) i64, attention_mask (b, s) i64) ->
-(cross_key_0, cross_value_0, cross_key_1 ...)`, (b, heads, s, head size) each, reads a source; a model of speech has
-`encode(input_features (b, mels, frames) f32)` and no mask. `prefill(input_ids (b, n) i64, attention_mask, cross_key_0 ...)` and
-`decode(input_ids (b, 1) i64, attention_mask, cross_key_0 ..., past_key_0, past_value_0 ...)` are like a decoder's.
+(cross_key_0, cross_value_0, cross_key_1 ...)`, (b, heads, s, head size) each, reads a source. `prefill(input_ids (b, n) i64,
+attention_mask, cross_key_0 ...)` and `decode(input_ids (b, 1) i64, attention_mask, cross_key_0 ..., past_key_0, past_value_0 ...)` are
+like a decoder's. Whisper has `encode(input_features (b, mels, frames) f32)` and no mask. Of sound samples, `encode(input_values (b, s)
+f32, attention_mask (b, s) i64)` gives `frame_mask (b, f) i64` before the keys, which the others take in place of `attention_mask`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ from relax_tune.ir.frontend.hf.sentence import (
     static_stack,
 )
 from relax_tune.ir.frontend.hf.towers import TOWERS, load_towers
-from relax_tune.ir.frontend.hf.transformer.inputs import Patches, Waves, Words
+from relax_tune.ir.frontend.hf.transformer.inputs import Patches, Sound, Waves, Words
 from relax_tune.ir.frontend.hf.transformer.parameters import Weights
 from relax_tune.ir.frontend.hf.transformer.programs import (
     LONGEST,
@@ -77,6 +78,7 @@ from relax_tune.ir.frontend.shared.bounds import checked_bounds
 CacheType = Literal["f32", "f16", "bf16"]
 PREPROCESSOR = "preprocessor_config.json"
 GUIDES = "https://github.com/relax-tune/relax-tune/tree/main/docs/guides"
+USUAL_SAMPLES = 480_000  # default upper bound of a sound, 30 s of 16,000 samples
 USUAL_POSITIONS = 4096  # default upper bound of an encoder-decoder without a position table
 LOADERS: Mapping[str, Callable[..., IRModule]] = {
     **dict.fromkeys(IMAGES, load_images),
@@ -135,6 +137,7 @@ def load_hf(
     if kind in DECODERS:
         stack = read_decoder(DECODERS[kind], data, where)
         return load_decoder(stack, open_weights(root, data, where), bounds, every_position, cache_dtype)
+    data = with_preprocessor(data, inner)
     model = read_pair(data, where) if kind in PAIRS else read_encoder_decoder(data, where)
     weights = open_weights(root, data, where)
     return _load_encoder_decoder(model, weights, bounds, every_position, cache_dtype)
@@ -217,11 +220,9 @@ class _EncoderOptions:
 
 def _load_encoder(options: _EncoderOptions, data: Mapping[str, Any], where: str) -> IRModule:
     """Import an encoder and what follows it."""
-    root, preprocessor, modules = options.root, options.inner / PREPROCESSOR, options.modules
+    root, modules = options.root, options.modules
     kind = data["model_type"]
-    if kind in SPEECH and preprocessor.is_file():
-        fields = read_json(preprocessor, "the configuration of a preprocessor")
-        data = {**data, **({MASKED: fields[MASKED]} if MASKED in fields else {})}
+    data = with_preprocessor(data, options.inner)
     stack = read_encoder(data, where) if kind in ENCODERS else read_decoder_as_encoder(data, where)
     image, sound = isinstance(stack.embedding, Patches), isinstance(stack.embedding, Waves)
     _check_pooling(image, sound, options.pooling, options.normalize)
@@ -250,6 +251,19 @@ def _load_encoder(options: _EncoderOptions, data: Mapping[str, Any], where: str)
     typed = head is not None and (modules is None or modules.head != TASKS["fill-mask"])
     weights = open_weights(options.inner, data, where)
     return encoder_module(stack, weights, span["b"], span.get("n"), stages, typed=typed)
+
+
+def with_preprocessor(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """Return a configuration with what the folder's preprocessor says about masks of sound."""
+    path, inside = folder / PREPROCESSOR, data.get("encoder")
+    if not path.is_file():
+        return data
+    if data.get("model_type") in PAIRS and isinstance(inside, dict):
+        return {**data, "encoder": with_preprocessor(inside, folder)}
+    if data.get("model_type") not in SPEECH:
+        return data
+    fields = read_json(path, "the configuration of a preprocessor")
+    return {**data, **({MASKED: fields[MASKED]} if MASKED in fields else {})}
 
 
 def _headed(root: Path, data: Mapping[str, Any], where: str, head: Stage, name: str) -> list[Stage]:
@@ -305,9 +319,12 @@ def _load_encoder_decoder(
     model: EncoderDecoder, weights: Weights, bounds: Bounds | None, every_position: bool, cache_dtype: CacheType
 ) -> IRModule:
     """Import the three functions of an encoder-decoder. Raises UserError for bounds that the model cannot have."""
-    source, target = model.encoder.positions, model.decoder.positions
+    read, target = model.encoder.embedding, model.decoder.positions
+    source = USUAL_SAMPLES if isinstance(read, Sound) else model.encoder.positions
     symbols = {"b": BATCH}
-    if isinstance(model.encoder.embedding, Words):
+    if isinstance(read, Sound):
+        symbols["s"] = SymbolRange("samples", read.least, None, USUAL_SAMPLES)
+    elif isinstance(read, Words):
         symbols["s"] = SymbolRange("positions of the source", 1, source, min(source, USUAL_POSITIONS))
     symbols["n"] = SymbolRange("positions", 0 if every_position else 1, target, min(target, USUAL_POSITIONS))
     symbols["m"] = SymbolRange("past positions", 1, target - 1, min(target - 1, USUAL_POSITIONS))

@@ -182,7 +182,7 @@ def _spectrogram(e: StackEmitter, x: GVar, c: ConfigFields) -> GVar:
 
 def _characters(e: StackEmitter, x: GVar, c: ConfigFields) -> GVar:
     """Emit the logits of characters of each frame (Graves et al. 2006)."""
-    return _classes(e, x, "lm_head", c.whole("vocab_size", 32), "logits")
+    return e.dense(x, "lm_head", e.stack.out, c.whole("vocab_size", 32), True, "logits", e.outside)
 
 
 def _weighted(e: StackEmitter, x: GVar, c: ConfigFields) -> GVar:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import relax_tune as rt
 from relax_tune.errors import UserError
+from relax_tune.runtime.generation.sources import read_sources, stack_sources
 from relax_tune.tuner.cli.app import app
 
 pytestmark = [pytest.mark.ccompiler, pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")]
@@ -49,6 +50,19 @@ def test_encoder_decoder_gives_the_tokens_of_transformers(tmp_path: Path, name: 
     folder, wanted = write_encoder_decoder(tmp_path, name)
     with rt.build(rt.load_model(folder, BOUNDS), target="c", db="memory://").open() as model:
         check_tokens(model, inputs(name, *PROMPT)[0], wanted)
+
+
+def test_sounds_of_unequal_length_are_padded_and_masked() -> None:
+    sound = [np.arange(1, n + 1, dtype=np.float64) for n in (4, 2)]
+    rows = read_sources({"input_values": sound, "attention_mask": [np.ones(4), np.ones(2)]})
+    values, mask = stack_sources(rows, ("input_values", "attention_mask"))
+    np.testing.assert_array_equal(values, [[1, 2, 3, 4], [1, 2, 0, 0]])
+    np.testing.assert_array_equal(mask, [[1, 1, 1, 1], [1, 1, 0, 0]])
+    assert (values.dtype, mask.dtype) == (np.float32, np.int64)
+    with pytest.raises(UserError, match="input_values: expected rows of one shape"):
+        stack_sources(rows, ("input_values",))
+    with pytest.raises(UserError, match="expected 0 and 1 for each of its input_values"):
+        read_sources({"input_values": sound, "attention_mask": [[1], [1]]})
 
 
 def test_sources_of_unequal_length_give_the_tokens_of_single_ones(t5: tuple[rt.Artifact, dict[str, Any], Path]) -> None:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.families.encoders import ENCODER_FIELDS, T5, T5_ENCODER, UMT5_ENCODER
-from relax_tune.ir.frontend.hf.families.family import Family, NormRule, read_stack
-from relax_tune.ir.frontend.hf.transformer.inputs import Spectrogram, Table, Words
+from relax_tune.ir.frontend.hf.families.family import Family, Key, NormRule, read_stack
+from relax_tune.ir.frontend.hf.transformer.inputs import SoundSamples, Spectrogram, Table, Words
+from relax_tune.ir.frontend.hf.transformer.rope import RopeStyle
 from relax_tune.ir.frontend.hf.transformer.spec import Buckets, EncoderDecoder, Names, Stack
 
 
@@ -209,6 +210,39 @@ def _whisper_head(c: ConfigFields, stack: Stack) -> Stack:
     return replace(stack, logits=replace(stack.logits, tied=c.truth("tie_word_embeddings", True), stored_first=True))
 
 
+# Moonshine (Jeffries et al. 2024)
+
+
+def _moonshine_words(c: ConfigFields) -> Words:
+    return Words(c.whole("hidden_size"), c.whole("vocab_size"), c.whole("max_position_embeddings", 512))
+
+
+def _moonshine(side: str) -> Family:
+    names = Names(
+        layers=f"{side}.layers", gate=None, up="mlp.fc1", down="mlp.fc2", last_norm=f"{side}.layer_norm", words="decoder.embed_tokens",
+    )  # fmt: skip
+    if side == "decoder":
+        cross = replace(
+            names, before_attention="post_attention_layernorm", query="encoder_attn.q_proj", key="encoder_attn.k_proj",
+            value="encoder_attn.v_proj", out="encoder_attn.o_proj",
+        )  # fmt: skip
+        names = replace(
+            names, cross=cross, before_mlp="final_layernorm", up_gate="mlp.fc1", last_norm="decoder.norm", head="proj_out",
+        )  # fmt: skip
+    biased = Key("attention_bias", False)
+    return Family(
+        names=names, embedding=(lambda c: SoundSamples("encoder.")) if side == "encoder" else _moonshine_words,
+        layers=f"{side}_num_hidden_layers|num_hidden_layers", heads=f"{side}_num_attention_heads|num_attention_heads",
+        groups=f"{side}_num_key_value_heads", size=None, norm=NormRule("layer", 1e-5), qkv_bias=biased, mlp_bias=True,
+        activation=(f"{side}_hidden_act", "gelu" if side == "encoder" else "silu"), causal=side == "decoder",
+        rope=RopeStyle(part=0.9, part_key="partial_rotary_factor", interleaved=True), tied=True, finish=_stored_first,
+    )  # fmt: skip
+
+
+def _stored_first(c: ConfigFields, stack: Stack) -> Stack:
+    return replace(stack, logits=replace(stack.logits, stored_first=True))
+
+
 LEARNED, SINUSOIDS = partial(_bart_words, offset=2), partial(_bart_words, sinusoids=interleaved_sinusoids)
 WHISPER = _bart("WhisperForConditionalGeneration", pre_norm=True, words_norm=False, logits_bias=False)
 WHISPER_NAMES = replace(WHISPER.decoder.names, words="decoder.embed_tokens", head="proj_out")
@@ -231,6 +265,7 @@ ENCODER_DECODERS: Mapping[str, EncoderDecoderFamily] = {
         WHISPER, encoder=replace(WHISPER.encoder, embedding=_mels, key_bias=False, finish=None),
         decoder=replace(WHISPER.decoder, names=WHISPER_NAMES, embedding=_texts, key_bias=False, finish=_whisper_head),
     ),
+    "moonshine": EncoderDecoderFamily("MoonshineForConditionalGeneration", _moonshine("encoder"), _moonshine("decoder")),
 }  # fmt: skip
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.families.decoders import DECODERS, GPT2
-from relax_tune.ir.frontend.hf.families.encoder_decoders import bart_names
+from relax_tune.ir.frontend.hf.families.encoder_decoders import ENCODER_DECODERS, bart_names
 from relax_tune.ir.frontend.hf.families.encoders import BERT, ENCODER, ENCODERS, ROBERTA, ROBERTA_HEADS, read_encoder
 from relax_tune.ir.frontend.hf.families.family import Family, Key, NormRule, read_stack
-from relax_tune.ir.frontend.hf.transformer.inputs import Patches, Words
+from relax_tune.ir.frontend.hf.transformer.inputs import Patches, Waves, Words
 from relax_tune.ir.frontend.hf.transformer.spec import BERT_HEADS, EncoderDecoder, Outputs, Stack, TaskHeads
 
 BERT_CROSS = replace(
@@ -47,6 +47,18 @@ def _generating(family: Family, prefix: str, heads: TaskHeads) -> Family:
     return replace(family, names=names, causal=True, tied=True, outputs=Outputs(heads), finish=_by_words)
 
 
+def _bart(pre_norm: bool) -> Family:
+    """Return the layers of BART's decoder without its encoder."""
+    names = bart_names("decoder", pre_norm, words_norm=True, logits_bias=False)
+    family = ENCODER_DECODERS["mbart" if pre_norm else "bart"].decoder
+    return replace(family, names=replace(names, words="decoder.embed_tokens"), finish=_stored_head)
+
+
+def _stored_head(c: ConfigFields, stack: Stack) -> Stack:
+    tied = c.truth("tie_word_embeddings", True)
+    return replace(stack, logits=replace(stack.logits, tied=tied, stored_first=True))
+
+
 TROCR = replace(
     bart_names("decoder", pre_norm=False, words_norm=True, logits_bias=False), words="decoder.embed_tokens", head="output_projection"
 )  # fmt: skip
@@ -57,6 +69,8 @@ CROSS_DECODERS: Mapping[str, Family] = {
     "camembert": _generating(ROBERTA, "roberta.", ROBERTA_HEADS),
     "bert-generation": _generating(replace(ENCODER, types=None), "bert.", GENERATION_HEADS),
     "gpt2": replace(DECODERS["gpt2"], names=replace(GPT2, cross=GPT2_CROSS)),
+    "bart": _bart(pre_norm=False),
+    "mbart": _bart(pre_norm=True),
     "trocr": Family(
         names=TROCR, hidden="d_model", layers="decoder_layers", heads="decoder_attention_heads", groups=None, size=None,
         inner="decoder_ffn_dim", norm=NormRule("layer", 1e-5, bias=True), activation=("activation_function", "gelu"), qkv_bias=True,
@@ -64,9 +78,11 @@ CROSS_DECODERS: Mapping[str, Family] = {
         positions=Key("max_position_embeddings", 512), only={"use_learned_position_embeddings": (True,)},
     ),
 }  # fmt: skip
+READ: Mapping[type, str] = {Words: "texts", Patches: "images", Waves: "sound"}
 PAIRS: Mapping[str, tuple[str, type]] = {
     "encoder-decoder": ("EncoderDecoderModel", Words),
     "vision-encoder-decoder": ("VisionEncoderDecoderModel", Patches),
+    "speech-encoder-decoder": ("SpeechEncoderDecoderModel", Waves),
 }  # fmt: skip
 
 
@@ -85,11 +101,11 @@ def read_pair(data: Mapping[str, Any], where: str) -> EncoderDecoder:
         parts[side].chosen("model_type", "", known)
     encoder = read_encoder({**parts["encoder"].data, "architectures": None}, parts["encoder"].where)
     if not isinstance(encoder.embedding, embedding):
-        raise parts["encoder"].wrong("model_type", f"an encoder of {'texts' if embedding is Words else 'images'}")
+        raise parts["encoder"].wrong("model_type", f"an encoder of {READ[embedding]}")
     d = parts["decoder"]
     d.only("add_cross_attention", True)
     decoder = read_stack(CROSS_DECODERS[d.data["model_type"]], d)
     if d.data.get("cross_attention_hidden_size") is not None:
-        d.only("cross_attention_hidden_size", encoder.hidden)
-    same = encoder.hidden == decoder.hidden or d.data.get("cross_attention_hidden_size") is not None
+        d.only("cross_attention_hidden_size", encoder.out)
+    same = encoder.out == decoder.hidden or d.data.get("cross_attention_hidden_size") is not None
     return EncoderDecoder(encoder, decoder, separate=True, projected="" if same else LINK)

@@ -12,7 +12,7 @@ from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.families.family import Family, Finish, layer_norm
 from relax_tune.ir.frontend.hf.families.vision import IMAGES, VIT
-from relax_tune.ir.frontend.hf.transformer.inputs import Patches, Waves
+from relax_tune.ir.frontend.hf.transformer.inputs import Adapter, Patches, Waves
 from relax_tune.ir.frontend.hf.transformer.spec import Buckets, Names, Outputs, Pooler, Stack
 
 MASKED = "return_attention_mask"  # of preprocessor_config.json
@@ -36,6 +36,20 @@ def _waves(c: ConfigFields) -> Waves:
         # preprocessors without the field give a mask to models whose convolutions all have a norm
         masked=c.truth(MASKED, norm == "layer"), reach=c.whole("num_conv_pos_embeddings", 128), groups=groups,
     )  # fmt: skip
+
+
+def _adapted_waves(c: ConfigFields) -> Waves:
+    """Read the convolutions behind the last layer, too."""
+    w = _waves(c)
+    if not c.truth("add_adapter", False):
+        return w
+    hidden = c.whole("hidden_size")
+    width = c.whole("output_hidden_size", hidden)
+    named = str(c.data.get("architectures") or "")
+    if "ForSequence" in named or "ForAudioFrame" in named:
+        raise c.wrong("add_adapter", "false with this head")
+    kernel, stride = c.whole("adapter_kernel_size", 3), c.whole("adapter_stride", 2)
+    return replace(w, adapter=Adapter(c.whole("num_adapter_layers", 3), kernel, stride, width, width != hidden))
 
 
 def _hubert_waves(c: ConfigFields) -> Waves:
@@ -94,7 +108,9 @@ def _sound(prefix: str, embedding: Callable[[ConfigFields], Waves] = _waves, fin
 
 
 SPEECH: Mapping[str, Family] = {
-    "wav2vec2": _sound("wav2vec2."),
+    "wav2vec2": replace(
+        _sound("wav2vec2.", _adapted_waves), only={"adapter_attn_dim": (None,), "position_embedding_type": ("absolute", None)}
+    ),
     "hubert": _sound("hubert.", _hubert_waves),
     "unispeech": _sound("unispeech."),
     "unispeech-sat": _sound("unispeech_sat."),

@@ -47,6 +47,7 @@ class AttentionBlocks(Blocks):
         pairs: what layers attend to, by the number of the layer that computes it
         mask: attention mask of the input, (b, n) integers; `visible` as booleans (b, 1, 1, n)
         hidden_bias: bias that hides padding, (b, 1, 1, n)
+        frame_count: number of frames of each sound without padding, (b,)
     """
 
     mask: GVar
@@ -70,6 +71,7 @@ class AttentionBlocks(Blocks):
         self.pairs: dict[int, Pair] = {}
         self.visible: GVar | None = None
         self.hidden_bias: GVar | None = None
+        self.frame_count: GVar | None = None
         self.cross_bias: GVar | None = None
         self._biases: dict[object, Value | None] = {}
         self._rotations: dict[Rope, tuple[Constant, Constant]] = {}

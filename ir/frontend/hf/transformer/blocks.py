@@ -138,6 +138,9 @@ class Blocks:
         up, down = Projection(f"{path}.{names.up}", s.inner), Projection(f"{path}.{names.down}", s.width)
         if names.gate_up is not None:
             return self.gated(x, *joint_projections(f"{path}.{names.gate_up}", s.inner), down, s.biases.mlp)
+        if names.up_gate is not None:
+            gate, up = joint_projections(f"{path}.{names.up_gate}", s.inner, gate_first=False)
+            return self.gated(x, gate, up, down, s.biases.mlp)
         if names.gate is not None:
             return self.gated(x, Projection(f"{path}.{names.gate}", s.inner), up, down, s.biases.mlp, sparsity)
         y = self.activation(self.linear(x, up, s.width, s.biases.mlp))
@@ -166,7 +169,11 @@ class Blocks:
         return x if factor == 1 else self.g.call(MulScalar(factor), x)
 
 
-def joint_projections(name: str, inner: int) -> tuple[Projection, Projection]:
+def joint_projections(name: str, inner: int, gate_first: bool = True) -> tuple[Projection, Projection]:
     """Return the gate and the up projection of a joint one."""
-    gate = Projection(name, 2 * inner, "gate", inner, lambda: slice(0, inner))
-    return gate, Projection(name, 2 * inner, "up", inner, lambda: slice(inner, 2 * inner))
+    halves = slice(0, inner), slice(inner, 2 * inner)
+    gate, up = halves if gate_first else halves[::-1]
+    return (
+        Projection(name, 2 * inner, "gate", inner, lambda: gate),
+        Projection(name, 2 * inner, "up", inner, lambda: up),
+    )

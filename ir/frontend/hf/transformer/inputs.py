@@ -100,6 +100,37 @@ class Patches:
         return max(0, (h - p) // down + 1), max(0, (w - q) // right + 1)
 
 
+def convolved_length(length: int, kernels: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Return the length of a sequence after convolutions without padding."""
+    for kernel, stride in zip(kernels, strides, strict=True):
+        length = (length - kernel) // stride + 1
+    return length
+
+
+def least_length(kernels: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Return the smallest length that convolutions without padding shorten to one element."""
+    n = 1
+    for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
+        n = (n - 1) * stride + kernel
+    return n
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Convolutions behind the last layer that shorten the sequence, each with a gated linear unit (wav2vec 2.0 in fairseq).
+
+    Attributes:
+        width: of the results
+        projected: a projection and a norm precede them
+    """
+
+    layers: int
+    kernel: int
+    stride: int
+    width: int
+    projected: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Waves:
     """Embeddings of sound samples (Baevski et al. 2020, wav2vec 2.0).
@@ -113,6 +144,7 @@ class Waves:
         rounds: number of position convolutions, each followed by a norm without weights; None: one, with weight normalisation
         batch_norm: batch normalisation precedes the one position convolution, which has no weight normalisation
         last_norm: after the positions
+        adapter: behind the last layer
     """
 
     widths: tuple[int, ...]
@@ -128,14 +160,44 @@ class Waves:
     rounds: int | None = None
     batch_norm: bool = False
     last_norm: str = ""
+    adapter: Adapter | None = None
 
     @property
     def least(self) -> int:
-        """Smallest number of samples that gives a frame."""
-        n = 1
-        for kernel, stride in zip(reversed(self.kernels), reversed(self.strides), strict=True):
-            n = (n - 1) * stride + kernel
+        """Smallest number of samples that gives a vector."""
+        return least_length(self.kernels, self.strides)
+
+    def frames(self, samples: int) -> int:
+        """Return the number of vectors of a sound."""
+        n = convolved_length(samples, self.kernels, self.strides)
+        a = self.adapter
+        if a is not None:
+            for _ in range(a.layers):
+                n = (n + 2 - a.kernel) // a.stride + 1
         return n
+
+
+@dataclass(frozen=True, slots=True)
+class SoundSamples:
+    """Embeddings of sound samples by three convolutions (Jeffries et al. 2024, Moonshine), with an input `attention_mask`.
+
+    Attributes:
+        path: before the names of the convolutions
+    """
+
+    path: str
+    kernels: tuple[int, ...] = (127, 7, 3)
+    strides: tuple[int, ...] = (64, 3, 2)
+    masked: bool = True
+
+    @property
+    def least(self) -> int:
+        """Smallest number of samples that gives a vector."""
+        return least_length(self.kernels, self.strides)
+
+    def frames(self, samples: int) -> int:
+        """Return the number of vectors of a sound."""
+        return convolved_length(samples, self.kernels, self.strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,4 +234,5 @@ class PatchRows:
         return self.side * self.side
 
 
-Embedding = Words | Patches | PatchRows | Waves | Spectrogram
+Sound = Waves | SoundSamples
+Embedding = Words | Patches | PatchRows | Sound | Spectrogram

@@ -16,7 +16,7 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.transformer.attention import Pair
-from relax_tune.ir.frontend.hf.transformer.inputs import Words
+from relax_tune.ir.frontend.hf.transformer.inputs import Sound, Words
 from relax_tune.ir.frontend.hf.transformer.parameters import Below, Parameters, Weights
 from relax_tune.ir.frontend.hf.transformer.rope import for_lengths
 from relax_tune.ir.frontend.hf.transformer.spec import EncoderDecoder, Stack
@@ -118,11 +118,11 @@ class _Generator:
     projected: str = ""
 
     def encode(self, b: Bounds, s: Range) -> IRModule:
-        """Build `encode`: the keys and values of every layer's cross-attention."""
+        """Build `encode`: the mask of frames of a sound, and the keys and values of every layer's cross-attention."""
         assert self.encoder is not None and self.reader is not None
         g = GraphBuilder("encode")
         encoder = StackEmitter(self.encoder, self.reader, g)
-        hidden, width = encoder.encode(b, s, length="s"), self.encoder.hidden
+        hidden, width = encoder.encode(b, s, length="s"), self.encoder.out
         if self.link is not None:
             hidden, width = (
                 encoder.dense(hidden, self.projected, width, self.stack.hidden, parameters=self.link),
@@ -130,13 +130,18 @@ class _Generator:
             )
         decoder = StackEmitter(self.stack, self.parameters, g, stored=self.stored)
         decoder.dims = encoder.dims
-        return g.finish(
-            [
-                decoder.heads(hidden, number, part, width, cross=True)
-                for number in range(len(self.stack.layers))
-                for part in ("key", "value")
-            ]
-        )
+        results = [encoder.mask] if self.masks_frames else []
+        results += [
+            decoder.heads(hidden, number, part, width, cross=True)
+            for number in range(len(self.stack.layers))
+            for part in ("key", "value")
+        ]
+        return g.finish(results)
+
+    @property
+    def masks_frames(self) -> bool:
+        """Whether `encode` gives a mask of the frames of a sound, which the decoder takes."""
+        return self.encoder is not None and isinstance(self.encoder.embedding, Sound) and self.encoder.embedding.masked
 
     def step(
         self, module: IRModule | None, name: str, b: Bounds, n: Range, m: Range | None, every_position: bool = False
@@ -146,17 +151,31 @@ class _Generator:
         Args:
             n, m: bounds of new positions and of past ones, if any
         """
-        g, text = GraphBuilder(name), self.encoder is not None and isinstance(self.encoder.embedding, Words)
+        g, read = GraphBuilder(name), None if self.encoder is None else self.encoder.embedding
+        sources = {"b", "s"} if isinstance(read, Words) else {"b", "f"} if isinstance(read, Sound) else {"b"}
+        known = {x.var.name: x for x in module.bounds} if module is not None else {}
         if module is not None:
-            g.include(replace(module, functions={}, constants={}, bounds=module.bounds[: 1 + text]))
-        batch = g.symbol("b", *b) if module is None else module.bounds[0].var
+            shared = tuple(x for x in module.bounds if x.var.name in sources)
+            g.include(replace(module, functions={}, constants={}, bounds=shared))
+        batch = known["b"].var if known else g.symbol("b", *b)
         past: Expr = const(0) if m is None or not self.stack.attends else g.symbol("m", *m)
         length: Expr = g.symbol("n", *n) if m is None else const(1)
         ids = g.input("input_ids", (batch, length), i64)
         mask, cross = None, None
         if self.encoder is not None and module is not None:
-            source: Expr = module.bounds[1].var if text else const(self.encoder.positions)
-            mask = g.input("attention_mask", (batch, source), i64) if text else None
+            source: Expr
+            if isinstance(read, Words):
+                source = known["s"].var
+            elif isinstance(read, Sound):
+                samples = known["s"]
+                most = None if samples.upper is None else read.frames(samples.upper)
+                source = known["f"].var if "f" in known else g.symbol("f", read.frames(samples.lower), most)
+            else:
+                source = const(self.encoder.positions)
+            if isinstance(read, Words):
+                mask = g.input("attention_mask", (batch, source), i64)
+            elif self.masks_frames:
+                mask = g.input("frame_mask", (batch, source), i64)
             cross = [self._pair(g, "cross", i, batch, source) for i in range(len(self.stack.layers))]
         cache, states = (None, None) if m is None else self._past(g, batch, past)
         e = StackEmitter(self.stack, self.parameters, g, past, self.positions, self.stored, cache, cross, states)

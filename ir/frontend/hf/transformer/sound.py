@@ -5,6 +5,7 @@ Tests: `tests/ir/frontend/hf/test_images_and_sound.py`.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,13 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.transformer.attention import AttentionBlocks
 from relax_tune.ir.frontend.hf.transformer.embeddings import column
-from relax_tune.ir.frontend.hf.transformer.inputs import Waves
+from relax_tune.ir.frontend.hf.transformer.inputs import Adapter, SoundSamples, Waves
 from relax_tune.ir.frontend.hf.transformer.spec import Norm
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.indexing.movement import ExpandDims, Permute
+from relax_tune.ir.op.indexing.movement import ExpandDims, Permute, Slice, Take
 from relax_tune.ir.op.indexing.pad import Pad
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, Mul, Sqrt, Sub
-from relax_tune.ir.op.math.logic import Less
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, Mul, MulScalar, Sigmoid, Sqrt, Sub, Tanh
+from relax_tune.ir.op.math.logic import Less, NotEqual
 from relax_tune.ir.op.math.numeric import Quotient
 from relax_tune.ir.op.neural.window import Conv
 from relax_tune.ir.op.reduction.reduce import Mean, Sum
@@ -31,10 +32,63 @@ from relax_tune.ir.op.reduction.reduce import Mean, Sum
 LAYER_NORM = Norm(1e-5, "layer", bias=True)  # of the convolutions; no field of a configuration changes it
 
 
-def embed_waves(e: AttentionBlocks, batch: Expr, n: tuple[int, int | None], w: Waves) -> GVar:
-    """Emit the inputs, and the embeddings of frames (b, frames, hidden). n: bounds of the number of samples"""
+def embed_samples(e: AttentionBlocks, batch: Expr, samples: Expr, s: SoundSamples) -> GVar:
+    """Emit the inputs, and the embeddings of sound samples (b, frames, hidden)."""
+    g, width = e.g, e.stack.hidden
+    x = g.call(ExpandDims((1,)), g.input("input_values", (batch, samples), f32))
+    mask = g.input("attention_mask", (batch, samples), i64)
+    before = 1
+    for k, (kernel, stride, out) in enumerate(zip(s.kernels, s.strides, (width, 2 * width, width), strict=True), 1):
+        x = g.call(Conv((stride,), (1,)), x, e.weight(f"{s.path}conv{k}.weight", out, before, kernel))
+        if k == 1:
+            x = _normed_together(e, g.call(Tanh(), x), f"{s.path}groupnorm")
+        else:
+            x = ACTIVATIONS["gelu"](g, g.call(Add(), x, column(e, f"{s.path}conv{k}.bias", out)))
+        before = out
+    x = g.call(Permute((0, 2, 1)), x, hint="features")
+    assert isinstance(x.info, TensorInfo) and x.info.shape is not None
+    e.dims = batch, x.info.shape[1]
+    first = g.call(MulScalar(math.prod(s.strides)), g.call(Iota(e.dims[1]), hint="first_sample"))
+    e.mask = g.call(Permute((1, 0)), g.call(Take(), g.call(Permute((1, 0)), mask), first), hint="frame_mask")
+    visible = g.call(NotEqual(), e.mask, e.scalar("hidden", 0, np.int64), hint="visible")
+    e.visible = g.call(ExpandDims((1, 2)), visible)
+    return x
+
+
+def _normed_together(e: AttentionBlocks, x: GVar, name: str) -> GVar:
+    """Normalise all elements of a row (b, width, frames) together, with a scale and a shift of each channel."""
+    g, width = e.g, e.stack.hidden
+    centred = g.call(Sub(), x, g.call(Mean((1, 2), True), x))
+    variance = g.call(Mean((1, 2), True), g.call(Mul(), centred, centred))
+    x = g.call(Div(), centred, g.call(Sqrt(), g.call(AddScalar(LAYER_NORM.eps), variance)))
+    x = g.call(Mul(), x, column(e, f"{name}.weight", width))
+    return g.call(Add(), x, column(e, f"{name}.bias", width))
+
+
+def adapted(e: AttentionBlocks, x: GVar, a: Adapter) -> GVar:
+    """Emit the convolutions behind the last layer: (b, shorter, width). The mask of frames is shortened too."""
+    g, none, one = e.g, const(0), const(1)
+    if a.projected:
+        x = e.norm(e.dense(x, "adapter.proj", e.stack.hidden, a.width), "adapter.proj_layer_norm", a.width, LAYER_NORM)
+    y = g.call(Permute((0, 2, 1)), x)
+    for k in range(a.layers):
+        name = f"adapter.layers.{k}.conv"
+        y = g.call(Pad((none, none, one), (none, none, one)), y)
+        y = g.call(Conv((a.stride,), (1,)), y, e.weight(f"{name}.weight", 2 * a.width, a.width, a.kernel))
+        y = g.call(Add(), y, column(e, f"{name}.bias", 2 * a.width))
+        value, gate = (g.call(Slice(1, const(j * a.width), const((j + 1) * a.width)), y) for j in (0, 1))
+        y = g.call(Mul(), value, g.call(Sigmoid(), gate))
+    y = g.call(Permute((0, 2, 1)), y, hint="adapted")
+    assert isinstance(y.info, TensorInfo) and y.info.shape is not None
+    e.dims = e.dims[0], y.info.shape[1]
+    if e.frame_count is not None:
+        e.mask = _frame_mask(e, _counted(e, e.frame_count, (1,) * a.layers, (a.stride,) * a.layers))
+    return y
+
+
+def embed_waves(e: AttentionBlocks, batch: Expr, samples: Expr, w: Waves) -> GVar:
+    """Emit the inputs, and the embeddings of frames (b, frames, hidden)."""
     g = e.g
-    samples = g.symbol("n", *n)
     x = g.call(ExpandDims((1,)), g.input("input_values", (batch, samples), f32))
     mask = g.input("attention_mask", (batch, samples), i64) if w.masked else None
     for k in range(len(w.widths)):
@@ -73,17 +127,29 @@ def _convolution(e: AttentionBlocks, x: GVar, w: Waves, k: int) -> GVar:
 def _zero_padding(e: AttentionBlocks, x: GVar, mask: GVar, w: Waves) -> GVar:
     """Zero the frames of padding, and hide them from attention."""
     g = e.g
-    count = g.call(Sum((1,)), mask, hint="samples")
-    for kernel, stride in zip(w.kernels, w.strides, strict=True):
+    e.frame_count = _counted(e, g.call(Sum((1,)), mask, hint="samples"), w.kernels, w.strides)
+    e.mask = _frame_mask(e, e.frame_count)
+    visible = g.call(Cast(f32), e.mask, hint="visible")
+    e.hidden_bias = e.mask_bias(visible)
+    return g.call(Mul(), x, g.call(ExpandDims((2,)), visible))
+
+
+def _counted(e: AttentionBlocks, count: GVar, kernels: tuple[int, ...], strides: tuple[int, ...]) -> GVar:
+    """Emit how many elements convolutions leave of `count` (b,)."""
+    g = e.g
+    for kernel, stride in zip(kernels, strides, strict=True):
         count = g.call(AddScalar(-kernel), count)
         if stride > 1:
             count = g.call(Quotient(), count, e.scalar(f"stride_{stride}", stride, np.int64))
         count = g.call(AddScalar(1), count)
+    return count
+
+
+def _frame_mask(e: AttentionBlocks, count: GVar) -> GVar:
+    """Emit a mask (b, frames) i64 of the first `count` (b,) frames."""
+    g = e.g
     at = g.call(ExpandDims((0,)), g.call(Iota(e.dims[1]), hint="frame"))
-    e.mask = g.call(Cast(i64), g.call(Less(), at, g.call(ExpandDims((1,)), count)), hint="frame_mask")
-    visible = g.call(Cast(f32), e.mask, hint="visible")
-    e.hidden_bias = e.mask_bias(visible)
-    return g.call(Mul(), x, g.call(ExpandDims((2,)), visible))
+    return g.call(Cast(i64), g.call(Less(), at, g.call(ExpandDims((1,)), count)), hint="frame_mask")
 
 
 def _positions(e: AttentionBlocks, x: GVar, w: Waves) -> GVar:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from relax_tune.ir.frontend.hf.transformer.inputs import Embedding, Waves, Words
+from relax_tune.ir.frontend.hf.transformer.inputs import Embedding, SoundSamples, Waves, Words
 from relax_tune.ir.frontend.hf.transformer.mixers import AltUp, DeltaRule, Experts, StateSpace
 from relax_tune.ir.frontend.hf.transformer.rope import Rope
 
@@ -301,7 +301,7 @@ class Names:
         project, words_out: projections from the width of embeddings to the hidden size, and back
         rotary: table of rotary sines and cosines
         qkv, kv: joint projection in place of `query`, `key` and `value`, or of the last two
-        gate_up: joint projection in place of `gate` and `up`
+        gate_up, up_gate: joint projection in place of `gate` and `up`, which has the gate first or last
         gate: projection whose result is activated and multiplied by `up`'s (Shazeer 2020)
         before_attention, before_mlp: norms of the blocks; after the residual sum if `Stack.order` is `post_norm`
         after_attention, after_mlp: norms of the blocks' results
@@ -332,6 +332,7 @@ class Names:
     attention_scale: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
     gate_up: str | None = None
+    up_gate: str | None = None
     gate: str | None = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
@@ -402,7 +403,7 @@ class Stack:
     @property
     def positions(self) -> int:
         """Largest number of positions."""
-        assert not isinstance(self.embedding, Waves)  # models of sound limit samples
+        assert not isinstance(self.embedding, Waves | SoundSamples)  # models of sound limit samples
         return self.embedding.positions
 
     @property
@@ -413,6 +414,12 @@ class Stack:
     def width(self) -> int:
         """Width of what the blocks of a layer read."""
         return self.hidden if self.bottleneck is None else self.bottleneck.width
+
+    @property
+    def out(self) -> int:
+        """Width of the results of an encoder."""
+        adapter = self.embedding.adapter if isinstance(self.embedding, Waves) else None
+        return self.hidden if adapter is None else adapter.width
 
     @property
     def attends(self) -> bool:

@@ -26,9 +26,9 @@ from relax_tune.ir.frontend.hf.transformer.embeddings import (
     token_table,
 )
 from relax_tune.ir.frontend.hf.transformer.experts import mixture
-from relax_tune.ir.frontend.hf.transformer.inputs import Patches, PatchRows, Spectrogram, Words
+from relax_tune.ir.frontend.hf.transformer.inputs import Patches, PatchRows, SoundSamples, Spectrogram, Waves, Words
 from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule
-from relax_tune.ir.frontend.hf.transformer.sound import embed_waves
+from relax_tune.ir.frontend.hf.transformer.sound import adapted, embed_samples, embed_waves
 from relax_tune.ir.frontend.hf.transformer.spec import Bottleneck, Norm
 from relax_tune.ir.frontend.hf.transformer.state_space import state_space
 from relax_tune.ir.op.indexing.movement import ExpandDims, Slice
@@ -78,9 +78,18 @@ class StackEmitter(AttentionBlocks):
         elif isinstance(embedding, Spectrogram):
             x = embed_spectrogram(self, rows, embedding)
         else:
-            x = embed_waves(self, rows, n or (1, None), embedding)
+            n = n or (1, None)
+            samples = self.g.symbol(length, *n)
+            if isinstance(embedding, SoundSamples):
+                assert n[1] is not None
+                self.positions = embedding.frames(n[1])
+                x = embed_samples(self, rows, samples, embedding)
+            else:
+                x = embed_waves(self, rows, samples, embedding)
         x = self.layers(x)
-        return self.norm(x, self.stack.names.last_norm) if self.stack.names.last_norm else x
+        x = self.norm(x, self.stack.names.last_norm) if self.stack.names.last_norm else x
+        adapter = embedding.adapter if isinstance(embedding, Waves) else None
+        return x if adapter is None else adapted(self, x, adapter)
 
     def generate(self, ids: GVar, every_position: bool) -> tuple[GVar, ...]:
         """Emit the logits of the last new position, or of all, and return them with the keys and values of every layer."""

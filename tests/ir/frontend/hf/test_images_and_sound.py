@@ -105,7 +105,8 @@ def test_bounds_of_image_beyond_the_layers_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("wav2vec2", {"add_adapter": True}, "add_adapter: expected False, got True"),
+        ("hubert", {"add_adapter": True}, "add_adapter: expected False, got True"),
+        ("wav2vec2-stable", {"add_adapter": True}, "add_adapter: expected false with this head, got True"),
         ("wav2vec2-stable", {"adapter_attn_dim": 16}, "adapter_attn_dim: expected None, got 16"),
         ("wav2vec2", {"feat_extract_norm": "batch"}, "feat_extract_norm: expected one of group, layer"),
         ("wav2vec2", {"conv_stride": [3]}, "conv_stride: expected a list of 2"),

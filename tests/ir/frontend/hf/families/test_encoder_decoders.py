@@ -28,7 +28,8 @@ Array = np.ndarray[Any, Any]
 def logits(module: IRModule, name: str, shape: tuple[int, int, int], prompted: int) -> Array:
     """The logits (b, n - prompted + 1, vocabulary) behind a prompt of `prompted` tokens, and behind each further one."""
     source, tokens = inputs(name, *shape)
-    cross = [source["attention_mask"]] if "attention_mask" in source else []
+    shared = [p.name for p in module.graphs["prefill"].params[1:] if p.name in source]
+    cross = [source[name] for name in shared]
     cross += list(evaluate_function(module, list(source.values()), "encode"))
     last, *cache = evaluate_function(module, [tokens[:, :prompted], *cross], "prefill")
     parts = [last]
