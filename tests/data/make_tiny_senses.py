@@ -108,6 +108,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[tuple[int, ...], ...]]] = {
     "siglip": ("SiglipModel", EVEN, PAIRS),
     "siglip-classes": ("SiglipForImageClassification", EVEN, PAIRS),
     "siglip2": ("Siglip2Model", {**EVEN, "vision_config": {**EVEN["vision_config"], "num_patches": 9, "patch_size": 2}}, PAIRS),
+    "siglip2-classes": (
+        "Siglip2ForImageClassification", {**EVEN, "vision_config": {**EVEN["vision_config"], "num_patches": 9, "patch_size": 2}}, PAIRS
+    ),
     "swin-bare": ("SwinModel", {**WINDOWS, "image_size": 16, "use_absolute_embeddings": True, "qkv_bias": False}, ((2, 16, 16),)),
 }  # fmt: skip
 RESULTS = (
@@ -184,7 +187,9 @@ def main(out: Path, names: list[str]) -> None:
             given = inputs(case, json.loads(text))
             with torch.no_grad():
                 known = {k: torch.from_numpy(v) for k, v in given.items()}
-                output = model(known["pixel_values"]) if name in ("clip-classes", "siglip-classes") else model(**known)
+                if name.endswith("-classes") and "input_ids" in known:
+                    known = {k: v for k, v in known.items() if k not in ("input_ids", "attention_mask")}
+                output = model(**known)
             stored |= {f"{name}/{number}/{k}": part.numpy() for k, part in enumerate(results(output))}
     np.savez_compressed(out, **stored)
 

@@ -15,7 +15,7 @@ from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.pooling import first_position, last_of, pooled, position, selected, visible
 from relax_tune.ir.frontend.hf.sentence import activation_of
-from relax_tune.ir.frontend.hf.transformer.inputs import Patches, Waves
+from relax_tune.ir.frontend.hf.transformer.inputs import Patches, PatchRows, Waves
 from relax_tune.ir.frontend.hf.transformer.parameters import Parameters
 from relax_tune.ir.frontend.hf.transformer.programs import Stage
 from relax_tune.ir.frontend.hf.transformer.spec import Stack
@@ -55,6 +55,8 @@ def _known_heads(stack: Stack) -> Mapping[str, Head]:
     if isinstance(stack.embedding, Waves):
         return SPEECH_HEADS
     projections = {} if stack.outputs.projection is None else PROJECTIONS
+    if isinstance(stack.embedding, PatchRows):
+        return IMAGE_HEADS
     if isinstance(stack.embedding, Patches):
         return {**projections, **(SPECTROGRAM_HEADS if stack.embedding.spectrogram else IMAGE_HEADS)}
     heads = CAUSAL_HEADS if stack.causal else HEADS
@@ -155,11 +157,16 @@ def _patches(e: StackEmitter, x: GVar) -> GVar:
     return e.g.call(Slice(1, const(p.leading), const(p.positions)), x, hint="patches") if p.leading else x
 
 
+def _mean_of_patches(e: StackEmitter, x: GVar) -> GVar:
+    """Return the mean of the patches of images, without padding."""
+    return pooled("mean")(e, x) if e.visible is not None else e.g.call(Mean((1,)), _patches(e, x))
+
+
 def _image(e: StackEmitter, x: GVar, c: ConfigFields) -> GVar:
     """Emit the classes of an image."""
     kinds = {
         "first": first_position,
-        "mean": lambda e, x: e.g.call(Mean((1,)), _patches(e, x)),
+        "mean": _mean_of_patches,
         "pooled": pooler_output,
     }
     parts = [kinds[kind](e, x) for kind in e.stack.outputs.image_classes]

@@ -89,7 +89,8 @@ def load_towers(folder: Path, data: Mapping[str, Any], where: str, bounds: Bound
     width)) -> image_embeds (b, width)` give vectors of unit length. `main`, of the inputs of both, gives `logits_per_image (b, t)`,
     `logits_per_text (t, b)` and both vectors. With a head of classes it is `main(pixel_values) -> logits (b, labels)`.
 
-    SigLIP 2 takes `pixel_values (b, p, numbers of a patch)`, `pixel_attention_mask (b, p) i64` and `spatial_shapes (b, 2) i64`.
+    SigLIP 2 takes `pixel_values (b, p, numbers of a patch)`, `pixel_attention_mask (b, p) i64` and `spatial_shapes (b, 2) i64`,
+    also with that head.
 
     Raises:
         ParseError: for architectures and fields that are not imported.
@@ -99,7 +100,7 @@ def load_towers(folder: Path, data: Mapping[str, Any], where: str, bounds: Bound
     named = data.get("architectures")
     name = str(named[0]) if isinstance(named, list) and named else "Model" if named in (None, []) else ""
     vision = towers.part(c, "vision")
-    if name.endswith("ForImageClassification") and towers.kind != "siglip2":
+    if name.endswith("ForImageClassification"):
         return _classified(folder, {**data, **vision, "architectures": named}, where, bounds)
     if not name.endswith("Model"):
         raise c.wrong("architectures", "one whose name ends in Model or ForImageClassification")
@@ -139,5 +140,6 @@ def _classified(folder: Path, data: Fields, where: str, bounds: Bounds | None) -
     stack = read_encoder(data, where)
     head = head_stage(data, where, stack)
     assert head is not None
-    span = symbol_bounds({"b": BATCH}, bounds)
-    return encoder_module(stack, HfWeights(folder), span["b"], None, [head])
+    flexible = isinstance(stack.embedding, PatchRows)
+    span = symbol_bounds({"b": BATCH, **({"p": SymbolRange("patches", 1)} if flexible else {})}, bounds)
+    return encoder_module(stack, HfWeights(folder), span["b"], span.get("p"), [head], length="p")

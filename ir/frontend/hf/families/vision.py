@@ -165,7 +165,8 @@ VISION: Mapping[str, Family] = {
         ),
     ),
     "siglip2_vision_model": replace(
-        SIGLIP, names=replace(CLIP, last_norm="post_layernorm"), embedding=patch_rows, finish=_siglip
+        SIGLIP, names=replace(CLIP, last_norm="post_layernorm"), embedding=patch_rows, outputs=Outputs(image_classes=("mean",)),
+        finish=_siglip,
     ),
     **dict.fromkeys(("siglip_text_model", "siglip2_text_model"), replace(
         SIGLIP, names=CLIP_TEXT, embedding=None, outputs=Outputs(pooler=Pooler("last", dense="head")), finish=_siglip_text

@@ -30,16 +30,23 @@ Stage = Callable[[StackEmitter, GVar], "GVar | tuple[GVar, ...]"]
 
 
 def encoder_module(
-    stack: Stack, weights: Weights, b: Bounds, n: Bounds | None, stages: Sequence[Stage], typed: bool = False
+    stack: Stack,
+    weights: Weights,
+    b: Bounds,
+    n: Bounds | None,
+    stages: Sequence[Stage],
+    typed: bool = False,
+    length: str = "n",
 ) -> IRModule:
     """Build `main`, an encoder followed by `stages`.
 
     Args:
         b, n: bounds of the batch, and of the positions of a text or the samples of sound
         typed: token types are an input
+        length: name of the symbol of positions
     """
     e = StackEmitter(stack, Parameters.of(weights, stack.names), GraphBuilder())
-    x: Any = e.encode(b, n, typed=typed)
+    x: Any = e.encode(b, n, length=length, typed=typed)
     for stage in stages:
         x = stage(e, x)
     return e.g.finish(x)

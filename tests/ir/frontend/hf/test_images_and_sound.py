@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from tests.support.effort import thinned
 from tests.support.encoder_folders import write_encoder
 
+from relax_tune import build
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.families.encoders import read_encoder
@@ -169,6 +171,22 @@ def test_options_and_bounds_of_no_model_of_sound_are_refused(tmp_path: Path) -> 
         load_hf(tmp_path, bounds={"h": (10, 99)})
     with pytest.raises(UserError, match=r"pooling: expected .*got 'mean'"):
         load_hf(tmp_path, "mean")
+
+
+@pytest.mark.ccompiler
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.parametrize("name", ["siglip2", "siglip2-classes"])
+def test_images_of_any_proportions_compile_to_the_results_of_torch(name: str, tmp_path: Path) -> None:
+    results, case = write(tmp_path, name), MAKER["MODELS"][name][2][1]
+    inputs = MAKER["inputs"](case, json.loads((tmp_path / "config.json").read_text()))
+    expected = [results[key] for k in range(9) if (key := f"1/{k}") in results]
+    module = load_hf(tmp_path)
+    params = [p.name for p in module.graphs["main"].params]
+    with build(module, target="c", db="memory://").open() as model:
+        actual = model.run([inputs[p] for p in params], "main")
+    for part, want in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(part, want, rtol=1e-4, atol=1e-4 * max(1.0, np.abs(want).max()))
 
 
 @pytest.mark.parametrize("name", ["clip", "siglip"])
