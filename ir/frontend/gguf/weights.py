@@ -19,7 +19,7 @@ from relax_tune.ir.frontend.gguf.file import GgufFile
 
 READABLE = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
-    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "MXFP4",
+    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
 )  # fmt: skip
 _EXPERT = re.compile(r"(.*_exps)\.(\d+)(\.weight)")
 
@@ -70,8 +70,9 @@ class GgufWeights:
         kind, shape = self.kind(name), self.file.tensors[name].shape
         if kind not in READABLE:
             raise ParseError(
-                f"{self.path}: tensor {name!r:.80}: expected a type among {', '.join(READABLE)}, got {kind}; quantise the model to "
-                "one of them"
+                f"{self.path}: tensor {name!r:.80} at byte {self.file.tensors[name].begin}: expected a type among "
+                f"{', '.join(READABLE)}, got {kind}; load the Hugging Face folder that the file was made of, or convert that to one of "
+                "these types"
             )
         block, size = self._gguf.GGML_QUANT_SIZES[self._types[self.file.tensors[name].kind]]
         if shape[-1] % block:

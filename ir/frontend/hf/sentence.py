@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import ParseError
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.graph import GVar
-from relax_tune.ir.frontend.hf.config import INSTEAD, ConfigFields
+from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.pooling import concatenated, normalized
 from relax_tune.ir.frontend.hf.transformer.inputs import Words
 from relax_tune.ir.frontend.hf.transformer.parameters import Parameters
@@ -47,6 +47,10 @@ NEWER = {**{kind: kind for kind in POOLED.values()}, "mean_sqrt_len_tokens": "me
 TASKS: Mapping[str, str] = {
     "feature-extraction": "", "fill-mask": "ForMaskedLM", "sequence-classification": "ForSequenceClassification",
 }  # fmt: skip
+EXPORTED = (
+    "call SentenceTransformer(FOLDER) in a torch.nn.Module that takes input_ids and attention_mask, export that by torch.export and load "
+    "the .pt2 file"
+)
 UNLIMITED = 1 << 20  # positions of static embeddings, which have no table of them
 
 
@@ -81,9 +85,10 @@ def read_modules(root: Path) -> Sentence:
         raise ParseError(f"{path}: expected objects with a type and a path inside the folder, got {listed!r:.120}")
     (first, inner), *later = ((m["type"].rpartition(".")[2], root / m["path"]) for m in parts)
     if first not in ("Transformer", "MLMTransformer", "StaticEmbedding"):
+        holds = (inner / "config.json").is_file() and read_json(inner / "config.json", "settings").get("model_type")
+        remedy = f"load {inner}, the folder of its model" if holds and inner != root else EXPORTED
         raise ParseError(
-            f"{path}: expected a Transformer, MLMTransformer or StaticEmbedding as the first module, got {parts[0]['type']!r:.80}; "
-            f"{INSTEAD}"
+            f"{path}: module 0: expected a Transformer, MLMTransformer or StaticEmbedding, got {parts[0]['type']!r:.80}; {remedy}"
         )
     head = TASKS["fill-mask"] if first == "MLMTransformer" else ""
     if first == "Transformer" and (inner / TRANSFORMER_CONFIG).is_file():
@@ -99,7 +104,7 @@ def sentence_stages(modules: Sentence, root: Path, width: int) -> list[Stage]:
         ParseError: for a module or option that is not imported.
     """
     stages = list[Stage]()
-    for kind, folder in modules.later:
+    for number, (kind, folder) in enumerate(modules.later, 1):
         if kind == "Normalize":
             stages.append(normalized)
         elif kind == "Pooling":
@@ -115,7 +120,10 @@ def sentence_stages(modules: Sentence, root: Path, width: int) -> list[Stage]:
             stages.append(_splade(folder))
         elif kind != "Dropout":
             known = "Pooling, Dense, LayerNorm, Normalize, Dropout, or SpladePooling behind a head of masked words"
-            raise ParseError(f"{root / MODULES}: expected modules {known}, got {kind!r:.80}; {INSTEAD}")
+            raise ParseError(
+                f'{root / MODULES}: module {number}, {folder.name!r:.80}: expected {known}, got {kind!r:.80}; with pooling="none" only '
+                f"the encoder is read, and the modules can be applied to its result; or {EXPORTED}"
+            )
     return stages
 
 
@@ -135,8 +143,8 @@ def _pooling_parts(folder: Path) -> tuple[tuple[str, ...], bool]:
     wrong = [k for k in chosen if k not in POOLED]
     if wrong or not chosen:
         raise ParseError(
-            f"{path}: expected pooling modes among {', '.join(POOLED)}, got {', '.join(wrong)[:80] or 'none'}; "
-            f"{INSTEAD}"
+            f"{path}: expected pooling modes among {', '.join(POOLED)}, got {', '.join(wrong)[:80] or 'none'}; give pooling=, which "
+            f"replaces the folder's modules, or {EXPORTED}"
         )
     return tuple(kind for key, kind in POOLED.items() if key in chosen), c.truth("include_prompt", True)
 

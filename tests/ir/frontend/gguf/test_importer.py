@@ -74,7 +74,20 @@ def test_gguf_of_blocks_gives_the_results_of_the_decoded_weights(tmp_path: Path,
     same(load_model(tmp_path / "model.gguf"), load_model(again))
 
 
-K_BLOCKS = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_S", "IQ2_XXS", "IQ1_M", "TQ2_0"]
+def test_gguf_of_an_unknown_type_is_loaded_from_the_folder_that_it_was_made_of(tmp_path: Path) -> None:
+    folder = decoder_families.write_family(tmp_path, "mixtral")[0]
+    spec, path = gguf_files.spec_of(folder), tmp_path / "model.gguf"
+    gguf_files.convert(folder, spec, path)
+    same(load_model(path), load_model(folder))
+    data, name = path.read_bytes(), b"token_embd.weight"
+    at = data.index(name) + len(name) + 4 + 2 * 8
+    path.write_bytes(data[:at] + struct.pack("<I", int(gguf.GGMLQuantizationType.Q8_K)) + data[at + 4 :])
+    message = refused(path)
+    assert all(part in message for part in ("'token_embd.weight' at byte", "got Q8_K", "load the Hugging Face folder"))
+    same(load_model(folder), load_hf(folder))
+
+
+K_BLOCKS = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_S", "IQ2_XXS", "IQ1_M", "TQ2_0", "NVFP4"]
 
 
 @pytest.mark.parametrize("kind", K_BLOCKS)

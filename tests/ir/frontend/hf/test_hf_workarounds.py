@@ -100,3 +100,68 @@ def test_model_with_an_unreadable_field_is_exported(tmp_path: Path) -> None:
     got, *_ = run_function(load_model(program), "main", [IDS, MASK])
     with torch.no_grad():
         np.testing.assert_allclose(got, model(*args).last_hidden_state.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def sentence_model(folder: Path) -> Any:
+    """Save a model of sentence-transformers whose second module is not imported, and return it."""
+    sentences = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    bert(folder / "bert")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(chr, range(97, 123))]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder / "bert")
+    parts = [modules.Transformer(str(folder / "bert")), modules.CNN(16, 8, [1, 3]), modules.Pooling(16, "mean")]
+    model = sentences.SentenceTransformer(modules=parts, device="cpu").eval()
+    model.save(str(folder / "whole"))
+    return model
+
+
+def test_unknown_module_behind_an_encoder_is_applied_to_its_result(tmp_path: Path) -> None:
+    model = sentence_model(tmp_path)
+    refusal(tmp_path / "whole", "module 1, '1_CNN'", "got 'CNN'", 'pooling="none"')
+    ids, mask = torch.from_numpy(IDS), torch.from_numpy(MASK)
+    hidden = run_function(load_model(tmp_path / "whole", pooling="none"), "main", [IDS, MASK])
+    features = {"token_embeddings": torch.from_numpy(hidden), "attention_mask": mask}
+    with torch.no_grad():
+        got = model[2](model[1](features))["sentence_embedding"]
+        expected = model({"input_ids": ids, "attention_mask": mask})["sentence_embedding"]
+    np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_sentence_model_with_an_unknown_module_is_exported(tmp_path: Path) -> None:
+    class Whole(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            return self.model({"input_ids": input_ids, "attention_mask": attention_mask})["sentence_embedding"]
+
+    model = sentence_model(tmp_path)
+    refusal(tmp_path / "whole", "torch.nn.Module that takes input_ids and attention_mask")
+    args = torch.from_numpy(IDS), torch.from_numpy(MASK)
+    program = torch.export.export(Whole(model), args, strict=False)
+    torch.export.save(program, tmp_path / "whole.pt2")
+    got = run_function(load_model(tmp_path / "whole.pt2"), "main", [IDS, MASK])
+    with torch.no_grad():
+        np.testing.assert_allclose(got, Whole(model)(*args).numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_first_module_with_a_model_of_images_is_loaded_from_its_folder(tmp_path: Path) -> None:
+    sizes = {k: v for k, v in SIZES.items() if k not in ("vocab_size", "max_position_embeddings")}
+    text = {**SIZES, "eos_token_id": 2}
+    config = transformers.CLIPConfig(
+        text_config=text, vision_config={**sizes, "image_size": 8, "patch_size": 4}, projection_dim=6
+    )
+    model = transformers.CLIPModel(config).eval()
+    model.save_pretrained(tmp_path / "0_CLIPModel")
+    listed = [
+        {"idx": 0, "name": "0", "path": "0_CLIPModel", "type": "sentence_transformers.models.CLIPModel"},
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(listed))
+    refusal(tmp_path, "module 0", "CLIPModel", f"load {tmp_path / '0_CLIPModel'}")
+    got = run_function(load_model(tmp_path / "0_CLIPModel"), "text", [IDS, MASK])
+    with torch.no_grad():
+        output = model.get_text_features(input_ids=torch.from_numpy(IDS), attention_mask=torch.from_numpy(MASK))
+    wanted = (output if isinstance(output, torch.Tensor) else output.pooler_output).numpy()
+    np.testing.assert_allclose(got, wanted / np.linalg.norm(wanted, axis=1, keepdims=True), rtol=1e-4, atol=1e-5)
