@@ -74,7 +74,7 @@ def test_gguf_of_blocks_gives_the_results_of_the_decoded_weights(tmp_path: Path,
     same(load_model(tmp_path / "model.gguf"), load_model(again))
 
 
-def test_gguf_of_an_unknown_type_is_loaded_from_the_folder_that_it_was_made_of(tmp_path: Path) -> None:
+def test_gguf_of_an_unknown_type_loads_from_a_folder(tmp_path: Path) -> None:
     folder = decoder_families.write_family(tmp_path, "mixtral")[0]
     spec, path = gguf_files.spec_of(folder), tmp_path / "model.gguf"
     gguf_files.convert(folder, spec, path)

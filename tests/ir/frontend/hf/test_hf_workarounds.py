@@ -116,7 +116,7 @@ def sentence_model(folder: Path) -> Any:
     return model
 
 
-def test_unknown_module_behind_an_encoder_is_applied_to_its_result(tmp_path: Path) -> None:
+def test_unknown_module_behind_an_encoder_is_applied_later(tmp_path: Path) -> None:
     model = sentence_model(tmp_path)
     refusal(tmp_path / "whole", "module 1, '1_CNN'", "got 'CNN'", 'pooling="none"')
     ids, mask = torch.from_numpy(IDS), torch.from_numpy(MASK)
@@ -147,7 +147,7 @@ def test_sentence_model_with_an_unknown_module_is_exported(tmp_path: Path) -> No
         np.testing.assert_allclose(got, Whole(model)(*args).numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_first_module_with_a_model_of_images_is_loaded_from_its_folder(tmp_path: Path) -> None:
+def test_first_module_of_images_loads_from_a_folder(tmp_path: Path) -> None:
     sizes = {k: v for k, v in SIZES.items() if k not in ("vocab_size", "max_position_embeddings")}
     text = {**SIZES, "eos_token_id": 2}
     config = transformers.CLIPConfig(
