@@ -101,8 +101,9 @@ def _encoded(module: Any, model: Any, run: Run, given: Sequence[Tensor]) -> Iter
     """Yield the results of an encoder that a folder returns, without those at padding."""
     names = model.names if isinstance(model, Call) else ["input_ids", "attention_mask"]
     known = {name: t.numpy() for name, t in zip(names, given, strict=True)}
-    if "input_values" in known:
-        known.setdefault("attention_mask", np.ones(known["input_values"].shape, np.int64))
+    for name in ("input_ids", "input_values"):
+        if name in known:
+            known.setdefault("attention_mask", np.ones(known[name].shape, np.int64))
     # token types are 0 where a model leaves them out
     inputs = [
         known[p.name] if p.name in known else np.zeros_like(known["input_ids"]) for p in module.graphs["main"].params

@@ -1,4 +1,4 @@
-"""Weights of quantised checkpoints, read as float32: fp8, GPTQ, AWQ, compressed-tensors.
+"""Weights of quantised checkpoints, read as float32: fp8, GPTQ, AWQ, compressed-tensors, bitsandbytes.
 
 The formats store a matrix as integers or 8-bit floats with scales. Results are computed from the dequantised matrices: activations
 are not quantised, even where the file states it.
@@ -8,11 +8,13 @@ Tests: `tests/ir/frontend/hf/test_quantized.py`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,8 +25,11 @@ from relax_tune.ir.frontend.hf.weights import HfWeights
 
 Array = NDArray[Any]
 CONFIG = "quantization_config"
-METHODS = ("fp8", "gptq", "awq", "compressed-tensors")
-FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "dense")
+METHODS = ("fp8", "gptq", "awq", "compressed-tensors", "bitsandbytes")
+FORMATS = (
+    "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
+    "mxfp8-quantized", "mixed-precision", "dense",
+)  # fmt: skip
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place in a word of each of eight neighbouring outputs
 
 
@@ -47,8 +52,11 @@ class Matrix:
         return self.part(key) in self.stored.names
 
     def floats(self, key: str) -> Array:
-        """Read a part as float32."""
-        return np.asarray(self.stored.raw(self.part(key)), np.float32)
+        """Read a part as float32. Scales in 8-bit integers are exponents of 2."""
+        raw = self.stored.raw(self.part(key))
+        if key.endswith("scale") and raw.dtype == np.uint8:
+            return np.exp2(raw.astype(np.float32) - np.float32(127))
+        return np.asarray(raw, np.float32)
 
     def integers(self, key: str) -> Array:
         """Read a part as integers."""
@@ -68,10 +76,17 @@ class Matrix:
 
 def unpacked(words: Array, bits: int, axis: int, order: Sequence[int] | None = None) -> Array:
     """Return the unsigned integers of 32-bit words along an axis, the lowest bits first. order: their places in a word"""
-    places = np.arange(32 // bits) if order is None else np.asarray(order)
     moved = np.moveaxis(words, axis, -1)
-    values = (moved[..., None] >> (places * bits).astype(np.uint32)) & np.uint32(2**bits - 1)
-    return np.moveaxis(values.reshape(*moved.shape[:-1], -1), -1, axis).astype(np.int32)
+    if 32 % bits:  # an integer may span two words
+        one_by_one = np.unpackbits(np.ascontiguousarray(moved, "<u4").view(np.uint8), axis=-1, bitorder="little")
+        count = one_by_one.shape[-1] // bits
+        digits = one_by_one[..., : count * bits].reshape(*moved.shape[:-1], count, bits)
+        values = digits @ (1 << np.arange(bits))
+    else:
+        places = np.arange(32 // bits) if order is None else np.asarray(order)
+        values = (moved[..., None] >> (places * bits).astype(np.uint32)) & np.uint32(2**bits - 1)
+        values = values.reshape(*moved.shape[:-1], -1)
+    return np.moveaxis(values, -1, axis).astype(np.int32)
 
 
 def spread(
@@ -91,16 +106,26 @@ def spread(
 
 def _gptq(m: Matrix, c: ConfigFields) -> Array:
     """Read GPTQ's form (Frantar et al. 2023): words along the inputs, and for groups of inputs scales and zero points."""
-    bits = _bits(c, (2, 4, 8))
     out, width = m.shape
-    values = unpacked(m.words("qweight"), bits, 0)[:width]
-    scales = m.floats("scales")
-    zeros = unpacked(m.words("qzeros"), bits, 1)[:, :out]
-    # the first version of the format stores zero points less 1
-    zeros = zeros + (c.chosen("checkpoint_format", "gptq", ("gptq", "gptq_v2")) == "gptq")
-    if values.shape != (width, out) or scales.shape != zeros.shape or scales.shape[1:] != (out,):
-        raise m.wrong("qweight", "words, scales and zero points that fit")
+    words, zero_words, scales = m.words("qweight"), m.words("qzeros"), m.floats("scales")
+    bits = _bits(c, (2, 3, 4, 8))
+    dynamic = bool(c.data.get("dynamic"))  # layers may have other bits and groups than the file says
+    if dynamic and words.ndim == 2:
+        bits = next((n for n in (2, 3, 4, 8) if len(words) == -(-width * n // 32)), bits)
+    shapes = (-(-width * bits // 32), out), (len(scales), -(-out * bits // 32)), (len(scales), out)
+    if (words.shape, zero_words.shape, scales.shape) != shapes:
+        raise m.wrong("qweight", f"words of {bits} bits, scales and zero points that fit")
+    less = c.chosen("checkpoint_format", "gptq", ("gptq", "gptq_v2")) == "gptq"
+    if (
+        less and 32 % bits == 0
+    ):  # the first version of the format stores zero points less 1, subtracted from whole words
+        zero_words = zero_words + np.uint32(sum(1 << k for k in range(0, 32, bits)))
+    zeros = unpacked(zero_words, bits, 1)[:, :out]
+    if less and 32 % bits:
+        zeros = (zeros + 1) & (2**bits - 1)
+    values = unpacked(words, bits, 0)[:width]
     size = width if c.data.get("group_size") in (-1, None) else c.whole("group_size")
+    size = -(-width // len(scales)) if dynamic else size
     group = m.integers("g_idx") if m.has("g_idx") else np.arange(width) // size
     if group.shape != (width,) or np.any((group < 0) | (group >= len(scales))):
         raise m.wrong("g_idx" if m.has("g_idx") else "scales", f"groups of {size} inputs")
@@ -108,18 +133,26 @@ def _gptq(m: Matrix, c: ConfigFields) -> Array:
 
 
 def _awq(m: Matrix, c: ConfigFields) -> Array:
-    """Read AWQ's form (Lin et al. 2024), version `gemm`: words along the outputs, whose order is interleaved."""
-    if str(c.data.get("version", "gemm")).lower() != "gemm":
-        raise c.wrong("version", "gemm")
+    """Read AWQ's forms (Lin et al. 2024).
+
+    Version `gemm` has words along the outputs, whose order is interleaved. Version `gemv` has words along the inputs, and columns of
+    padding behind its scales and zero points."""
+    version = str(c.data.get("version", "gemm")).lower()
+    if version not in ("gemm", "gemv"):
+        raise c.wrong("version", "gemm or gemv")
+    along = version == "gemv"
     bits = _bits(c, (4,))
     out, width = m.shape
-    values = unpacked(m.words("qweight"), bits, 1, AWQ_ORDER)
+    values = unpacked(m.words("qweight"), bits, 1, None if along else AWQ_ORDER)
     scales = m.floats("scales")
     size = width if c.data.get("group_size") in (-1, None) else c.whole("group_size")
-    zeros = (
-        unpacked(m.words("qzeros"), bits, 1, AWQ_ORDER) if m.has("qzeros") else np.full(scales.shape, 2 ** (bits - 1))
-    )
-    if values.shape != (width, out) or scales.shape != (-(-width // size), out) or zeros.shape != scales.shape:
+    zeros = np.full(scales.shape, 2 ** (bits - 1))
+    if m.has("qzeros"):
+        zeros = unpacked(m.words("qzeros"), bits, 1, None if along else AWQ_ORDER)
+    count = -(-width // size)
+    if along:
+        values, scales, zeros = values.T, scales[:, :count].T, zeros[:, :count].T
+    if values.shape != (width, out) or scales.shape != (count, out) or zeros.shape != scales.shape:
         raise m.wrong("qweight", f"words, scales and zero points of groups of {size} inputs")
     group = np.arange(width) // size
     return ((values - zeros[group]) * scales[group]).T
@@ -144,9 +177,12 @@ def _plain(m: Matrix) -> Array:
 
 
 def _compressed(m: Matrix, c: ConfigFields) -> Array:
-    """Read the forms of compressed-tensors: integers or 8-bit floats, or words of packed integers."""
+    """Read the forms of compressed-tensors: integers or 8-bit floats, words of packed integers, or packed 4-bit floats."""
     out, width = m.shape
     packed = m.has("weight_packed")
+    if packed and m.stored.raw(m.part("weight_packed")).dtype == np.uint8:
+        return _small_floats(m)
+    bits = 0
     if not packed and m.has("weight_zero_point"):
         values = _plain(m) - spread(
             m.floats("weight_zero_point"), m.shape, None, lambda: m.wrong("weight_zero_point", "groups")
@@ -155,9 +191,12 @@ def _compressed(m: Matrix, c: ConfigFields) -> Array:
         values = _plain(m)
     else:
         words = m.words("weight_packed")
-        bits = next((b for b in (4, 8) if words.shape == (out, -(-width // (32 // b)))), 0)
+        # narrow matrices fit into as many words with several numbers of bits
+        fitting = [n for n in range(1, 9) if words.shape == (out, -(-width * n // 32))]
+        stated = {group["weights"].get("num_bits") for group in _groups(c) if isinstance(group.get("weights"), dict)}
+        bits = next((n for n in fitting if n in stated), next((n for n in fitting if n in (4, 8)), 0))
         if not bits:
-            raise m.wrong("weight_packed", "words of 4 or 8 bits")
+            raise m.wrong("weight_packed", "words of 1 to 8 bits that config.json states")
         values = unpacked(words, bits, 1)[:, :width] - 2 ** (bits - 1)
     scale = m.floats("weight_scale")
     groups = scale.shape[1] if scale.ndim == 2 else 1
@@ -179,6 +218,55 @@ def _compressed(m: Matrix, c: ConfigFields) -> Array:
     return values * spread(scale, m.shape, None, lambda: m.wrong("weight_scale", "scales of rows, groups or blocks"))
 
 
+def _groups(c: ConfigFields) -> list[Mapping[str, Any]]:
+    """Return the groups of layers that config.json states."""
+    groups = c.data.get("config_groups")
+    return [g for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
+
+
+def _small_floats(m: Matrix) -> Array:
+    """Read 4-bit floats with one bit of mantissa, two in a byte, the lower bits first; scales of groups, and one of all."""
+    out, width = m.shape
+    stored = m.stored.raw(m.part("weight_packed"))
+    if stored.shape != (out, -(-width // 2)):
+        raise m.wrong("weight_packed", "bytes of two numbers")
+    codes = np.stack([stored & 15, stored >> 4], axis=2).reshape(out, -1)[:, :width]
+    values = np.asarray(codes.view(ml_dtypes.float4_e2m1fn), np.float32)
+    scale = m.floats("weight_scale")
+    if m.has("weight_global_scale"):
+        scale = scale / m.floats("weight_global_scale").reshape(1, 1)
+    return values * spread(scale, m.shape, None, lambda: m.wrong("weight_scale", "scales of groups"))
+
+
+def _bitsandbytes(m: Matrix, c: ConfigFields) -> Array:
+    """Read the forms of bitsandbytes: 8-bit integers with a scale for each row, or 4-bit codes with one for each block."""
+    if m.has("SCB"):
+        return _plain(m) * (m.floats("SCB")[:, None] / np.float32(127))
+    mark = f"{m.part('weight')}.quant_state.bitsandbytes__"
+    name = next((n for n in m.stored.names if n.startswith(mark)), "")
+    try:
+        state = json.loads(m.stored.raw(name).tobytes())
+        block, nested = int(state["blocksize"]), state.get("nested_blocksize")
+        shape = tuple(state["shape"])
+    except (ValueError, KeyError, TypeError, ParseError):
+        raise ParseError(
+            f"{m.stored.path}: expected a description {mark}nf4, got none that can be read; download it again"
+        ) from None
+    stored = np.ascontiguousarray(m.stored.raw(m.part("weight"))).view(np.uint8).ravel()
+    count = m.shape[0] * m.shape[1]
+    if shape != m.shape or len(stored) != -(-count // 2):
+        raise m.wrong("weight", "two codes in a byte")
+    scales = m.floats("weight.absmax")
+    if nested is not None:
+        rough = np.repeat(m.floats("weight.nested_absmax"), int(nested))[: len(scales)]
+        scales = m.floats("weight.nested_quant_map")[m.integers("weight.absmax")] * rough + np.float32(
+            state["nested_offset"]
+        )
+    codes = np.stack([stored >> 4, stored & 15], axis=1).ravel()[:count]
+    values = m.floats("weight.quant_map")[codes] * np.repeat(scales, block)[:count]
+    return values.reshape(m.shape)
+
+
 def _bits(c: ConfigFields, known: tuple[int, ...]) -> int:
     bits = c.whole("bits", 4)
     if bits not in known:
@@ -191,6 +279,7 @@ READERS: Mapping[str, tuple[Callable[[Matrix, ConfigFields], Array], tuple[str, 
     "gptq": (_gptq, ("qweight",)),
     "awq": (_awq, ("qweight",)),
     "compressed-tensors": (_compressed, ("weight_scale",)),
+    "bitsandbytes": (_bitsandbytes, ("SCB", "weight.absmax")),
 }  # fmt: skip
 
 
@@ -201,7 +290,7 @@ class QuantizedWeights:
         self._stored, self._c = stored, c
         self._read, marks = READERS[c.chosen("quant_method", "", METHODS)]
         ends = tuple(f".{mark}" for mark in marks)
-        self._layers = {name.rpartition(".")[0] for name in stored.names if name.endswith(ends)}
+        self._layers = {name.removesuffix(end) for name in stored.names for end in ends if name.endswith(end)}
         self.names = stored.names | {f"{name}.weight" for name in self._layers}
 
     def get(self, name: str, shape: Sequence[int]) -> Array:
@@ -233,5 +322,6 @@ def open_weights(folder: Path, data: Mapping[str, Any], where: str) -> Weights:
     if c.chosen("quant_method", "", METHODS) == "compressed-tensors":
         c.chosen("format", "dense", FORMATS)
         c.only("kv_cache_scheme", None)
-        c.only("sparsity_config", None, {})
+        if (c.data.get("sparsity_config") or {}).get("format", "dense") != "dense":
+            c.only("sparsity_config", None)
     return QuantizedWeights(stored, c)

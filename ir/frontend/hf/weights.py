@@ -21,6 +21,7 @@ from relax_tune.errors import ParseError
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 BY_BYTES: Mapping[str, Any] = {
     "BF16": ml_dtypes.bfloat16, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
 }  # fmt: skip
 READABLE = ("F16", "BF16", "F32", "F64")
 _OLDER = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))

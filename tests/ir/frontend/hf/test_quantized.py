@@ -67,6 +67,105 @@ def gptq(w: Array, rng: np.random.Generator, less: int = 1, moved: bool = False)
     return parts, ((values - zeros[group]) * scales.astype(np.float32)[group]).T
 
 
+def stream(values: Array, bits: int) -> Array:
+    """Pack unsigned integers along the first axis without gaps, one bit at a time."""
+    count, columns = values.shape
+    words = np.zeros((-(-count * bits // 32), columns), np.uint32)
+    for at in range(count * bits):
+        bit = (values[at // bits] >> (at % bits)) & 1
+        words[at // 32] |= bit.astype(np.uint32) << np.uint32(at % 32)
+    return words.view(np.int32)
+
+
+def gptq_bits(w: Array, rng: np.random.Generator, bits: int = 3) -> tuple[Parts, Array]:
+    """Zero points from 1, less 1 as the first version stores them; an order of groups by activation."""
+    out, width = w.shape
+    group = rng.permutation(np.arange(width) // GROUP)
+    zeros, scales = rng.integers(1, 2**bits, (width // GROUP, out)), rng.uniform(0.01, 0.1, (width // GROUP, out))
+    values = rng.integers(0, 2**bits, (width, out))
+    parts = {
+        "qweight": stream(values, bits), "qzeros": np.ascontiguousarray(stream((zeros - 1).T, bits).T),
+        "scales": scales.astype(np.float32), "g_idx": group.astype(np.int32),
+    }  # fmt: skip
+    return parts, ((values - zeros[group]) * parts["scales"][group]).T
+
+
+def gptq_borrowed(w: Array, rng: np.random.Generator) -> tuple[Parts, Array]:
+    """Zero points from 0, of which whole words less 1 in each place are stored."""
+    parts, dense = gptq(w, rng, less=0)
+    stored = parts["qzeros"].view(np.uint32)
+    parts["qzeros"] = (stored - np.uint32(0x11111111)).view(np.int32)
+    return parts, dense
+
+
+def awq_rows(w: Array, rng: np.random.Generator) -> tuple[Parts, Array]:
+    """Version gemv: words along the inputs, in order; scales and zero points have columns of padding."""
+    out, width = w.shape
+    count = width // GROUP
+    zeros, scales = rng.integers(0, 16, (out, count)), rng.uniform(0.01, 0.1, (out, count)).astype(np.float16)
+    values, wide = rng.integers(0, 16, (out, width)), ((0, 0), (0, 32 - count))
+    parts = {
+        "qweight": np.ascontiguousarray(stream(values.T, 4).T), "scales": np.pad(scales, wide),
+        "qzeros": np.ascontiguousarray(stream(np.pad(zeros, wide).T, 4).T),
+    }  # fmt: skip
+    return parts, (values - np.repeat(zeros, GROUP, 1)) * np.repeat(scales.astype(np.float32), GROUP, 1)
+
+
+NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of 4-bit floats, whose highest bit is the sign
+
+
+def small_floats(w: Array, rng: np.random.Generator, powers: bool = False) -> tuple[Parts, Array]:
+    """Two 4-bit floats in a byte. powers: scales are powers of 2, else 8-bit floats, and there is one scale of all"""
+    out, width = w.shape
+    codes = rng.integers(0, 16, (out, width))
+    values = np.take(NUMBERS, codes % 8) * np.where(codes > 7, -1, 1)
+    parts: Parts = {"weight_packed": (codes[:, ::2] + 16 * codes[:, 1::2]).astype(np.uint8)}
+    if powers:
+        exponents = rng.integers(-9, -3, (out, width // GROUP))
+        parts["weight_scale"], scale = (exponents + 127).astype(np.uint8), 2.0**exponents
+    else:
+        small = rng.uniform(1, 200, (out, width // GROUP)).astype(ml_dtypes.float8_e4m3fn)
+        parts |= {"weight_scale": small, "weight_global_scale": np.array([1600.0], np.float32)}
+        scale = small.astype(np.float64) / 1600
+    return parts, values * np.repeat(scale, GROUP, 1)
+
+
+def fp8_powers(w: Array, rng: np.random.Generator) -> tuple[Parts, Array]:
+    """Blocks of 8-bit floats whose scales are powers of 2, in the type for these."""
+    parts, _ = fp8(w, rng)
+    exponents = rng.integers(-9, -3, parts["weight_scale_inv"].shape)
+    parts["weight_scale_inv"] = (2.0**exponents).astype(ml_dtypes.float8_e8m0fnu)
+    wide = np.repeat(np.repeat(2.0**exponents, 16, 0), 16, 1)[: w.shape[0], : w.shape[1]]
+    return parts, parts["weight"].astype(np.float64) * wide
+
+
+def byte_rows(w: Array, rng: np.random.Generator) -> tuple[Parts, Array]:
+    scale = rng.uniform(0.5, 3, len(w)).astype(np.float32)
+    small = rng.integers(-127, 128, w.shape).astype(np.int8)
+    return {"weight": small, "SCB": scale, "weight_format": np.array(0, np.uint8)}, small * scale[:, None] / 127
+
+
+def nf4(w: Array, rng: np.random.Generator, nested: bool = False) -> tuple[Parts, Array]:
+    """Codes of blocks of 32 numbers, the first in the high half of a byte. nested: scales are codes of blocks too"""
+    codes, table = rng.integers(0, 16, w.size), rng.uniform(-1, 1, 16).astype(np.float32)
+    scales = rng.uniform(0.05, 0.2, w.size // 32).astype(np.float32)
+    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 32, "dtype": "float32", "shape": list(w.shape)}
+    parts: Parts = {
+        "weight": (16 * codes[::2] + codes[1::2]).astype(np.uint8)[:, None], "weight.quant_map": table, "weight.absmax": scales
+    }  # fmt: skip
+    if nested:
+        small, rough = (
+            rng.integers(0, 256, len(scales)).astype(np.uint8),
+            rng.random(-(-len(scales) // 4)).astype(np.float32),
+        )
+        fine = rng.uniform(-0.1, 0.1, 256).astype(np.float32)
+        parts |= {"weight.absmax": small, "weight.nested_absmax": rough, "weight.nested_quant_map": fine}
+        state |= {"nested_blocksize": 4, "nested_dtype": "float32", "nested_offset": 0.125}
+        scales = np.array([fine[s] * rough[at // 4] + 0.125 for at, s in enumerate(small)])
+    parts["weight.quant_state.bitsandbytes__nf4"] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    return parts, (table[codes] * np.repeat(scales, 32)).reshape(w.shape)
+
+
 def awq(w: Array, rng: np.random.Generator) -> tuple[Parts, Array]:
     out, width = w.shape
     shape, order = (width // GROUP, out), (0, 2, 4, 6, 1, 3, 5, 7)
@@ -92,6 +191,7 @@ PACKED = {**COMPRESSED, "format": "pack-quantized"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
+BITS = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 METHODS: dict[str, tuple[Method, dict[str, Any]]] = {
     "fp8": (fp8, FP8),
     "fp8_rows": (fp8_rows, {**COMPRESSED, "format": "float-quantized"}),
@@ -100,6 +200,17 @@ METHODS: dict[str, tuple[Method, dict[str, Any]]] = {
     "gptq_v2": (partial(gptq, less=0), {**GPTQ, "checkpoint_format": "gptq_v2"}),
     "gptq_moved": (partial(gptq, moved=True), GPTQ),
     "awq": (awq, AWQ),
+    "gptq_3_bits": (gptq_bits, {**GPTQ, "bits": 3, "desc_act": True}),
+    "gptq_8_bits": (partial(gptq_bits, bits=8), {**GPTQ, "bits": 8, "desc_act": True}),
+    "gptq_dynamic": (partial(gptq_bits, bits=2), {**GPTQ, "dynamic": {"+:.*proj": {"bits": 2}}}),
+    "gptq_borrowed": (gptq_borrowed, GPTQ),
+    "awq_gemv": (awq_rows, {**AWQ, "version": "gemv"}),
+    "nvfp4": (small_floats, {**COMPRESSED, "format": "nvfp4-pack-quantized"}),
+    "mxfp4": (partial(small_floats, powers=True), {**COMPRESSED, "format": "mxfp4-pack-quantized"}),
+    "fp8_powers": (fp8_powers, FP8),
+    "int8": (byte_rows, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+    "nf4": (nf4, BITS),
+    "nf4_nested": (partial(nf4, nested=True), BITS),
     "packed": (packed, PACKED),
     "packed_zeros": (partial(packed, zeroed=True), PACKED),
     "packed_bytes": (partial(packed, bits=8), PACKED),
@@ -137,12 +248,14 @@ def test_quantised_checkpoint_equals_the_dequantised_one(name: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("awq", {"quant_method": "bitsandbytes"}, "quant_method: expected one of fp8, gptq, awq, compressed-tensors"),
-        ("awq", {"version": "gemv"}, "version: expected gemm, got 'gemv'"),
-        ("gptq", {"bits": 3}, "bits: expected one of 2, 4, 8"),
+        ("awq", {"quant_method": "hqq"}, "quant_method: expected one of fp8, gptq, awq, compressed-tensors"),
+        ("awq", {"version": "marlin"}, "version: expected gemm or gemv, got 'marlin'"),
+        ("gptq", {"bits": 5}, "bits: expected one of 2, 3, 4, 8"),
+        ("gptq", {"bits": 2}, "qweight': expected words of 2 bits"),
+        ("gptq_8_bits", {"bits": 4}, "qweight': expected words of 4 bits"),
         ("gptq", {"group_size": 5}, "'.*': expected groups of 5 inputs"),
         ("awq", {"group_size": 16}, "qweight': expected .*zero points of groups of 16"),
-        ("packed", {"format": "nvfp4-pack-quantized"}, "format: expected one of float-quantized"),
+        ("packed", {"format": "marlin-24"}, "format: expected one of float-quantized"),
         ("packed", {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme: expected None"),
         ("fp8", {"weight_block_size": [8, 8]}, "weight_scale_inv': expected blocks of .8, 8."),
     ],
