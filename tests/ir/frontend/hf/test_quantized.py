@@ -266,3 +266,91 @@ def test_unknown_quantisation_is_refused(name: str, changes: dict[str, Any], mes
     with pytest.raises(ParseError, match=message):
         load_hf(stored)
     assert json.loads((stored / "config.json").read_text())["quantization_config"]
+
+
+FOURS: tuple[dict[str, Any], ...] = (
+    {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}, {"bnb_4bit_quant_type": "fp4"},
+)  # fmt: skip
+SCHEMES: dict[str, dict[str, Any]] = {
+    "pack-quantized": {"num_bits": 4, "group_size": 8, "strategy": "group", "symmetric": False},
+    "pack-quantized of 3 bits": {"num_bits": 3, "group_size": 8, "strategy": "group"},
+    "pack-quantized of rows": {"num_bits": 8, "strategy": "channel"},
+    "int-quantized": {"num_bits": 8, "strategy": "channel"},
+    "float-quantized": {"num_bits": 8, "type": "float", "strategy": "channel"},
+    "float-quantized of blocks": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [8, 8]},
+    "nvfp4-pack-quantized": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 8},
+    "mxfp4-pack-quantized": {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 8, "scale_dtype": "torch.uint8"},
+}  # fmt: skip
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCHEMES)
+def test_matrices_of_compressed_tensors_equal_what_it_decompresses(name: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+    library = pytest.importorskip("compressed_tensors", reason="needs compressed-tensors")
+    utils = pytest.importorskip("compressed_tensors.quantization.utils")
+    form, small = name.partition(" ")[0], name.startswith("nvfp4")
+    args = library.quantization.QuantizationArgs(**SCHEMES[name])
+    scheme = library.quantization.QuantizationScheme(targets=["Linear"], weights=args)
+    compressor = library.compressors.BaseCompressor.get_value_from_registry(form)
+
+    def compressed(w: Array, rng: np.random.Generator) -> tuple[Parts, Array]:
+        x = torch.from_numpy(w)
+        rows, columns = args.block_structure or (1, args.group_size or w.shape[1])
+        blocks = x.reshape(w.shape[0] // rows, rows, w.shape[1] // columns, columns)
+        one = {"global_scale": torch.tensor([6 * 448 / float(x.abs().max())])} if small else {}
+        scale, zero = utils.calculate_qparams(blocks.amin((1, 3)), blocks.amax((1, 3)), args, **one)
+        given = {"weight": x, "weight_scale": scale, "weight_zero_point": zero}
+        stored = compressor.compress({**given, **{f"weight_{k}": v for k, v in one.items()}}, scheme)
+        parts = {}
+        for key, value in stored.items():
+            eighth = value.dtype == torch.float8_e4m3fn
+            parts[key] = value.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn) if eighth else value.numpy()
+        return parts, compressor.decompress(stored, scheme)["weight"].float().numpy()
+
+    settings = {**COMPRESSED, "format": form, "config_groups": {"group_0": {"weights": SCHEMES[name]}}}
+    stored, plain = write(tmp_path, compressed, settings)
+    results = [evaluate_function(load_hf(folder), [inputs(2, 7)], "prefill")[0] for folder in (stored, plain)]
+    np.testing.assert_allclose(*results, rtol=1e-5, atol=0.05 if small else 1e-5)  # nvfp4 is decompressed to bfloat16
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"load_in_8bit": True}, *({"load_in_4bit": True, **s} for s in FOURS)])
+def test_folder_of_bitsandbytes_has_the_logits_of_its_own_matrices(settings: dict[str, Any], tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+    pytest.importorskip("accelerate", reason="needs accelerate")
+    library = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 37,
+    }
+    plain = tmp_path / "plain"
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(plain)
+    config = transformers.BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float32, **settings)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        plain, quantization_config=config, dtype=torch.float32, device_map="cpu"
+    )
+    model.save_pretrained(tmp_path / "stored")
+    for layer in [m for m in model.modules() if isinstance(m, torch.nn.Module)]:
+        for name, child in list(layer.named_children()):
+            w = getattr(child, "weight", None)
+            if isinstance(child, library.nn.Linear4bit):
+                dense = library.functional.dequantize_4bit(w.data, w.quant_state)
+            elif isinstance(child, library.nn.Linear8bitLt):
+                scale = child.state.SCB if w.SCB is None else w.SCB
+                dense = w.data.float() * scale[:, None] / 127
+            else:
+                continue
+            linear = torch.nn.Linear(child.in_features, child.out_features, bias=False)
+            linear.weight.data = dense.float()
+            setattr(layer, name, linear)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(inputs(2, 7))).logits.numpy()
+    found = evaluate_function(load_hf(tmp_path / "stored", every_position=True), [inputs(2, 7)], "prefill")[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
