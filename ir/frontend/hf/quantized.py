@@ -30,6 +30,7 @@ FORMATS = (
     "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
     "mxfp8-quantized", "mixed-precision", "dense",
 )  # fmt: skip
+AWQ_VERSIONS = ("gemm", "gemv")
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place in a word of each of eight neighbouring outputs
 
 
@@ -55,7 +56,7 @@ class Matrix:
         """Read a part as float32. Scales in 8-bit integers are exponents of 2."""
         raw = self.stored.raw(self.part(key))
         if key.endswith("scale") and raw.dtype == np.uint8:
-            return np.exp2(raw.astype(np.float32) - np.float32(127))
+            return np.asarray(np.exp2(raw.astype(np.float32) - np.float32(127)))
         return np.asarray(raw, np.float32)
 
     def integers(self, key: str) -> Array:
@@ -138,7 +139,7 @@ def _awq(m: Matrix, c: ConfigFields) -> Array:
     Version `gemm` has words along the outputs, whose order is interleaved. Version `gemv` has words along the inputs, and columns of
     padding behind its scales and zero points."""
     version = str(c.data.get("version", "gemm")).lower()
-    if version not in ("gemm", "gemv"):
+    if version not in AWQ_VERSIONS:
         raise c.wrong("version", "gemm or gemv")
     along = version == "gemv"
     bits = _bits(c, (4,))
@@ -146,7 +147,7 @@ def _awq(m: Matrix, c: ConfigFields) -> Array:
     values = unpacked(m.words("qweight"), bits, 1, None if along else AWQ_ORDER)
     scales = m.floats("scales")
     size = width if c.data.get("group_size") in (-1, None) else c.whole("group_size")
-    zeros = np.full(scales.shape, 2 ** (bits - 1))
+    zeros: Array = np.full(scales.shape, 2 ** (bits - 1))
     if m.has("qzeros"):
         zeros = unpacked(m.words("qzeros"), bits, 1, None if along else AWQ_ORDER)
     count = -(-width // size)
@@ -264,7 +265,7 @@ def _bitsandbytes(m: Matrix, c: ConfigFields) -> Array:
         )
     codes = np.stack([stored >> 4, stored & 15], axis=1).ravel()[:count]
     values = m.floats("weight.quant_map")[codes] * np.repeat(scales, block)[:count]
-    return values.reshape(m.shape)
+    return np.asarray(values.reshape(m.shape))
 
 
 def _bits(c: ConfigFields, known: tuple[int, ...]) -> int:

@@ -286,7 +286,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEMES)
-def test_matrices_of_compressed_tensors_equal_what_it_decompresses(name: str, tmp_path: Path) -> None:
+def test_matrices_of_compressed_tensors_equal_the_decompressed_ones(name: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
     library = pytest.importorskip("compressed_tensors", reason="needs compressed-tensors")
     utils = pytest.importorskip("compressed_tensors.quantization.utils")
@@ -318,7 +318,9 @@ def test_matrices_of_compressed_tensors_equal_what_it_decompresses(name: str, tm
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"load_in_8bit": True}, *({"load_in_4bit": True, **s} for s in FOURS)])
-def test_folder_of_bitsandbytes_has_the_logits_of_its_own_matrices(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_folder_of_bitsandbytes_has_the_logits_of_dequantised_matrices(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
     pytest.importorskip("accelerate", reason="needs accelerate")
     library = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
@@ -353,4 +355,21 @@ def test_folder_of_bitsandbytes_has_the_logits_of_its_own_matrices(settings: dic
     with torch.no_grad():
         expected = model(torch.from_numpy(inputs(2, 7))).logits.numpy()
     found = evaluate_function(load_hf(tmp_path / "stored", every_position=True), [inputs(2, 7)], "prefill")[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_blocks_of_fp8_have_the_logits_of_transformers(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    pytest.importorskip("accelerate", reason="needs accelerate")
+    stored, _ = write(tmp_path, partial(fp8, block=8), {**FP8, "weight_block_size": [8, 8]})
+    config = transformers.FineGrainedFP8Config(dequantize=True, weight_block_size=(8, 8))
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        stored, quantization_config=config, dtype=torch.float32, device_map="cpu"
+    )
+    with torch.no_grad():
+        expected = model.float()(torch.from_numpy(inputs(2, 7))).logits.numpy()
+    found = evaluate_function(load_hf(stored, every_position=True), [inputs(2, 7)], "prefill")[0]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
