@@ -45,6 +45,9 @@ SOUND = {
     "num_conv_pos_embedding_groups": 2, "vocab_size": 9, "classifier_proj_size": 6, "num_labels": 3,
 }  # fmt: skip
 STABLE = {**SOUND, "do_stable_layer_norm": True, "feat_extract_norm": "layer"}
+CONFORMER = {
+    **LAYERS, "num_mel_bins": 8, "subsampling_factor": 4, "subsampling_conv_channels": 6, "conv_kernel_size": 5, "hidden_act": "silu",
+}  # fmt: skip
 SPOKEN = ((1, 11), (3, 101))
 BEIT = {**LAYERS, "image_size": 12, "patch_size": 4, "num_labels": 3, "use_relative_position_bias": True}
 SQUARE = ((2, 12, 12),)
@@ -103,6 +106,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[tuple[int, ...], ...]]] = {
         "ASTModel", {**LAYERS, "patch_size": 4, "frequency_stride": 4, "time_stride": 5, "max_length": 16, "num_mel_bins": 8,
         "qkv_bias": False}, ((2, 16, 8),),
     ),
+    "parakeet": ("ParakeetForCTC", {"encoder_config": CONFORMER, "vocab_size": 9, "pad_token_id": 8}, ((1, 9), (3, 61))),
+    "parakeet-bare": (
+        "ParakeetEncoder", {**CONFORMER, "attention_bias": False, "convolution_bias": False, "subsampling_factor": 2, "scale_input": False},
+        ((2, 23),),
+    ),
     "clip": ("CLIPModel", BESIDE, PAIRS),
     "clip-classes": ("CLIPForImageClassification", BESIDE, PAIRS),
     "siglip": ("SiglipModel", EVEN, PAIRS),
@@ -130,6 +138,11 @@ def weight(name: str, shape: tuple[int, ...]) -> Array:
 def inputs(case: tuple[int, ...], config: dict[str, Any]) -> dict[str, Array]:
     """Every input of a model by its name."""
     rng = np.random.default_rng(case)
+    mels = config.get("encoder_config", config)
+    if "subsampling_factor" in mels:
+        known = np.arange(case[1]) < np.maximum(case[1] - 17 * np.arange(case[0]), 9)[:, None]
+        features = rng.standard_normal((*case, mels["num_mel_bins"])).astype(np.float32)
+        return {"input_features": features, "attention_mask": known.astype(np.int64)}
     if "num_mel_bins" in config:
         return {"input_values": rng.standard_normal(case).astype(np.float32)}
     if "vision_config" in config:
@@ -155,9 +168,11 @@ def inputs(case: tuple[int, ...], config: dict[str, Any]) -> dict[str, Array]:
     return {"input_values": np.where(known, sound, np.float32(0)), "attention_mask": known.astype(np.int64)}
 
 
-def results(output: Any) -> list[Any]:
-    """Results of a model in the order of the importer."""
+def results(output: Any, known: Any = None) -> list[Any]:
+    """Results of a model in the order of the importer. known: frames that are no padding; results of others are replaced by NaN"""
     values = [getattr(output, name) for name in RESULTS if getattr(output, name, None) is not None]
+    if known is not None:
+        values = [each.masked_fill(~known[..., None], float("nan")) for each in values]
     return [part for each in values for part in (each if isinstance(each, tuple) else (each,))]
 
 
@@ -190,7 +205,11 @@ def main(out: Path, names: list[str]) -> None:
                 if name.endswith("-classes") and "input_ids" in known:
                     known = {k: v for k, v in known.items() if k not in ("input_ids", "attention_mask")}
                 output = model(**known)
-            stored |= {f"{name}/{number}/{k}": part.numpy() for k, part in enumerate(results(output))}
+                frames = None
+                if name.startswith("parakeet"):
+                    length = results(output)[0].shape[1]
+                    frames = model._get_output_attention_mask(known["attention_mask"], length)
+            stored |= {f"{name}/{number}/{k}": part.numpy() for k, part in enumerate(results(output, frames))}
     np.savez_compressed(out, **stored)
 
 

@@ -62,7 +62,7 @@ from relax_tune.ir.frontend.hf.sentence import (
     static_stack,
 )
 from relax_tune.ir.frontend.hf.towers import TOWERS, load_towers
-from relax_tune.ir.frontend.hf.transformer.inputs import Patches, Sound, Waves, Words
+from relax_tune.ir.frontend.hf.transformer.inputs import Patches, Sound, Subsampling, Waves, Words
 from relax_tune.ir.frontend.hf.transformer.parameters import Weights
 from relax_tune.ir.frontend.hf.transformer.programs import (
     LONGEST,
@@ -224,7 +224,7 @@ def _load_encoder(options: _EncoderOptions, data: Mapping[str, Any], where: str)
     kind = data["model_type"]
     data = with_preprocessor(data, options.inner)
     stack = read_encoder(data, where) if kind in ENCODERS else read_decoder_as_encoder(data, where)
-    image, sound = isinstance(stack.embedding, Patches), isinstance(stack.embedding, Waves)
+    image, sound = isinstance(stack.embedding, Patches), isinstance(stack.embedding, Waves | Subsampling)
     _check_pooling(image, sound, options.pooling, options.normalize)
     stages, head = options.requested, None
     if stages is not None and image:
@@ -244,6 +244,9 @@ def _load_encoder(options: _EncoderOptions, data: Mapping[str, Any], where: str)
     symbols = {"b": BATCH}
     if isinstance(stack.embedding, Waves):
         symbols["n"] = SymbolRange("samples", stack.embedding.least)
+    elif isinstance(stack.embedding, Subsampling):
+        usual = stack.embedding.usual * stack.embedding.stride**stack.embedding.rounds
+        symbols["n"] = SymbolRange("frames", 1, None, usual)
     elif isinstance(stack.embedding, Words):
         symbols["n"] = SymbolRange("positions", most=min(stack.positions, LONGEST))
     span = symbol_bounds(symbols, options.bounds)

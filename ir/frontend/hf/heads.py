@@ -15,7 +15,7 @@ from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.pooling import first_position, last_of, pooled, position, selected, visible
 from relax_tune.ir.frontend.hf.sentence import activation_of
-from relax_tune.ir.frontend.hf.transformer.inputs import Patches, PatchRows, Waves
+from relax_tune.ir.frontend.hf.transformer.inputs import Patches, PatchRows, Subsampling, Waves
 from relax_tune.ir.frontend.hf.transformer.parameters import Parameters
 from relax_tune.ir.frontend.hf.transformer.programs import Stage
 from relax_tune.ir.frontend.hf.transformer.spec import Stack
@@ -54,6 +54,8 @@ def head_stage(data: Mapping[str, Any], where: str, stack: Stack) -> Stage | Non
 def _known_heads(stack: Stack) -> Mapping[str, Head]:
     if isinstance(stack.embedding, Waves):
         return SPEECH_HEADS
+    if isinstance(stack.embedding, Subsampling):
+        return {"ForCTC": _frame_characters}
     projections = {} if stack.outputs.projection is None else PROJECTIONS
     if isinstance(stack.embedding, PatchRows):
         return IMAGE_HEADS
@@ -190,6 +192,15 @@ def _spectrogram(e: StackEmitter, x: GVar, c: ConfigFields) -> GVar:
 def _characters(e: StackEmitter, x: GVar, c: ConfigFields) -> GVar:
     """Emit the logits of characters of each frame (Graves et al. 2006)."""
     return e.dense(x, "lm_head", e.stack.out, c.whole("vocab_size", 32), True, "logits", e.outside)
+
+
+def _frame_characters(e: StackEmitter, x: GVar, c: ConfigFields) -> GVar:
+    """Emit the logits of characters of each frame by a convolution of one frame."""
+    out, width = c.whole("vocab_size", 1025), e.stack.hidden
+    make = lambda: np.ascontiguousarray(e.outside.get("ctc_head.weight", out, width, 1)[:, :, 0].T)
+    y = e.g.call(Matmul(), x, e.constant("ctc_head.weight", make))
+    bias = e.constant("ctc_head.bias", lambda: e.outside.get("ctc_head.bias", out))
+    return e.g.call(Add(), y, bias, hint="logits")
 
 
 def _weighted(e: StackEmitter, x: GVar, c: ConfigFields) -> GVar:

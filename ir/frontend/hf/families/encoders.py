@@ -18,6 +18,7 @@ from relax_tune.ir.frontend.hf.families.family import (
     Family,
     Key,
     NormRule,
+    fields_of,
     layer_norm,
     layer_types,
     read_stack,
@@ -398,7 +399,8 @@ def read_encoder(data: Mapping[str, Any], where: str) -> Stack:
     c = ConfigFields(data, where)
     for key, values in ENCODER_FIELDS.items():
         c.only(key, *values)
-    stack = read_stack(ENCODERS[data["model_type"]], c)
+    family = ENCODERS[data["model_type"]]
+    stack = read_stack(family, fields_of(family, c))
     if isinstance(stack.embedding, Words) and stack.positions < 1:
         raise c.wrong(
             "max_position_embeddings", f"more positions than the {stack.words.padding} that pad_token_id skips and one"

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
-from relax_tune.ir.frontend.hf.families.family import Family, Finish, layer_norm
+from relax_tune.ir.frontend.hf.families.family import Family, Finish, Key, NormRule, layer_norm
 from relax_tune.ir.frontend.hf.families.vision import IMAGES, VIT
-from relax_tune.ir.frontend.hf.transformer.inputs import Adapter, Patches, Waves
+from relax_tune.ir.frontend.hf.transformer.inputs import Adapter, Patches, Subsampling, Waves
+from relax_tune.ir.frontend.hf.transformer.mixers import Conformer
 from relax_tune.ir.frontend.hf.transformer.spec import Buckets, Names, Outputs, Pooler, Stack
 
 MASKED = "return_attention_mask"  # of preprocessor_config.json
@@ -95,6 +96,40 @@ def _spectrogram(c: ConfigFields) -> Patches:
     return embedding
 
 
+def _subsampling(c: ConfigFields) -> Subsampling:
+    factor, stride = c.whole("subsampling_factor", 8), c.whole("subsampling_conv_stride", 2)
+    kernel, mels = c.whole("subsampling_conv_kernel_size", 3), c.whole("num_mel_bins", 80)
+    if factor < 2 or factor & (factor - 1):
+        raise c.wrong("subsampling_factor", "a power of 2 of at least 2")
+    if kernel % 2 == 0:
+        raise c.wrong("subsampling_conv_kernel_size", "an odd number")
+    rounds = factor.bit_length() - 1
+    scale = c.whole("hidden_size") ** 0.5 if c.truth("scale_input", True) else 1.0
+    s = Subsampling(
+        mels, c.whole("subsampling_conv_channels", 256), kernel, stride, rounds, mels // stride**rounds,
+        c.whole("max_position_embeddings", 5000), scale,
+    )  # fmt: skip
+    if s.frames(mels) != s.columns:
+        raise c.wrong("num_mel_bins", f"a multiple of {stride**rounds}")
+    return s
+
+
+def _parakeet(c: ConfigFields, stack: Stack) -> Stack:
+    kernel = c.whole("conv_kernel_size", 9)
+    if kernel % 2 == 0:
+        raise c.wrong("conv_kernel_size", "an odd number")
+    return replace(stack, conformer=Conformer(kernel, c.truth("convolution_bias", True)))
+
+
+BIASED = Key("attention_bias", True)
+PARAKEET = Family(
+    names=Names("encoder.", gate=None, up="linear1", down="linear2", last_norm=None), causal=False, groups=None, size=None, rope=None,
+    norm=NormRule("layer", 1e-5, bias=True), activation=("hidden_act", "silu"), qkv_bias=BIASED, out_bias=BIASED, mlp_bias=BIASED,
+    embedding=_subsampling, finish=_parakeet,
+    defaults={"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 8, "intermediate_size": 4096},
+)  # fmt: skip
+
+
 def _sound(prefix: str, embedding: Callable[[ConfigFields], Waves] = _waves, finish: Finish = _wav2vec2) -> Family:
     return Family(
         names=replace(WAV2VEC2, prefix=prefix), causal=False, order="post_norm", groups=None, size=None,
@@ -116,6 +151,8 @@ SPEECH: Mapping[str, Family] = {
     "unispeech-sat": _sound("unispeech_sat."),
     "wavlm": _sound("wavlm.", finish=_wavlm),
     "data2vec-audio": _sound("data2vec_audio.", _data2vec_waves, _data2vec),
+    "parakeet_encoder": PARAKEET,
+    "parakeet_ctc": replace(PARAKEET, part="encoder_config"),
     "audio-spectrogram-transformer": replace(
         IMAGES, names=replace(VIT, prefix="audio_spectrogram_transformer."), embedding=_spectrogram, outputs=Outputs(pooler=Pooler("pair")),
         finish=None,

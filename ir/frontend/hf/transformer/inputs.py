@@ -216,6 +216,33 @@ class Spectrogram:
 
 
 @dataclass(frozen=True, slots=True)
+class Subsampling:
+    """Embeddings of log-mel spectrograms of any length by strided convolutions (Rekesh et al. 2023, Fast Conformer).
+
+    Attributes:
+        rounds: number of convolutions over both dims; all but the first are one for each channel, with a product over channels behind
+        columns: number of frequencies that are left
+        usual: number of vectors that distances are computed for by default
+        scale: factor of the vectors
+    """
+
+    mels: int
+    channels: int
+    kernel: int
+    stride: int
+    rounds: int
+    columns: int
+    usual: int
+    scale: float
+
+    def frames(self, length: int) -> int:
+        """Return the number of vectors of a spectrogram."""
+        for _ in range(self.rounds):
+            length = (length + 2 * (self.kernel // 2) - self.kernel) // self.stride + 1
+        return length
+
+
+@dataclass(frozen=True, slots=True)
 class PatchRows:
     """Embeddings of the flattened patches of images of any proportions, padded to one number (Tschannen et al. 2025, SigLIP 2).
 
@@ -235,4 +262,4 @@ class PatchRows:
 
 
 Sound = Waves | SoundSamples
-Embedding = Words | Patches | PatchRows | Sound | Spectrogram
+Embedding = Words | Patches | PatchRows | Sound | Spectrogram | Subsampling

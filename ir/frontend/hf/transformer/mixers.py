@@ -53,6 +53,18 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class Conformer:
+    """Layers with a convolution over time between attention and feed-forward block (Gulati et al. 2020).
+
+    Attributes:
+        biased: convolutions have a bias
+    """
+
+    kernel: int
+    biased: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AltUp:
     """Several hidden states per position, one computed by each layer (Baykal et al. 2023), and Gemma 3n's layer inputs.
 

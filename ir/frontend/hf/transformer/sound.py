@@ -82,7 +82,7 @@ def adapted(e: AttentionBlocks, x: GVar, a: Adapter) -> GVar:
     assert isinstance(y.info, TensorInfo) and y.info.shape is not None
     e.dims = e.dims[0], y.info.shape[1]
     if e.frame_count is not None:
-        e.mask = _frame_mask(e, _counted(e, e.frame_count, (1,) * a.layers, (a.stride,) * a.layers))
+        e.mask = frame_mask(e, counted(e, e.frame_count, (1,) * a.layers, (a.stride,) * a.layers))
     return y
 
 
@@ -127,14 +127,14 @@ def _convolution(e: AttentionBlocks, x: GVar, w: Waves, k: int) -> GVar:
 def _zero_padding(e: AttentionBlocks, x: GVar, mask: GVar, w: Waves) -> GVar:
     """Zero the frames of padding, and hide them from attention."""
     g = e.g
-    e.frame_count = _counted(e, g.call(Sum((1,)), mask, hint="samples"), w.kernels, w.strides)
-    e.mask = _frame_mask(e, e.frame_count)
+    e.frame_count = counted(e, g.call(Sum((1,)), mask, hint="samples"), w.kernels, w.strides)
+    e.mask = frame_mask(e, e.frame_count)
     visible = g.call(Cast(f32), e.mask, hint="visible")
     e.hidden_bias = e.mask_bias(visible)
     return g.call(Mul(), x, g.call(ExpandDims((2,)), visible))
 
 
-def _counted(e: AttentionBlocks, count: GVar, kernels: tuple[int, ...], strides: tuple[int, ...]) -> GVar:
+def counted(e: AttentionBlocks, count: GVar, kernels: tuple[int, ...], strides: tuple[int, ...]) -> GVar:
     """Emit how many elements convolutions leave of `count` (b,)."""
     g = e.g
     for kernel, stride in zip(kernels, strides, strict=True):
@@ -145,7 +145,7 @@ def _counted(e: AttentionBlocks, count: GVar, kernels: tuple[int, ...], strides:
     return count
 
 
-def _frame_mask(e: AttentionBlocks, count: GVar) -> GVar:
+def frame_mask(e: AttentionBlocks, count: GVar) -> GVar:
     """Emit a mask (b, frames) i64 of the first `count` (b,) frames."""
     g = e.g
     at = g.call(ExpandDims((0,)), g.call(Iota(e.dims[1]), hint="frame"))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from relax_tune.ir.frontend.hf.transformer.inputs import Embedding, SoundSamples, Waves, Words
-from relax_tune.ir.frontend.hf.transformer.mixers import AltUp, DeltaRule, Experts, StateSpace
+from relax_tune.ir.frontend.hf.transformer.inputs import Embedding, SoundSamples, Subsampling, Waves, Words
+from relax_tune.ir.frontend.hf.transformer.mixers import AltUp, Conformer, DeltaRule, Experts, StateSpace
 from relax_tune.ir.frontend.hf.transformer.rope import Rope
 
 NormKind = Literal["rms", "layer", "affine"]
@@ -359,6 +359,7 @@ class Stack:
         attention_scales: factors of the input and the result of attention
         mlp_scales: factors of the gate before its activation, and of the result of the feed-forward block
         altup: several hidden states per position
+        conformer: layers are a Conformer's
         gated: results of attention are multiplied by the sigmoid of gates, which the query projection gives too
         clip: largest magnitude of queries, keys and values
         scores_cap: scores become `cap * tanh(scores / cap)`
@@ -392,6 +393,7 @@ class Stack:
     scores_cap: float | None = None
     bottleneck: Bottleneck | None = None
     altup: AltUp | None = None
+    conformer: Conformer | None = None
     logits: Logits = field(default_factory=Logits)
     outputs: Outputs = field(default_factory=Outputs)
 
@@ -403,7 +405,7 @@ class Stack:
     @property
     def positions(self) -> int:
         """Largest number of positions."""
-        assert not isinstance(self.embedding, Waves | SoundSamples)  # models of sound limit samples
+        assert not isinstance(self.embedding, Waves | SoundSamples | Subsampling)  # models of sound limit samples
         return self.embedding.positions
 
     @property

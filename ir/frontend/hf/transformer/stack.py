@@ -17,6 +17,7 @@ from relax_tune.ir.core.graph import GVar, Value
 from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.transformer.altup import altup_layers
 from relax_tune.ir.frontend.hf.transformer.attention import AttentionBlocks
+from relax_tune.ir.frontend.hf.transformer.conformer import conformer_layer, embed_mels
 from relax_tune.ir.frontend.hf.transformer.delta_rule import delta_rule
 from relax_tune.ir.frontend.hf.transformer.embeddings import (
     embed_patch_rows,
@@ -26,7 +27,15 @@ from relax_tune.ir.frontend.hf.transformer.embeddings import (
     token_table,
 )
 from relax_tune.ir.frontend.hf.transformer.experts import mixture
-from relax_tune.ir.frontend.hf.transformer.inputs import Patches, PatchRows, SoundSamples, Spectrogram, Waves, Words
+from relax_tune.ir.frontend.hf.transformer.inputs import (
+    Patches,
+    PatchRows,
+    SoundSamples,
+    Spectrogram,
+    Subsampling,
+    Waves,
+    Words,
+)
 from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule
 from relax_tune.ir.frontend.hf.transformer.sound import adapted, embed_samples, embed_waves
 from relax_tune.ir.frontend.hf.transformer.spec import Bottleneck, Norm
@@ -77,6 +86,10 @@ class StackEmitter(AttentionBlocks):
             x = embed_patch_rows(self, rows, g.symbol(length, *(n or (1, None))), embedding)
         elif isinstance(embedding, Spectrogram):
             x = embed_spectrogram(self, rows, embedding)
+        elif isinstance(embedding, Subsampling):
+            n = n or (1, None)
+            self.positions = embedding.frames(n[1]) if n[1] is not None else embedding.usual
+            x = embed_mels(self, rows, self.g.symbol(length, *n), embedding)
         else:
             n = n or (1, None)
             samples = self.g.symbol(length, *n)
@@ -112,6 +125,8 @@ class StackEmitter(AttentionBlocks):
     def layer(self, x: GVar, number: int) -> GVar:
         """Emit a layer, by the order of its norms."""
         g, s, path, names = self.g, self.stack, self.stack.layers[number].path, self.stack.names
+        if s.conformer is not None:
+            return conformer_layer(self, x, number, s.conformer)
         if s.bottleneck is not None:
             return self.narrow_layer(x, number, s.bottleneck)
 
