@@ -71,8 +71,8 @@ class GgufWeights:
         if kind not in READABLE:
             raise ParseError(
                 f"{self.path}: tensor {name!r:.80} at byte {self.file.tensors[name].begin}: expected a type among "
-                f"{', '.join(READABLE)}, got {kind}; load the Hugging Face folder that the file was converted from, or convert that to one of "
-                "these types"
+                f"{', '.join(READABLE)}, got {kind}; load the Hugging Face folder that the file was converted from, or convert that to "
+                "one of these types"
             )
         block, size = self._gguf.GGML_QUANT_SIZES[self._types[self.file.tensors[name].kind]]
         if shape[-1] % block:
