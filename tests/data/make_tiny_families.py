@@ -2,7 +2,9 @@
 
 Needs torch and transformers:
 
-    python tests/data/make_tiny_families.py
+    python tests/data/make_tiny_families.py [NAME ...]
+
+Given names, only these models are computed.
 
 Of each model of MODELS: `NAME/config` (config.json as bytes), `NAME/tensors` (the names and shapes of its weights as JSON; `weight`
 draws them), and for every shape its results, `NAME/RESULT_B_N`, of `inputs(b, n, config)`.
@@ -11,6 +13,7 @@ draws them), and for every shape its results, `NAME/RESULT_B_N`, of `inputs(b, n
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import zlib
 from pathlib import Path
@@ -39,6 +42,10 @@ NARROW = {**SIZES, "embedding_size": 8}
 VIT = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 8, "patch_size": 4,
 }  # fmt: skip
+PAGE = {
+    **SIZES, "input_size": 8, "patch_size": 4, "coordinate_size": 3, "shape_size": 2, "max_rel_pos": 12, "rel_pos_bins": 8,
+    "max_rel_2d_pos": 20, "rel_2d_pos_bins": 12,
+}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpnet": ("MPNetForMaskedLM", SIZES),
     "albert": ("AlbertForSequenceClassification", {**NARROW, "num_hidden_groups": 2, "inner_group_num": 2}),
@@ -60,6 +67,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dpr": ("DPRContextEncoder", {**SIZES, "projection_dim": 6}),
     "bert-generation": ("BertGenerationEncoder", SIZES),
     "layoutlm": ("LayoutLMForTokenClassification", {**SIZES, "max_2d_position_embeddings": 40}),
+    "layoutlmv3": ("LayoutLMv3ForTokenClassification", PAGE),
+    "layoutlmv3-many": (
+        "LayoutLMv3ForTokenClassification",
+        {**PAGE, "num_labels": 11, "has_spatial_attention_bias": False},
+    ),
+    "layoutlmv3-answer": ("LayoutLMv3ForQuestionAnswering", {**PAGE, "has_relative_attention_bias": False}),
+    "layoutlmv3-sequence": ("LayoutLMv3ForSequenceClassification", {**PAGE, "num_labels": 3}),
     "t5": ("T5EncoderModel", {**T5, "feed_forward_proj": "gated-gelu"}),
     "umt5": ("UMT5EncoderModel", T5),
     "vit": ("ViTModel", {**VIT, "image_size": [9, 14]}),
@@ -95,16 +109,20 @@ def inputs(b: int, n: int, config: dict[str, Any]) -> dict[str, Array]:
     ids = np.where(mask == 1, rng.integers(3, config.get("vocab_size", 23), (b, n), dtype=np.int64), 1)
     types = np.broadcast_to((np.arange(n) >= n // 2).astype(np.int64), (b, n)).copy()
     boxes = np.sort(rng.integers(0, 40, (b, n, 2, 2)), axis=2).reshape(b, n, 4)
-    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types, "bbox": boxes}
+    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types, "bbox": boxes}
+    if "input_size" in config:
+        given["pixel_values"] = rng.standard_normal((b, 3, *[config["input_size"]] * 2)).astype(np.float32)
+    return given
 
 
-def main(out: Path) -> None:
+def main(out: Path, names: list[str]) -> None:
     import torch
     import transformers
     from safetensors.numpy import load_file, save_file
 
-    results: dict[str, Array] = {}
-    for name, (kind, options) in MODELS.items():
+    results: dict[str, Array] = dict(np.load(out)) if names else {}
+    for name in names or MODELS:
+        kind, options = MODELS[name]
         cls = getattr(transformers, kind)
         model = cls(cls.config_class(**options))
         with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +139,7 @@ def main(out: Path) -> None:
         # a bare model gets no token types from its folder
         typed = not kind.endswith("Model") and config.get("type_vocab_size", 0) > 1
         for b, n in SHAPES:
-            used = {"token_type_ids": typed, "bbox": name == "layoutlm"}
+            used = {"token_type_ids": typed, "bbox": name.startswith("layoutlm")}
             given = {k: torch.from_numpy(v) for k, v in inputs(b, n, config).items() if used.get(k, True)}
             with torch.no_grad():
                 output = model(**given)
@@ -134,4 +152,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(__file__).with_name("tiny_families.npz"))
+    main(Path(__file__).with_name("tiny_families.npz"), sys.argv[1:])

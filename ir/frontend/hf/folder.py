@@ -8,7 +8,8 @@ position (b, n, labels), or the logits of the first and last position of an answ
 models skip padding tokens, independently of the mask.
 
 A decoder whose vectors are pooled, by modules.json or `pooling`, is read as an encoder too, and so is one with a head of classes. A
-pooling without the prompt takes a third input, `prompt_length (b,) i64`. Texts of pages have `bbox (b, n, 4) i64`.
+pooling without the prompt takes a third input, `prompt_length (b,) i64`. Texts of pages have `bbox (b, n, 4) i64`,
+and for LayoutLMv3 the image of the page.
 
 An encoder of images takes `pixel_values (b, channels, height, width) f32`; where its layers take any size, height and width are
 the symbols `h` and `w`. It gives the last hidden state, a pooled vector if the family has one, a projected vector, or `logits`.

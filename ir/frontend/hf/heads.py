@@ -15,7 +15,7 @@ from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.pooling import first_position, last_of, pooled, position, selected, visible
 from relax_tune.ir.frontend.hf.sentence import activation_of
-from relax_tune.ir.frontend.hf.transformer.inputs import Patches, PatchRows, Subsampling, Waves
+from relax_tune.ir.frontend.hf.transformer.inputs import Patches, PatchRows, Subsampling, Waves, Words
 from relax_tune.ir.frontend.hf.transformer.parameters import Parameters
 from relax_tune.ir.frontend.hf.transformer.programs import Stage
 from relax_tune.ir.frontend.hf.transformer.spec import Stack
@@ -249,14 +249,32 @@ def _sequence(e: StackEmitter, x: GVar, c: ConfigFields) -> GVar:
 
 
 def _positions(e: StackEmitter, x: GVar, c: ConfigFields) -> GVar:
+    embedding = e.stack.embedding
+    if isinstance(embedding, Words) and embedding.page is not None:
+        words = e.g.call(Slice(1, const(0), e.dims[1] - embedding.page.patches.positions), x, hint="words")
+        # few classes need no layer before them
+        return (
+            _classes(e, words, "classifier", c.labels(), "logits") if c.labels() < 10 else _page(e, words, c.labels())
+        )
     y = _transformed(e, x) if e.stack.outputs.heads.everywhere else x
     return _classes(e, y, "classifier", c.labels(), "logits")
+
+
+def _page(e: StackEmitter, x: GVar, out: int, name: str = "classifier") -> GVar:
+    """Emit the two layers of a head of LayoutLMv3."""
+    y = ACTIVATIONS["tanh"](e.g, _classes(e, x, f"{name}.dense", e.stack.hidden))
+    return _classes(e, y, f"{name}.out_proj", out, "logits")
 
 
 def _answer(e: StackEmitter, x: GVar, c: ConfigFields) -> tuple[GVar, ...]:
     """Emit the logits of the first and of the last position of an answer, (b, n) each."""
     g, names = e.g, e.stack.outputs.heads
-    both = _classes(e, _transformed(e, x) if names.everywhere else x, names.answer_out, 2)
+    paged = isinstance(e.stack.embedding, Words) and e.stack.embedding.page is not None
+    both = (
+        _page(e, x, 2, "qa_outputs")
+        if paged
+        else _classes(e, _transformed(e, x) if names.everywhere else x, names.answer_out, 2)
+    )
     ends = enumerate(("start_logits", "end_logits"))
     return tuple(g.call(Reshape(e.dims), g.call(Slice(2, const(k), const(k + 1)), both), hint=hint) for k, hint in ends)
 

@@ -26,7 +26,7 @@ from relax_tune.ir.frontend.hf.families.family import (
 )
 from relax_tune.ir.frontend.hf.families.speech import SPEECH
 from relax_tune.ir.frontend.hf.families.vision import VISION
-from relax_tune.ir.frontend.hf.transformer.inputs import Words
+from relax_tune.ir.frontend.hf.transformer.inputs import PageImage, Patches, Words
 from relax_tune.ir.frontend.hf.transformer.rope import RopeStyle
 from relax_tune.ir.frontend.hf.transformer.spec import (
     BERT_HEADS,
@@ -289,6 +289,23 @@ def _layoutlm(c: ConfigFields, stack: Stack) -> Stack:
     return replace(stack, embedding=replace(stack.words, boxes=c.whole("max_2d_position_embeddings", 1024)))
 
 
+def _layoutlmv3(c: ConfigFields, stack: Stack) -> Stack:
+    """Read the image of a page, boxes and biases by place."""
+    coordinate, shape = c.whole("coordinate_size", 128), c.whole("shape_size", 128)
+    if 4 * coordinate + 2 * shape != stack.hidden:
+        raise c.wrong("coordinate_size", f"a size so that four of them and two of shape_size make {stack.hidden}")
+    patches = Patches(
+        c.whole("num_channels", 3), (c.whole("input_size", 224),) * 2, c.pair("patch_size", 16), "patch_embed.proj", table="pos_embed",
+        tokens=("cls_token",),
+    )  # fmt: skip
+    order = (c.whole("rel_pos_bins", 32), c.whole("max_rel_pos", 128))
+    space = (c.whole("rel_2d_pos_bins", 64), c.whole("max_rel_2d_pos", 256))
+    by_order, by_space = c.truth("has_relative_attention_bias", True), c.truth("has_spatial_attention_bias", True)
+    page = PageImage(patches, coordinate, shape, order if by_order else None, space if by_space else None)
+    stack = _layoutlm(c, stack)
+    return replace(stack, embedding=replace(stack.words, page=page))
+
+
 def _umt5(c: ConfigFields, stack: Stack) -> Stack:
     return _t5(c, stack, each_layer=True)
 
@@ -382,6 +399,11 @@ ENCODERS: Mapping[str, Family] = {
     ),
     "bert-generation": replace(ENCODER, types=None, outputs=Outputs(BERT_HEADS, tasks=("ForMaskedLM",))),
     "dpr": replace(ENCODER, outputs=Outputs(tasks=("QuestionEncoder", "ContextEncoder")), finish=_dpr),
+    "layoutlmv3": replace(
+        ROBERTA, names=replace(BERT, prefix="layoutlmv3."), norm=layer_norm("layer_norm_eps", 1e-5), finish=_layoutlmv3,
+        only={"text_embed": (True,), "visual_embed": (True,)},
+        outputs=Outputs(ROBERTA_HEADS, tasks=("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")),
+    ),
     "layoutlm": replace(ENCODER, names=replace(BERT, prefix="layoutlm."), finish=_layoutlm),
     "t5": T5_ENCODER,
     "mt5": T5_ENCODER,

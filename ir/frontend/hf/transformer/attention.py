@@ -47,6 +47,7 @@ class AttentionBlocks(Blocks):
         pairs: what layers attend to, by the number of the layer that computes it
         mask: attention mask of the input, (b, n) integers; `visible` as booleans (b, 1, 1, n)
         hidden_bias: bias that hides padding, (b, 1, 1, n)
+        place_bias: bias by the places of words and patches on a page
         frame_count: number of frames of each sound without padding, (b,)
     """
 
@@ -72,6 +73,7 @@ class AttentionBlocks(Blocks):
         self.visible: GVar | None = None
         self.hidden_bias: GVar | None = None
         self.frame_count: GVar | None = None
+        self.place_bias: GVar | None = None
         self.cross_bias: GVar | None = None
         self._biases: dict[object, Value | None] = {}
         self._rotations: dict[Rope, tuple[Constant, Constant]] = {}
@@ -244,13 +246,15 @@ class AttentionBlocks(Blocks):
     def _bias(self, window: int | None, number: int) -> Value | None:
         g, layer, by_position = self.g, self.stack.layers[number], self.stack.position_bias
         if self.visible is not None:
-            if window is None and by_position is None:
+            if window is None and by_position is None and self.place_bias is None:
                 return self.visible
             self.hidden_bias = self.hidden_bias or self.mask_bias(g.call(Cast(f32), self.mask, hint="visible"))
         bias: Value | None = self.hidden_bias
         if window is not None:
             near = biases.window_bias(self, window)
             bias = near if bias is None else g.call(Minimum(), bias, near)
+        if self.place_bias is not None and bias is not None:
+            bias = g.call(Add(), self.place_bias, bias)
         if isinstance(by_position, Alibi):
             return biases.alibi_bias(self, by_position, layer.scale, self.positions)
         if isinstance(by_position, GridBias):

@@ -25,6 +25,7 @@ from relax_tune.ir.op.math.elementwise import (
     Cast,
     Div,
     MaximumScalar,
+    Minimum,
     Mul,
     MulScalar,
     Relu,
@@ -88,7 +89,19 @@ def _boxed(e: AttentionBlocks, x: GVar, boxes: GVar, width: int) -> GVar:
         g.call(Reshape(e.dims), g.call(Slice(2, const(k), const(k + 1)), boxes), hint="side") for k in range(4)
     )
     sides = (("x", left), ("y", upper), ("x", right), ("y", lower))
-    sizes = (("h", g.call(Sub(), lower, upper)), ("w", g.call(Sub(), right, left)))
+    height, breadth = g.call(Sub(), lower, upper), g.call(Sub(), right, left)
+    page = e.stack.words.page
+    if page is not None:
+        most = e.scalar("largest_side", 1023, np.int64)  # not a field of configurations
+        height, breadth = (g.call(Minimum(), g.call(MaximumScalar(0), y), most) for y in (height, breadth))
+    sizes = (("h", height), ("w", breadth))
+    if page is not None:
+        widths = (page.coordinate,) * 4 + (page.shape,) * 2
+        parts = [
+            g.call(Take(), e.weight(f"embeddings.{name}_position_embeddings.weight", rows, part), at)
+            for (name, at), part in zip((*sides, *sizes), widths, strict=True)
+        ]
+        return g.call(Add(), x, g.call(Concat(2), *parts, hint="box"))
     for name, at in (*sides, *sizes):
         table = e.weight(f"embeddings.{name}_position_embeddings.weight", rows, width)
         x = g.call(Add(), x, g.call(Take(), table, at))

@@ -32,6 +32,7 @@ class Words:
         project_first, project_biased: the projection precedes positions and norm; it has a bias
         norm_first: the norm precedes positions
         boxes: rows of the tables of the sides of a token's box on a page (Xu et al. 2020, LayoutLM); 0: tokens have none
+        page: an image of the page is read too
         sinusoids: computes the position table if the file has none (Vaswani et al. 2017)
     """
 
@@ -49,6 +50,7 @@ class Words:
     norm_first: bool = False
     boxes: int = 0
     sinusoids: Table | None = None
+    page: PageImage | None = None
 
     @property
     def positions(self) -> int:
@@ -113,6 +115,22 @@ def least_length(kernels: tuple[int, ...], strides: tuple[int, ...]) -> int:
     for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
         n = (n - 1) * stride + kernel
     return n
+
+
+@dataclass(frozen=True, slots=True)
+class PageImage:
+    """What LayoutLMv3 adds to words with boxes (Huang et al. 2022): an image of the page, and biases of attention by place.
+
+    Attributes:
+        coordinate, shape: widths of the embeddings of a side, and of a height or width of a box, which are concatenated
+        order, space: buckets and furthest distance of places in the sequence, and of sides of boxes; None: no bias
+    """
+
+    patches: Patches
+    coordinate: int
+    shape: int
+    order: tuple[int, int] | None
+    space: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)

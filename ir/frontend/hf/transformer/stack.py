@@ -37,6 +37,7 @@ from relax_tune.ir.frontend.hf.transformer.inputs import (
     Words,
 )
 from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule
+from relax_tune.ir.frontend.hf.transformer.pages import with_image
 from relax_tune.ir.frontend.hf.transformer.sound import adapted, embed_samples, embed_waves
 from relax_tune.ir.frontend.hf.transformer.spec import Bottleneck, Norm
 from relax_tune.ir.frontend.hf.transformer.state_space import state_space
@@ -80,6 +81,8 @@ class StackEmitter(AttentionBlocks):
             self.visible = g.call(ExpandDims((1, 2)), visible)
             boxes = g.input("bbox", (rows, count, const(4)), i64) if embedding.boxes else None
             x = embed_words(self, self.ids, types, boxes)
+            if boxes is not None and embedding.page is not None:
+                x = with_image(self, x, boxes, embedding.page)
         elif isinstance(embedding, Patches):
             x = embed_patches(self, rows, embedding)
         elif isinstance(embedding, PatchRows):
