@@ -340,11 +340,12 @@ def facts() -> dict[str, str]:
     }
 
 
-def summary(reports: Sequence[Report]) -> str:
+def summary(reports: Sequence[Report], measured: str = "") -> str:
     """The Markdown page."""
     parts = (__doc__ or "").split("\n\n")
     lines = ["# Tiny models of many families through compiled C", "", parts[3].replace("\n", " "), ""]
     lines += [parts[4].split(" Models run")[0].replace("\n", " ").strip(), ""]
+    lines += [measured, ""] if measured else []
     statuses = ("right", "refused", "export failed", "exporter differs", "wrong", "crashed")
     lines += ["| way | " + " | ".join(statuses) + " |", "|---|" + "---:|" * len(statuses)]
     for way in WAYS:
@@ -371,6 +372,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--jobs", type=int, default=2, help="models at a time")
     parser.add_argument("--update", action="store_true", help="with --only: put these results among the ones on file")
+    parser.add_argument("--measured", default="", help="what the page says of when its parts were measured")
     parser.add_argument("--serve", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -398,7 +400,7 @@ def main() -> None:
         seen |= {(r["model"], r["way"]): r for r in reports}
         kept = [seen[m, way] for m in every for way in WAYS if (m, way) in seen]
         record = {"environment": env, "cases": kept}
-        write_page("model_families", summary(kept).splitlines(), record, env, indent=0, quiet=True)
+        write_page("model_families", summary(kept, args.measured).splitlines(), record, env, indent=0, quiet=True)
     sys.exit(1 if any(r["status"] in BAD for r in reports) else 0)
 
 
