@@ -149,6 +149,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeHybrid",
         {**MAMBA, "layer_types": HYBRID, "shared_intermediate_size": 20, "num_local_experts": 0, "position_embedding_type": "rope"},
     ),
+    "rwkv": (
+        "Rwkv",
+        {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3, "context_length": 64, "rescale_every": 2, **SPECIAL},
+    ),
     "qwen3_next": (
         "Qwen3Next",
         {**QWEN, "layer_types": HYBRID, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,

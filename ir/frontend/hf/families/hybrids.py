@@ -19,7 +19,7 @@ from relax_tune.ir.frontend.hf.families.family import (
     Key,
     NormRule,
 )
-from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule, ExpertNames, Experts, GatedNorm, StateSpace
+from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule, ExpertNames, Experts, GatedNorm, StateSpace, TimeMix
 from relax_tune.ir.frontend.hf.transformer.rope import RopeStyle
 from relax_tune.ir.frontend.hf.transformer.spec import Names, Stack
 
@@ -150,6 +150,17 @@ def _qwen3_next(c: ConfigFields, stack: Stack) -> Stack:
     )
 
 
+def _rwkv(c: ConfigFields, stack: Stack) -> Stack:
+    """Read layers without attention."""
+    width, every = c.whole("attention_hidden_size", stack.hidden), c.data.get("rescale_every", 6)
+    if type(every) is not int or every < 0:
+        raise c.wrong("rescale_every", "a whole number")
+    if width != stack.hidden:
+        raise c.wrong("attention_hidden_size", f"the hidden size {stack.hidden}")
+    m = TimeMix(stack.hidden, width, every)
+    return stack.with_layers(lambda _, layer: replace(layer, state_space=m, attends=False))
+
+
 FEED_FORWARD = Names(
     before_mlp="pre_ff_layernorm", gate="feed_forward.gate_proj", up="feed_forward.up_proj", down="feed_forward.down_proj",
     last_norm="final_layernorm",
@@ -159,6 +170,11 @@ HYBRIDS: Mapping[str, Family] = {
         names=Names("backbone.", "embeddings", before_attention="norm", before_mlp=None, last_norm="norm_f"), finish=_mamba2, rope=None,
         norm=NormRule(eps=Key("layer_norm_epsilon", 1e-5)), activation=("hidden_act", "silu"), positions=UNLIMITED, heads="num_heads",
         groups=None, defaults={"intermediate_size": 1}, types_windows=False,
+    ),
+    "rwkv": Family(
+        names=Names("rwkv.", "embeddings", layers="blocks", last_norm="ln_out", head="head"), rope=None, heads="num_heads", groups=None,
+        norm=NormRule("layer", Key("layer_norm_epsilon", 1e-5), bias=True), activation=("", "relu"), inner_factor=4,
+        positions=Key("context_length", 1024), defaults={"num_heads": 1}, types_windows=False, finish=_rwkv,
     ),
     "bamba": Family(
         names=FEED_FORWARD, norm=NormRule(eps=Key("rms_norm_eps", 1e-5)), qkv_bias=BIASED, out_bias=BIASED, mlp_bias=MLP_BIASED,

@@ -63,7 +63,7 @@ class AttentionBlocks(Blocks):
         stored: DType = f32,
         cache: list[Pair | None] | None = None,
         cross: list[Pair] | None = None,
-        states: list[Pair | None] | None = None,
+        states: list[tuple[GVar, ...] | None] | None = None,
     ) -> None:
         super().__init__(stack, parameters, g, past)
         self.positions, self.stored, self.cache, self.cross = positions, stored, cache, cross

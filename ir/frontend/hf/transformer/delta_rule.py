@@ -31,7 +31,9 @@ LENGTH_EPS = 1e-6
 """Added to the square of the length of queries and keys."""
 
 
-def delta_rule(e: AttentionBlocks, x: GVar, m: DeltaRule, path: str, before: States | None) -> tuple[GVar, States]:
+def delta_rule(
+    e: AttentionBlocks, x: GVar, m: DeltaRule, path: str, before: tuple[GVar, ...] | None
+) -> tuple[GVar, States]:
     """Emit a layer of x (b, n, hidden), and the states after it. before: those before one new token; None: zeros"""
     g, (batch, length), name = e.g, e.dims, f"{path}.{m.name}"
     keys_end = 2 * m.groups * m.state

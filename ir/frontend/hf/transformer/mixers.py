@@ -5,6 +5,7 @@ Tests: `tests/ir/frontend/hf/families/test_decoders.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -117,6 +118,11 @@ class StateSpace:
         """Number of channels of the convolution."""
         return self.heads * self.size + 2 * self.groups * self.state
 
+    @property
+    def states(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of what a layer keeps of a text, without the batch."""
+        return {"inputs": (self.channels, self.kernel - 1), "state": (self.heads, self.size, self.state)}
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaRule:
@@ -142,3 +148,33 @@ class DeltaRule:
     def channels(self) -> int:
         """Number of channels of the convolution."""
         return self.heads * self.size + 2 * self.groups * self.state
+
+    @property
+    def states(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of what a layer keeps of a text, without the batch."""
+        return {"inputs": (self.channels, self.kernel - 1), "state": (self.heads, self.size, self.state)}
+
+
+@dataclass(frozen=True, slots=True)
+class TimeMix:
+    """Layer of RWKV (Peng et al. 2023, version 4): decaying sums in place of attention, and a gated feed-forward block.
+
+    Attributes:
+        hidden, width: of the layer, and of its sums
+        rescaled: number of layers after which hidden states are halved, which keeps them in the range of 16-bit floats; 0: never
+    """
+
+    hidden: int
+    width: int
+    rescaled: int
+    output_scale: float = 1.0
+
+    def scale(self, number: int) -> float:
+        """Return the factor of the results of a layer's blocks."""
+        return float(0.5 ** (number // self.rescaled)) if self.rescaled else 1.0
+
+    @property
+    def states(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of what a layer keeps of a text, without the batch."""
+        sums = dict.fromkeys(("values", "weights", "exponents"), (self.width,))
+        return {"before_mix": (self.hidden,), "before_feed": (self.hidden,), **sums}

@@ -196,17 +196,20 @@ class _Generator:
         built = g.finish(results)
         return replace(built, functions={**module.functions, **built.functions})
 
-    def _past(self, g: GraphBuilder, batch: Expr, past: Expr) -> tuple[list[Pair | None], list[Pair | None]]:
+    def _past(
+        self, g: GraphBuilder, batch: Expr, past: Expr
+    ) -> tuple[list[Pair | None], list[tuple[GVar, ...] | None]]:
         """Declare the inputs that the layers left: keys and values, and states."""
-        cache, states = list[Pair | None](), list[Pair | None]()
+        cache, states = list[Pair | None](), list[tuple[GVar, ...] | None]()
         for i, layer in enumerate(self.stack.layers):
             cache.append(self._pair(g, "past", i, batch, past) if layer.attends and layer.shares is None else None)
             m = layer.state_space
             if m is None:
                 states.append(None)
                 continue
-            inputs = g.input(f"past_inputs_{i}", (batch, const(m.channels), const(m.kernel - 1)))
-            states.append((inputs, g.input(f"past_state_{i}", (batch, *map(const, (m.heads, m.size, m.state))))))
+            states.append(
+                tuple(g.input(f"past_{name}_{i}", (batch, *map(const, dims))) for name, dims in m.states.items())
+            )
         return cache, states
 
     def _pair(self, g: GraphBuilder, kind: str, number: int, batch: Expr, positions: Expr) -> Pair:

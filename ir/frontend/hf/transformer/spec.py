@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from relax_tune.ir.frontend.hf.transformer.inputs import Embedding, SoundSamples, Subsampling, Waves, Words
-from relax_tune.ir.frontend.hf.transformer.mixers import AltUp, Conformer, DeltaRule, Experts, StateSpace
+from relax_tune.ir.frontend.hf.transformer.mixers import AltUp, Conformer, DeltaRule, Experts, StateSpace, TimeMix
 from relax_tune.ir.frontend.hf.transformer.rope import Rope
 
 NormKind = Literal["rms", "layer", "affine"]
@@ -174,7 +174,7 @@ class TransformerLayer:
     window: int | None = None
     experts: Experts | None = None
     attention_norm: bool = True
-    state_space: StateSpace | DeltaRule | None = None
+    state_space: StateSpace | DeltaRule | TimeMix | None = None
     attends: bool = True
     shares: int | None = None
     sparsity: float | None = None

@@ -36,11 +36,12 @@ from relax_tune.ir.frontend.hf.transformer.inputs import (
     Waves,
     Words,
 )
-from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule
+from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule, TimeMix
 from relax_tune.ir.frontend.hf.transformer.pages import with_image
 from relax_tune.ir.frontend.hf.transformer.sound import adapted, embed_samples, embed_waves
 from relax_tune.ir.frontend.hf.transformer.spec import Bottleneck, Norm
 from relax_tune.ir.frontend.hf.transformer.state_space import state_space
+from relax_tune.ir.frontend.hf.transformer.time_mix import time_mix_layer
 from relax_tune.ir.op.indexing.movement import ExpandDims, Slice
 from relax_tune.ir.op.math.elementwise import Add, Mul, MulScalar, Tanh, division_by
 from relax_tune.ir.op.math.logic import NotEqual
@@ -128,6 +129,9 @@ class StackEmitter(AttentionBlocks):
     def layer(self, x: GVar, number: int) -> GVar:
         """Emit a layer, by the order of its norms."""
         g, s, path, names = self.g, self.stack, self.stack.layers[number].path, self.stack.names
+        m = s.layers[number].state_space
+        if isinstance(m, TimeMix):
+            return time_mix_layer(self, x, number, m)
         if s.conformer is not None:
             return conformer_layer(self, x, number, s.conformer)
         if s.bottleneck is not None:
@@ -172,7 +176,7 @@ class StackEmitter(AttentionBlocks):
         if layer.attends:
             parts.append(self.scaled(self.attention(self.scaled(x, before), number), after))
         m = layer.state_space
-        if m is not None:
+        if m is not None and not isinstance(m, TimeMix):
             earlier = self.states[number] if self.states else None
             if isinstance(m, DeltaRule):
                 y, states = delta_rule(self, x, m, layer.path, earlier)

@@ -35,7 +35,7 @@ States = tuple[GVar, GVar]
 """Last inputs of a layer's convolution (b, channels, kernel - 1), and its state (b, heads, size, state)."""
 
 
-def state_space(e: Blocks, x: GVar, m: StateSpace, path: str, before: States | None) -> tuple[GVar, States]:
+def state_space(e: Blocks, x: GVar, m: StateSpace, path: str, before: tuple[GVar, ...] | None) -> tuple[GVar, States]:
     """Emit a layer of x (b, n, hidden), and the states after it. before: those before one new token; None: zeros"""
     g, (batch, length) = e.g, e.dims
     name, width, channels = f"{path}.{m.name}", m.heads * m.size, m.heads * m.size + 2 * m.groups * m.state

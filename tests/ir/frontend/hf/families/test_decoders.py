@@ -25,7 +25,7 @@ from relax_tune.runtime.model import Model
 LONGER: dict[str, Any] = {"n": (17, 64), "m": (16, 63)}
 
 
-HYBRID_MODELS = ("mamba2", "bamba", "granitemoehybrid", "granitemoehybrid_dense", "falcon_h1", "qwen3_next")
+HYBRID_MODELS = ("mamba2", "bamba", "granitemoehybrid", "granitemoehybrid_dense", "falcon_h1", "qwen3_next", "rwkv")
 
 
 def last_positions(module: IRModule | Model, b: int, n: int) -> np.ndarray[Any, Any]:
@@ -115,6 +115,8 @@ def test_longrope_has_one_rotation_a_program(tmp_path: Path) -> None:
         ("qwen2_moe", {"mlp_only_layers": 1}, "mlp_only_layers: expected a list of numbers"),
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: expected 0 or 1 for"),
         ("mamba2", {"time_step_limit": [0.0, 0.1]}, "time_step_limit: expected 0 to infinity"),
+        ("rwkv", {"rescale_every": -1}, "rescale_every: expected a whole number, got -1"),
+        ("rwkv", {"attention_hidden_size": 16}, "attention_hidden_size: expected the hidden size 32"),
         ("bamba", {"mamba_n_heads": 7}, "mamba_expand to be a multiple of mamba_n_heads"),
         ("granitemoehybrid", {"layer_types": ["chunked"] * 2}, "layer_types: expected 'mamba' or 'attention'"),
         ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers: expected 5 numbers"),
