@@ -30,7 +30,6 @@ FORMATS = (
     "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
     "mxfp8-quantized", "mixed-precision", "dense",
 )  # fmt: skip
-AWQ_VERSIONS = ("gemm", "gemv")
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place in a word of each of eight neighbouring outputs
 
 
@@ -116,7 +115,7 @@ def _gptq(m: Matrix, c: ConfigFields) -> Array:
     shapes = (-(-width * bits // 32), out), (len(scales), -(-out * bits // 32)), (len(scales), out)
     if (words.shape, zero_words.shape, scales.shape) != shapes:
         raise m.wrong("qweight", f"words of {bits} bits, scales and zero points that fit")
-    less = c.chosen("checkpoint_format", "gptq", ("gptq", "gptq_v2")) == "gptq"
+    less = _form(c, "checkpoint_format", ("gptq", "gptq_v2")) == "gptq"
     if (
         less and 32 % bits == 0
     ):  # the first version of the format stores zero points less 1, subtracted from whole words
@@ -138,10 +137,9 @@ def _awq(m: Matrix, c: ConfigFields) -> Array:
 
     Version `gemm` has words along the outputs, whose order is interleaved. Version `gemv` has words along the inputs, and columns of
     padding behind its scales and zero points."""
-    version = str(c.data.get("version", "gemm")).lower()
-    if version not in AWQ_VERSIONS:
-        raise c.wrong("version", "gemm or gemv")
-    along = version == "gemv"
+    if c.data.get("backend") == "llm-awq":
+        raise c.wrong("backend", "'auto'")
+    along = _form(c, "version", ("gemm", "gemv")) == "gemv"
     bits = _bits(c, (4,))
     out, width = m.shape
     values = unpacked(m.words("qweight"), bits, 1, None if along else AWQ_ORDER)
@@ -266,6 +264,16 @@ def _bitsandbytes(m: Matrix, c: ConfigFields) -> Array:
     codes = np.stack([stored >> 4, stored & 15], axis=1).ravel()[:count]
     values = m.floats("weight.quant_map")[codes] * np.repeat(scales, block)[:count]
     return np.asarray(values.reshape(m.shape))
+
+
+def _form(c: ConfigFields, older: str, known: tuple[str, ...]) -> str:
+    """Read the name of a layout, whose default is the first: the older field counts before `format`."""
+    key = older if c.data.get(older) is not None else "format"
+    value = c.data.get(key)
+    name = known[0] if value is None else str(value).lower()
+    if name not in known:
+        raise c.wrong(key, f"one of {', '.join(known)}")
+    return name
 
 
 def _bits(c: ConfigFields, known: tuple[int, ...]) -> int:

@@ -165,3 +165,37 @@ def test_first_module_of_images_loads_from_a_folder(tmp_path: Path) -> None:
         output = model.get_text_features(input_ids=torch.from_numpy(IDS), attention_mask=torch.from_numpy(MASK))
     wanted = (output if isinstance(output, torch.Tensor) else output.pooler_output).numpy()
     np.testing.assert_allclose(got, wanted / np.linalg.norm(wanted, axis=1, keepdims=True), rtol=1e-4, atol=1e-5)
+
+
+def test_model_of_time_series_is_exported(tmp_path: Path) -> None:
+    class Forecast(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, values: Any, padding: Any, freq: Any) -> Any:
+            output = self.model(values, padding, freq)
+            return output.last_hidden_state, output.loc, output.scale
+
+    config = transformers.TimesFmConfig(
+        hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, head_dim=16, patch_length=8
+    )
+    model = transformers.TimesFmModel(config).eval()
+    model.save_pretrained(tmp_path)
+    refusal(tmp_path, "got 'timesfm'", "torch.export (a .pt2 file)")
+    batch, rng = torch.export.Dim("batch", min=1, max=8), np.random.default_rng(0)
+
+    def inputs(b: int) -> list[Any]:
+        padding = np.zeros((b, 64), np.float32)
+        padding[0, :9] = 1
+        return [rng.standard_normal((b, 64)).astype(np.float32), padding, np.zeros((b, 1), np.int64)]
+
+    example = tuple(map(torch.from_numpy, inputs(2)))
+    program = torch.export.export(Forecast(model), example, dynamic_shapes=({0: batch},) * 3, strict=False)
+    module = load_model(program)
+    for b in (1, 3):
+        given = inputs(b)
+        with torch.no_grad():
+            expected = Forecast(model)(*map(torch.from_numpy, given))
+        for part, want in zip(run_function(module, "main", given), expected, strict=True):
+            np.testing.assert_allclose(part, want.numpy(), rtol=1e-4, atol=1e-5)
