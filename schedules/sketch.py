@@ -255,17 +255,6 @@ def _legal_guesses(s: Schedule) -> tuple[Mapping[str, int], ...]:
     return tuple(g for g in s.guesses if all(holds(c, {t: g[t.name] for t in declared}) for c in s.constraints))
 
 
-def first_to_try(sketches: Sequence[Sketch]) -> Sketch:
-    """Return the sketch to try when only one is tried.
-
-    It is the first sketch; for a product with one row, the first GEMV sketch for few rows.
-    """
-    for sketch in sketches:
-        if sketch.name.startswith("gemv.") and all(max(t.domain) == 1 for t in sketch.tunables if t.name == "MR"):
-            return sketch
-    return sketches[0]
-
-
 def instantiate(sketch: Sketch, values: Mapping[str, int]) -> PrimFunc:
     """Replace the sketch's tunables by values and simplify.
 
