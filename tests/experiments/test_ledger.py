@@ -42,7 +42,7 @@ def test_subjects_divide_the_product() -> None:
     assert "database/store.py" in parts["stores"]
 
 
-def test_items_count_modules_without_those_added_since() -> None:
+def test_items_leave_out_modules_added_since() -> None:
     texts = {"ir/op/base.py": "a\n", "ir/op/reduction/trees.py": "b\n", "ir/arith/prove.py": "c\n"}
     item = next(i for i in ledger.LEDGER if i.paths == ("ir/op/*",))
     assert ledger.matching(texts, item.paths, item.added) == {"ir/op/base.py": "a\n"}

@@ -78,7 +78,7 @@ def test_every_page_is_written_by_the_harness() -> None:
     assert len(scripts) > 80 and not writers
 
 
-def test_commits_that_pages_name_are_in_the_history() -> None:
+def test_pages_name_commits_in_the_history() -> None:
     """A page written before a rebase names a commit that nobody else can check out."""
 
     def git(*arguments: str, text: str = "") -> str:

@@ -137,8 +137,7 @@ def plan_tasks(
         task, without = variants.task, refused.get(function, {})
         records = device_records.any_library(task.key, task.regime)
         valid = [r for r in records if device_records.counts(r)]
-        # A stored plan is followed as it is, whatever was measured since: with it a build gives the same program
-        # again.
+        # A stored plan is followed in spite of newer records, so that a build with it gives the same program again.
         if stored is None:
             plan = plan_task(variants, valid, policy, without, predictor)
         else:

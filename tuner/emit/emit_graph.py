@@ -153,7 +153,7 @@ def choose_inplace(
         appended: By function, the parameters that results extend.
         search: Consider further pairs than the ones that the model states and the appended parameters.
     """
-    # The choice is made after planning: a variant may write an output in place of an argument only if it reads each
+    # The choice follows planning: a variant may write an output in place of an argument only if it reads each
     # element before it overwrites it, which depends on its schedule.
     functions, notes = dict(module.functions), []
     for name, f in module.graphs.items():
@@ -239,7 +239,7 @@ class GraphEmitter:
     def run(self) -> Program:
         main, b = self.main, self.builder
         known = {v for x in (*main.params, *(y.var for y in main.bindings)) for v in info_symbols(x.info)}
-        # Implied bounds follow from those of other symbols, which calls check, so only the sign is left to check.
+        # Implied bounds follow from bounds of other symbols, which calls check, so only the sign is left to check.
         for bound in self.lowered.module.bounds:
             if bound.var not in known:
                 continue  # of another function
@@ -312,8 +312,7 @@ class GraphEmitter:
             value = self.definitions.get(v) if isinstance(v, GVar) else v
             if isinstance(v, GVar) and (value is None or isinstance(value, (CallTIR, CallDPSLibrary))):
                 field = fields.pop() if fields else 0
-                # A result written in place of an argument has no memory of its own: the search goes on at the
-                # argument.
+                # A result written in place of an argument shares the memory of that argument.
                 at = value.inplace[field] if isinstance(value, CallTIR) and value.inplace else None
                 if at is None or not isinstance(value, CallTIR):
                     return v, field

@@ -196,8 +196,7 @@ class _Emitter:
         if not dims:
             return
         stands = {Var(f"actual{i}"): d.register for i, d in enumerate(dims)}
-        # Known symbols are passed to the solver as dims that equal themselves: it then solves only for those that are
-        # new.
+        # Known symbols are passed to the solver as dims that equal themselves, so it solves only for new ones.
         known = tuple(v for v in free_vars(*(d.dim for d in dims)) if v in self.symbols)
         declared = ShapeInfo((*known, *(d.dim for d in dims)))
         meaning = solve(CallableInfo((declared,), ObjectInfo()), (ShapeInfo((*known, *stands)),), self.ctx.env)

@@ -89,7 +89,7 @@ def emit_placed(
     programs: dict[str, Program] = {}
     notes: list[str] = []
     for kind, side in sides.items():
-        # A part is emitted with the plans of its own device, and may write in place only within it: memory is not
+        # A part is emitted with the plans of its device, and may write in place only within it: memory is not
         # shared between devices.
         parts_here = {n for n, d in devices.items() if d == kind}
         functions_here = {n: f for n, f in placed.module.functions.items() if n in parts_here or n in placed.prims}

@@ -413,7 +413,7 @@ def _arrays(part: PrimFunc) -> tuple[Buffer, ...]:
 def _runs_once(part: PrimFunc) -> bool:
     """Return True if a kernel only prepares constants."""
     all_blocks = blocks(part.body)
-    # A kernel with other blocks beside its packing depends on the inputs, so it runs at every call.
+    # A kernel with other blocks than packing depends on the inputs, so it runs at every call.
     return bool(all_blocks) and all(b.role == "prepack" for b in all_blocks)
 
 

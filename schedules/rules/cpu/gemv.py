@@ -165,15 +165,17 @@ def _columns(
         s.unroll(steps[-1])
     if choice.prefetch:
         each = matrix.dtype.bytes * hardware.lanes
-        grouped = choice.grouped and group is not None
-        # A prefetch is in iterations: bytes ahead, divided by the bytes that one iteration reads of a panel.
-        distance = GROUPS_PREFETCH_BYTES // (each * (group or 1) // halves) if grouped else PREFETCH_BYTES // each
-        s.prefetch(loop=over_steps, iterations=max(1, distance))
+        s.prefetch(loop=over_steps, iterations=_distance(each, halves, group if choice.grouped else None))
     for stage in blocks(s.func.body):
         if stage.name != epilogue and stage.role == "compute" and not (choice.whole and stage.name == f"{main}_rf"):
             _set_kinds(s, [x for x in s.loops_of(stage.name)[len(outer) :] if x not in reduce][-len(inner) :])
     _parallelise(s, hardware, choice, batch, j_0)
     return s
+
+
+def _distance(each: int, halves: int, group: int | None) -> int:
+    """Return the iterations ahead that a prefetch is for: bytes ahead, divided by the bytes of a panel that an iteration reads."""
+    return max(1, PREFETCH_BYTES // each if group is None else GROUPS_PREFETCH_BYTES // (each * group // halves))
 
 
 def _sum_groups(

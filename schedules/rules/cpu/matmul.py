@@ -19,6 +19,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.dtype import DType, bf16, f32, i8, i16, i32, u8
 from relax_tune.ir.core.expr import Expr, Var, add, as_int, ceildiv, const, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block
 from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
 from relax_tune.schedules.rules.shared.contraction import (
@@ -174,15 +175,10 @@ def build(func: PrimFunc, hardware: HardwareInfo, choice: MatmulChoice) -> Sched
     widened = _prepare_rows(s, roles, choice.dots) if choice.dots else None
     if not choice.packed:
         _require_contiguous(s, roles)
-    if not choice.packed and s.buffer_of(main) in s.func.output_buffers:
-        s.cache_write(block=main, scope="local")
-    else:
-        s.set_scope(buffer=s.buffer_of(main).name, scope="local")
-    epilogue = final_block(s.func)
+    epilogue = _keep_sums(s, main, choice)
 
     nest = s.iter_loops(main)
-    # Packed panels are padded to whole widths in any case. Unpacked columns need a tail unless every width divides
-    # them.
+    # Packed panels are padded to whole widths in any case. Unpacked columns need a tail unless each width divides them.
     divides = not choice.packed and _always_divides(roles, widths)
     wide = [s.tunables["V"], hardware.lanes] if choice.dots else [width]
     j_0, *columns = s.split(nest[roles.column], [None, *wide], divides=divides)
@@ -204,14 +200,11 @@ def build(func: PrimFunc, hardware: HardwareInfo, choice: MatmulChoice) -> Sched
     # The epilogue reads the sums while they are in registers.
     e_loops = s.reverse_compute_at(epilogue.name, tile)
     s.vectorize(e_loops[-1])
-    tiled = choice.dots is not None and choice.dots.tiled
     # An instruction that takes a tile contains the loop over its rows.
-    s.unroll(*e_loops[:-1], *([] if tiled else rows[1:]))
-    if not choice.dots:
-        s.vectorize(columns[0])
+    s.unroll(*e_loops[:-1], *([] if choice.dots and choice.dots.tiled else rows[1:]))
+    s.vectorize(*([] if choice.dots else columns))
     s.decompose_reduction(block=main, loop=reduce[0])
-    # Only now: the layout changes the indices of the copy, in which the steps above look for the dimension of
-    # columns.
+    # Only now: the layout changes the indices of the copy, where the steps above look for the dimension of columns.
     for copy in copies:
         _store_in_panels(s, copy, width)
     if choice.dots:
@@ -224,6 +217,15 @@ def build(func: PrimFunc, hardware: HardwareInfo, choice: MatmulChoice) -> Sched
         s.set_tail(panel, "narrow")
     s.guess(*_guesses(s, roles, hardware, choice.dots))
     return s
+
+
+def _keep_sums(s: Schedule, main: str, choice: MatmulChoice) -> Block:
+    """Put the sums of the product in registers. Returns the block that writes the output."""
+    if not choice.packed and s.buffer_of(main) in s.func.output_buffers:
+        s.cache_write(block=main, scope="local")
+    else:
+        s.set_scope(buffer=s.buffer_of(main).name, scope="local")
+    return final_block(s.func)
 
 
 def build_tiles(func: PrimFunc, hardware: HardwareInfo, choice: MatmulChoice) -> Schedule:
