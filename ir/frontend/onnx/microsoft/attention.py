@@ -123,7 +123,7 @@ def visible(w: Writer, node: OnnxNode, position: int, batch: Expr, total: Expr) 
         return w.reshape(rows, [batch, const(1), const(1), const(1)])
 
     count, same = item.shape[0], w.g.deduction.same
-    # Masks of one dim are told by their length: ends (b), ends and starts (2 b), or lengths and offsets (3 b + 2).
+    # The length of a mask of one dim says what it holds: ends (b), ends and starts (2 b), or lengths and offsets (3 b + 2).
     starts = same(count, w.simplify(batch * 2))
     if not starts and not same(count, w.simplify(batch * 3 + 2)):
         value = w.viewed(value, [batch])
