@@ -180,6 +180,7 @@ def _only_computes(torch: Any, table: Container[Any], read: Container[str], targ
     operator = getattr(getattr(torch.ops.aten, path[2], None), path[3], None)
     if not isinstance(operator, torch._ops.OpOverload) or not torch._C._dispatch_has_kernel(operator.name()):
         return False  # aten has functions of TorchScript too, such as aten::save
+    # Torch decomposes operators of the table into others, or computes them by a formula of others: both only compute.
     return (
         str(operator) in read
         or operator in table
