@@ -129,6 +129,7 @@ UNTRAINED = Predictor()
 def _drawn(sketch_set: SketchSet, known: Sequence[Candidate], count: int) -> CodeArray:
     """Return the codes of known candidates, and of `count` of each sketch."""
     space = sketch_set.space
+    # A fixed seed: the same build must choose the same kernels.
     drawn = [space.draw(np.random.default_rng(0), n, count) for n in range(len(space.sketches))]
     return space.distinct(np.concatenate([space.encode(known), *drawn]))
 
@@ -166,6 +167,8 @@ def _ranked(task_variants: TaskVariants, prior: Prior, codes: CodeArray, exclude
     while True:
         times = dict(library)
         for a in range(len(points)):
+            # The best of each anchor and not of their mean: a candidate that is fast at one end of the range may be
+            # slow at the other.
             usable = (row for row in map(int, order[:, a]) if tuned(row).key not in refused)
             for row in itertools.islice(usable, PER_ANCHOR):
                 variants[tuned(row).key] = tuned(row)

@@ -30,7 +30,7 @@ class MemoryPrinter(ValuePrinter):
     Attributes:
         pairs: Widths for which the language can load every second element by shuffling two vectors.
         dead_lanes: Buffers in registers whose lanes beyond a bound are never read, so that stores need no mask.
-        stores_lanes: Whether the text so far takes vectors apart to store their lanes one at a time, or stores lanes of registers under
+        stores_lanes: Whether the text so far stores the lanes of vectors one at a time, or stores lanes of registers under
             conditions.
     """
 

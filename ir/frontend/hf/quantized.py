@@ -100,7 +100,9 @@ def _gptq(m: Matrix, c: ConfigFields) -> Array:
     zeros = zeros + (c.chosen("checkpoint_format", "gptq", ("gptq", "gptq_v2")) == "gptq")
     if values.shape != (width, out) or scales.shape != zeros.shape or scales.shape[1:] != (out,):
         raise m.wrong("qweight", "words, scales and zero points that fit")
+    # -1 means one group of all inputs.
     size = width if c.data.get("group_size") in (-1, None) else c.whole("group_size")
+    # Activation order (act-order) assigns inputs to groups in any order, which `g_idx` lists.
     group = m.integers("g_idx") if m.has("g_idx") else np.arange(width) // size
     if group.shape != (width,) or np.any((group < 0) | (group >= len(scales))):
         raise m.wrong("g_idx" if m.has("g_idx") else "scales", f"groups of {size} inputs")
@@ -158,6 +160,7 @@ def _compressed(m: Matrix, c: ConfigFields) -> Array:
         bits = next((b for b in (4, 8) if words.shape == (out, -(-width // (32 // b)))), 0)
         if not bits:
             raise m.wrong("weight_packed", "words of 4 or 8 bits")
+        # Packed integers are signed, stored with an offset of half their range.
         values = unpacked(words, bits, 1)[:, :width] - 2 ** (bits - 1)
     scale = m.floats("weight_scale")
     groups = scale.shape[1] if scale.ndim == 2 else 1
@@ -202,6 +205,7 @@ class QuantizedWeights:
         self._read, marks = READERS[c.chosen("quant_method", "", METHODS)]
         ends = tuple(f".{mark}" for mark in marks)
         self._layers = {name.rpartition(".")[0] for name in stored.names if name.endswith(ends)}
+        # The names of dequantised matrices are added, so that readers see the names of a model that is not quantised.
         self.names = stored.names | {f"{name}.weight" for name in self._layers}
 
     def get(self, name: str, shape: Sequence[int]) -> Array:

@@ -62,6 +62,7 @@ def decoder_module(
         raise UserError(
             f"bound of positions: expected at most {LONGEST}, the rows of a table, got {longest}; lower the bound"
         )
+    # Two functions share one rotation, so it must hold for the lengths of both.
     shortest = min(n[0], m[0] + 1)
     stack = stack.with_layers(lambda _, x: replace(x, rope=x.rope and for_lengths(x.rope, shortest, longest)))
     model = _Generator(stack, Parameters.of(weights, stack.names), stored, longest)
@@ -147,6 +148,8 @@ class _Generator:
         """
         g, text = GraphBuilder(name), self.encoder is not None and isinstance(self.encoder.embedding, Words)
         if module is not None:
+            # The functions share the symbols of the batch and of the source, so that a caller cannot mix results of
+            # other sizes.
             g.include(replace(module, functions={}, constants={}, bounds=module.bounds[: 1 + text]))
         batch = g.symbol("b", *b) if module is None else module.bounds[0].var
         past: Expr = const(0) if m is None or not self.stack.attends else g.symbol("m", *m)
