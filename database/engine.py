@@ -88,6 +88,7 @@ def parse_url(text: str) -> URL:
     """
     plain = "://" not in text and text.endswith(_SUFFIXES)
     malformed = DatabaseError(f"{_KINDS}, got a malformed database URL {masked(text)!r:.200}; correct it")
+    # Error messages show the text; control characters could rewrite a terminal.
     if not text.isprintable():
         raise malformed
     if plain:
@@ -100,6 +101,7 @@ def parse_url(text: str) -> URL:
     if backend == "sqlite" and url.drivername in ("sqlite", "sqlite+pysqlite"):
         return _sqlite_url(url, text).set(drivername="sqlite+pysqlite")
     if backend == "postgresql" and url.drivername in ("postgresql", "postgresql+psycopg"):
+        # A password with an unescaped @ ends up as part of the host, which messages show.
         if "@" in (url.host or ""):
             raise DatabaseError(
                 f"expected one @ before the host, got several in {masked(text)!r:.200}; write an @ in a password as %40"
@@ -163,6 +165,7 @@ def is_far(url: URL) -> bool:
         return True
     hosts = _setting(url, "host", service, url.host)
     addresses = _setting(url, "hostaddr", service)
+    # Without any host libpq uses a socket of this machine. Several hosts are tried in turn, so each of them counts.
     return not all(map(_is_near, [*(hosts or ("",)), *addresses]))
 
 
@@ -222,6 +225,8 @@ def transport(url: URL) -> dict[str, str]:
         return {}
     options = {"sslmode": "verify-full"}
     own = Path.home() / ".postgresql" / "root.crt"
+    # libpq looks for authorities only in this file, and `verify-full` fails without it; "system" means the
+    # authorities of the machine.
     if not _setting(url, "sslrootcert", service) and not own.exists():
         options["sslrootcert"] = "system"
     return options
@@ -255,6 +260,7 @@ def make_engine(url: URL, *, read_only: bool) -> Engine:
             "keepalives_count": 2,
             "tcp_user_timeout": SILENT_SECS * 1000,
         }
+        # Options in the URL go before these.
         arguments = {**transport(url), **{name: value for name, value in arguments.items() if name not in url.query}}
         all_arguments = {**arguments, "options": f"{given} {options}" if isinstance(given, str) else options}
         # The ping replaces pooled connections whose server has restarted since their last use.
@@ -440,6 +446,7 @@ def typed_rows(where: str, doing: str) -> Iterator[None]:
 def _lost(error: BaseException) -> bool:
     if not isinstance(error, DBAPIError) or isinstance(error.orig, sqlite3.Error):
         return False
+    # An error without a state comes from the driver, not from the server: the connection failed.
     state = getattr(error.orig, "sqlstate", None)
     return error.connection_invalidated or state in _AWAY or (state is None and isinstance(error, OperationalError))
 
@@ -478,6 +485,7 @@ def wait_for_server(open_it: Callable[[], None], secs: float, notice: Callable[[
         try:
             return open_it()
         except LostConnection as error:
+            # A wrong host name or password does not get better by waiting.
             if not any(part in str(error) for part in _COMING):
                 raise DatabaseError(str(error)) from None
             if time.monotonic() > deadline:

@@ -78,6 +78,7 @@ class MemoryStore:
 
     def add_target(self, target: Target) -> str:
         with self._lock:
+            # Limits and reference times are no part of the key: stored ones remain, and only missing ones are added.
             known = self._targets.get(target.key, target)
             self._targets[target.key] = replace(
                 known, limits=known.limits or target.limits, reference=known.reference or target.reference
@@ -400,6 +401,7 @@ class MemoryStore:
                 for m in going:
                     del self._measurements[m.id]
                     del self._by_task[m.workload, m.target][m.id]
+                # Reference times belong to records; a target without any may be measured on another unit.
                 if going and not any(self._of_target(target)):
                     self.set_reference(target, {})
             return len(going)

@@ -109,6 +109,7 @@ def _text(value: Any, where: str, *, limit: int = TEXT_LIMIT, empty: bool = True
         raise DatabaseError(f"{where}: expected text of 1 to {limit} characters, got none")
     if len(value) > limit:
         raise DatabaseError(f"{where}: expected at most {limit} characters, got more")
+    # Nearly all texts are ASCII, which `isascii` tells without encoding them.
     if not value.isascii() or "\0" in value:
         try:
             value.encode()
@@ -202,6 +203,7 @@ def _clean_message(value: Any, where: str) -> str:
         raise DatabaseError(f"{where}: expected text, got {_shown(value)}")
     text = value.replace("\0", "�").encode("utf-8", "replace").decode("utf-8")
     if len(text) > MESSAGE_LIMIT:
+        # Compilers state the first error at the head, drivers the cause at the end.
         half = MESSAGE_LIMIT // 2 - 30
         text = f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
     return text
@@ -231,6 +233,7 @@ class Target:
         object.__setattr__(self, "limits", tuple(_integers(dict(self.limits), "target limits").items()))
         times = {_key(k, "target reference"): _number(v, "target reference") for k, v in dict(self.reference).items()}
         object.__setattr__(self, "reference", tuple(sorted(times.items())))
+        # Without limits and reference times: they are measured or read from the driver, and must not change the key.
         object.__setattr__(self, "key", content_key([self.kind, self.name, self.fingerprint]))
 
 
@@ -382,6 +385,7 @@ class Measurement:
         """Median of the raw samples in seconds. Raises `DatabaseError` for a failure: it has no time."""
         if not self.samples_secs:
             raise DatabaseError(f"measurement {self.id!r} failed at stage {self.stage!r}: it has no time to ask for")
+        # The median, since single samples may be much longer when something else runs, and are never much shorter.
         return statistics.median(self.samples_secs)
 
     @property

@@ -53,6 +53,7 @@ def check_values(
         if fill.kind == "integers" and array.dtype.kind in "iu" and index not in passed:
             _check_range(program, index, on_host(array), int(fill.low), int(fill.high))
     for used in program.ranges:
+        # Arguments that stayed the same were checked by an earlier call.
         if used.buffer in passed:
             continue
         array = on_host(arrays[program.inputs.index(used.buffer)])
@@ -164,6 +165,7 @@ def find_binders(program: Program) -> dict[int, tuple[int, int]]:
         spec: BufferSpec = program.buffers[index]
         for dim, slot in enumerate(spec.shape):
             if program.scalars[slot * WIDTH] == Opcode.SYMBOL:
+                # Any later dim of the same symbol is compared with the first in `match_symbols`.
                 binders.setdefault(program.scalars[slot * WIDTH + 1], (position, dim))
     return binders
 

@@ -127,6 +127,7 @@ def save_artifact(
     Raises:
         ArtifactError: Programs and constants do not belong together, or the file cannot be written.
     """
+    # Verified before anything is written: a file that cannot be loaded again must not exist.
     checked, ordered = _checked(programs, constants, host_programs)
     text = f"[{','.join(p.to_json() for p in checked)}]"
     members = {_PROGRAM: text.encode(), _CONSTANTS: weights_to_bytes(constants)}
@@ -163,6 +164,7 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
         ) from None
     try:
         _check_functions(programs, host_programs)
+        # Sizes in the file are data. The executor allocates by them, so that they must match the constants before.
         check_constants(programs, constants, host_programs)
         placement = placement_from_json(manifest)
         _check_placement(placement, host_programs)

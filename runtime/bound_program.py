@@ -57,6 +57,7 @@ class ChosenSteps:
 
     def of(self, numbers: Numbers) -> Sequence[LaunchStep]:
         """Return the steps for the values of all slots. Raises ArtifactError for a variant that a call lacks."""
+        # As one array and one key: a model has hundreds of calls, and most shapes choose as the last one did.
         chosen = numbers[self._slots]
         key, (last_key, last_steps) = chosen.tobytes(), self._last
         if key == last_key:
@@ -85,6 +86,7 @@ class BoundProgram:
     def __init__(self, executor: Preparer, symbols: tuple[int, ...], values: list[int]) -> None:
         self._executor = executor
         self.symbols, self.values = symbols, values
+        # The 1 at the end stands for the missing dims of a grid (`Launches._changed`).
         self.numbers: Numbers = np.array([*values, 1], np.int64)
         self._sizes = executor.sizes.of(values)
         self.steps = executor.variants.of(self.numbers)
@@ -203,6 +205,7 @@ class Launches:
             self.closures[n] = launch_of(bound.steps[n], live)
         if changed:
             self._joined = self.closures if self._joins is None else self._joins.joined(self.closures)
+            # A recording holds the old launches.
             self._recorded, self._series, self._enqueued = None, {}, 0
         self.generation, self._buffers, self._source = generation, buffers, bound.numbers
 
@@ -228,6 +231,8 @@ class Launches:
             return
         for launch in self._joined:
             launch()
+        # Recording costs more than a call, so only a shape that comes a second time is recorded. Live launches read
+        # their numbers at each run, and a recording would fix them.
         if not self._live and self._enqueued < 2:
             self._enqueued += 1
             if self._enqueued == 2:

@@ -34,6 +34,8 @@ from relax_tune.runtime.program.scalars import compile_scalars, constant_values
 from relax_tune.runtime.program_memory import ProgramMemory
 from relax_tune.runtime.shapes import Recorder
 
+# Bindings of an executor, the least recently used one first out. A binding holds launches; memory belongs to the
+# executor.
 MAX_BINDINGS = 64
 CLOSED = "one that was closed; open it again"
 FORKED = "one that was opened before fork(), whose threads do not survive it; open it after the fork"
@@ -110,6 +112,7 @@ class Executor:
         self.memory = ProgramMemory(program, device, self.sizes, shared)
         self._kernels = device.compile(program.kernels) if program.kernels else {}
         self._weights = constants if isinstance(constants, DeviceWeights) else DeviceWeights(device, constants)
+        # Given `DeviceWeights` are shared by the executors of a model, which frees them.
         self._owns_weights = self._weights is not constants
         try:
             with device.turn:
@@ -180,6 +183,7 @@ class Executor:
                     message = format_message(check.message, [values[slot] for slot in check.values])
                     raise UserError(f"{self.program.name}: {message}")
             bound = BoundProgram(self, key, values)
+            # A binding that is not cached is prepared by its caller, over other buffers.
             if cached:
                 self.prepare(bound)
                 self._bindings[key] = bound
@@ -200,6 +204,7 @@ class Executor:
             key: Values of the symbols.
             origin: Names the source of a symbol's value, for messages.
         """
+        # A binding has passed the checks below, and has the values.
         bound = self._bindings.get(key)
         if bound is not None:
             return bound.values

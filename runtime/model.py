@@ -108,6 +108,7 @@ def open_model(
     opened, owned = _open_devices(measured, device)
     if shapes is not None:
         shapes.of_model(str(artifact.manifest["extra"].get("model", "")))
+    # One set of weights per device for all functions: a prefill and a decode step read the same weights.
     weights = {kind: DeviceWeights(opened[kind], artifact.constants) for kind in opened}
     executors: dict[str, Executor] = {}
     try:
@@ -410,6 +411,7 @@ class Model:
             raise ModelStateError(
                 f"{self._name()}: expected no asynchronous call of a model inside another, got one in a host routine; call run there"
             )
+        # The worker thread must see the caller's context variables, such as the id of a request.
         call = partial(contextvars.copy_context().run, self._work, inputs, function, host)
         with self._starting:
             if self._refusal:
@@ -445,6 +447,7 @@ class Model:
         try:
             with contextlib.ExitStack() as turns:
                 for weights in self._weights.values():
+                    # All turns before anything is freed: a call over several devices uses all of them.
                     turns.enter_context(weights.device.turn)
                 for executor in self.executors.values():
                     executor.refuse_within()
@@ -456,6 +459,7 @@ class Model:
                 while self._owned:
                     self._owned.pop().close()
         except ModelStateError:
+            # The close was refused inside a call, so the model stays open.
             self._refusal = ""
             raise
         with self._starting:
@@ -465,6 +469,7 @@ class Model:
     def after_fork(self) -> None:
         """Refuse calls in this process, and renew the locks that other threads of the first one may hold."""
         for weights in self._weights.values():
+            # A lock that another thread holds at the fork is never released in the child.
             weights.device.turn = threading.RLock()
         self._starting = threading.Lock()
         self._refusal = self._refusal or FORKED

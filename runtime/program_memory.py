@@ -53,6 +53,8 @@ class ProgramMemory:
         self._own: dict[int, DeviceBuffer] = {}
         self._storages: list[DeviceBuffer | None] = [None] * len(program.storages)
         self.results = HostPool()
+        # Only arrays that cross the call have slabs of their size. Intermediate ones share the storages that the
+        # build has planned.
         self._crossing = [n for n, b in enumerate(program.buffers) if b.role in ("input", "output")]
         self.placeable = unshared(program) - self.shared.keys()
         self._extended = {i: view for i, view in viewed_inputs(program).items() if i not in self.shared}
@@ -128,6 +130,7 @@ class ProgramMemory:
             placed: Gets the host arrays that launches use, by number.
         """
         if isinstance(array, DeviceArray):
+            # The array stays on the device: a round trip through the host would wait for all launches before.
             self._device.copy(self.buffer(index), array.buffer, array.nbytes)
             return
         spec = self._program.buffers[index]
@@ -156,6 +159,8 @@ class ProgramMemory:
 
     def _place(self, index: int, array: NDArray[Any], placed: dict[int, NDArray[Any]]) -> bool:
         """Let launches use an array as an input or output that shares memory with no other. Returns whether they do."""
+        # `placeable` leaves out buffers that share memory with others of the program, which the array could not
+        # replace.
         suitable = index in self.placeable and array.nbytes > 0 and array.flags.aligned
         if not suitable or not self._device.place(self._own[index], array):
             return False

@@ -48,6 +48,7 @@ def inlinable(func: PrimFunc, block: Block) -> bool:
     plain = are_variables(block.body.indices)
     if block.is_reduction or block.init is not None or not plain or block.body.buffer not in func.allocs:
         return False
+    # Copies of an expression may round differently, so a value that is compared with its copy is computed once.
     return not compares_inlined(func, block)
 
 

@@ -39,6 +39,8 @@ def writes_everything(block: Block) -> bool:
 
     It does with plain distinct spatial iterators over the buffer's dimensions, and no condition but guards of split loops.
     """
+    # Split loops need a predicate to end at the extent, and their bindings are sums; a predicate on plain loops
+    # excludes elements.
     if block.predicate is not TRUE and are_variables(block.bindings):
         return False
     extents = {i.var: i.extent for i in block.iters if i.kind == "spatial"}
@@ -65,6 +67,7 @@ def carried_read(func: PrimFunc, node: For, producer: Block) -> tuple[Block, Loa
     inner = {f.var: f.extent for f in path[path.index(node) + 1 :]}
     env = loop_env(path)
     plain = [block_value(producer, e) for e in producer.body.indices]
+    # Regrouped, an index is one bounded sum again, whose range the proof of separation needs.
     stored = [regroup_sums(e, producer.predicate) for e in plain]
     for block in blocks(node.body):
         below = enclosing(func, block)
@@ -73,6 +76,7 @@ def carried_read(func: PrimFunc, node: For, producer: Block) -> tuple[Block, Loa
             if x.buffer is not target or (block is producer and x.indices == producer.body.indices):
                 continue
             pairs = zip(stored, plain, (block_value(block, e) for e in x.indices), strict=True)
+            # If the terms differ, the loops are paired in their order, and the indices compared by the prover.
             names = {q: p for p, q in zip(inner, extents) if simplify(inner[p]) is simplify(extents[q])}
             alike, renamed = list[Expr](), dict[Var, Var]()
             for e, f, g in pairs:

@@ -120,6 +120,7 @@ def _largest_extent(extent: Expr, around: Collection[Var]) -> Expr:
     whole = more[0] if more else extent
     if whole.op != "min" or not any(v in around for v in free_vars(whole)):
         return extent
+    # A minimum is bounded by each of its arguments, so the one with the fewest outer variables is taken.
     part = min(whole.args, key=lambda e: sum(v in around for v in free_vars(e)))
     return op(extent.op, (part, more[1]), extent.dtype) if more else part
 
@@ -235,6 +236,7 @@ def regroup_sums(e: Expr, guard: Expr) -> Expr:
     bounded = [f.args[0] for f in conjuncts(guard) if f.op == "lt"]
     terms = _terms(e)
     runs = [(_terms(whole), whole) for whole in bounded]
+    # Short sums first: a longer bounded sum may contain a shorter one as a term.
     for place, (run, whole) in sorted(enumerate(runs), key=lambda item: len(item[1][0])):
         if len(run) > 1:
             terms = _replace_run(terms, run, whole)

@@ -40,6 +40,8 @@ def _with_mean_extents(s: Stmt, last: Mapping[Var, Expr], path: tuple[For, ...],
     extent = s.extent
     if not last.keys().isdisjoint(free_vars(extent)):
         ends = (substitute(extent, {v: const(0) for v in last}), substitute(extent, last))
+        # Extents are linear in outer loops, as below a diagonal, so the mean of the ends is the mean of all. It is
+        # rounded up, so that a loop that runs at times is not counted as empty.
         extent = simplify(floordiv(maximum(ends[0], 0) + maximum(ends[1], 0) + 1, const(2)))
     body = _with_mean_extents(s.body, {**last, s.var: extent - 1}, (*path, s), uneven or extent is not s.extent)
     return s if body is s.body and extent is s.extent else replace(s, extent=extent, body=body)

@@ -102,6 +102,7 @@ def stored_shape(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> tuple[Expr, ..
     shape = [_touched_extent(buffer, d, accesses, depth) for d in range(len(buffer.shape))]
     if buffer.row_alignment is not None and len(shape) > 1:
         factor, offset = buffer.row_alignment
+        # As `storage_align` pads rows: to a multiple, plus an offset.
         shape[-1] = mul(ceildiv(shape[-1], factor), factor) + offset
     return tuple(map(simplify, shape)) or (const(1),)
 
@@ -129,6 +130,7 @@ def _declaration_depth(buffer: Buffer, accesses: Sequence[_Access]) -> int:
         depth += 1
     above = paths[0][:depth]
     enclosing_kinds = ("group",) if buffer.scope != "local" else ("group", "item")
+    # Shared memory is declared for the group, inside its loops; registers also inside the loops over work-items.
     first = max((d + 1 for d, p in enumerate(above) if p.kind in enclosing_kinds), default=0)
     stores = [where for where, _, written in accesses if written]
     for d in range(first, depth):
@@ -154,6 +156,8 @@ def _touched_extent(buffer: Buffer, d: int, accesses: Sequence[_Access], depth: 
         if reach is not None:
             plain = linear(where[d], tuple(inner)) is not None
             spans.append((plain, _by_axis(reach[0], path), reach[1]))
+    # Accesses with a linear index decide; others, such as copies with quotients, touch the same elements in another
+    # order.
     spanning = [x for x in spans if x[0]] or spans
     if not spanning or any(simplify(start - spanning[0][1]) is not const(0) for _, start, _ in spanning):
         return buffer.shape[d]
@@ -179,6 +183,7 @@ def _index_range(e: Expr, inner: Mapping[Var, Expr]) -> tuple[Expr, Expr] | None
         return None
     if e.op == "add":
         return a[0] + b[0], a[1] + b[1] - 1
+    # Products and quotients are bounded only by factors that do not change while the inner loops run.
     if b[1] is not const(1):
         return None
     if e.op == "mul":
@@ -221,6 +226,8 @@ def registers(func: PrimFunc, kernel: Stmt, least: bool = False) -> Expr:
         begins: Expr = const(0)
         operands = minimum(_operands(func, b), MIN_OPERAND_REGISTERS) if least else _operands(func, b)
         for first, last, size in spans:
+            # A buffer that begins at a statement may take the registers of one that ends there, since operands are
+            # read before the result is written; hence the maximum of the two below.
             if first == k < last:
                 begins = begins + size
             elif first < k == last:
@@ -278,6 +285,7 @@ def launch_limits(func: PrimFunc, hardware: HardwareInfo) -> tuple[Expr, ...]:
     for kernel in kernels(func):
         items, shared = group_items(func, kernel), shared_bytes(func, kernel, hardware)
         along = launched_items(axis_items(func, kernel))
+        # The lower bound of registers is compared: a candidate is excluded only if it certainly cannot be launched.
         available = minimum(const(hardware.registers), floordiv(const(hardware.sm_registers), maximum(items, 1)))
         facts += [
             le(items, hardware.group_size),

@@ -126,6 +126,7 @@ def _applied(primitive: Callable[..., PrimFunc], func: PrimFunc, args: Mapping[s
         if result is func:  # stored, it would keep itself in use
             return result
         results[key] = result
+    # The stored error is copied, since each raise adds to the traceback of its object.
     known = results[key]
     if isinstance(known, ScheduleError):
         raise type(known)(*known.args)
@@ -196,6 +197,7 @@ class Schedule:
         for t in (t for v in recorded.values() for e in each(v) if isinstance(e, Expr) for t in free_vars(e)):
             if isinstance(t, Tunable) and tunables.setdefault(require_name(t.name), t) is not t:
                 raise ScheduleError(f"{self.func.name}: the name {t.name!r} belongs to another tunable")
+        # Nothing above has changed the schedule, so a refused step leaves it as it was.
         old = {b.name for b in blocks(self.func.body)}
         self.func = _applied(known, self.func, actual)
         self.tunables = tunables
@@ -221,6 +223,7 @@ class Schedule:
     @_returning(loop_primitives.fuse)
     def fuse(self, names: Sequence[str]) -> str:
         """Fuse nested loops as `primitives.loops.fuse` does and return the one loop."""
+        # Not recorded, so that rules need no case for one loop.
         if len(names) == 1:
             return names[0]
         before = self._names()
@@ -420,6 +423,8 @@ def replay(trace: Trace, func: PrimFunc) -> Schedule:
         try:
             before = schedule.func
             schedule.apply(step.primitive, **dict(step.args))
+            # Measured after each step: a step at most multiplies a function by its arguments, so the limits hold
+            # before the next.
             count, depth = _size(schedule.func.body)
             work += count
             if count > MAX_STATEMENTS or depth > MAX_DEPTH or work > MAX_WORK:

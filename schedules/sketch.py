@@ -225,6 +225,7 @@ def iter_sketches(func: PrimFunc, hardware: HardwareInfo, rules: Mapping[str, Ru
         for name, s in _until_error(schedules, rule_name, func):
             sketch = None
             with left_out(f"the schedule {name}", func.name):
+                # Added as constraints over tunables, so that the search never proposes what the driver would refuse.
                 for fact in launch_limits(s.func, hardware) if hardware.is_gpu else ():
                     s.require(fact)
                 sketch = Sketch(name, s.func, s.trace, tuple(s.constraints), _legal_guesses(s))
@@ -253,17 +254,6 @@ def epilogues(func: PrimFunc, hardware: HardwareInfo) -> tuple[Sketch, ...]:
 def _legal_guesses(s: Schedule) -> tuple[Mapping[str, int], ...]:
     declared = s.tunables.values()
     return tuple(g for g in s.guesses if all(holds(c, {t: g[t.name] for t in declared}) for c in s.constraints))
-
-
-def first_to_try(sketches: Sequence[Sketch]) -> Sketch:
-    """Return the sketch to try when only one is tried.
-
-    It is the first sketch; for a product with one row, the first GEMV sketch for few rows.
-    """
-    for sketch in sketches:
-        if sketch.name.startswith("gemv.") and all(max(t.domain) == 1 for t in sketch.tunables if t.name == "MR"):
-            return sketch
-    return sketches[0]
 
 
 def instantiate(sketch: Sketch, values: Mapping[str, int]) -> PrimFunc:
@@ -337,6 +327,7 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
         orelse = None if s.orelse is None else _simplify_stmt(s.orelse, env, known)
         return IfThenElse(fix(s.cond), _simplify_stmt(s.then, env, known), orelse)
     if isinstance(s, Block):
+        # Extents of iterators do not depend on the loops around, so they are simplified without their bounds.
         iters = tuple(replace(i, extent=simplify(i.extent)) for i in s.iters)
         conditions = conjuncts(fix(s.predicate))
         left = [c for c in conditions if not _in_range(c, env)]
@@ -345,6 +336,8 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
         steps = {v for i, b in pairs if i.kind == "reduce" for v in free_vars(b)}
         of_steps = [c for c in left if not steps.isdisjoint(free_vars(c))]
         for c in tuple(left):
+            # A condition may be dropped if the others imply it. One on spatial iterators must follow from such ones
+            # only.
             rest = [d for d in left if d is not c and (c in of_steps or d not in of_steps)]
             if rest and simplify(c, _where(rest, env)) is TRUE:
                 left = [d for d in left if d is not c]

@@ -130,6 +130,7 @@ def read_scalars(
         value = known(node.id) if isinstance(node, ast.Name) else None
         if value is not None:
             return value
+        # The tree is read by hand instead of evaluated: traces come from databases of other people.
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
             return mul(read(node.operand), -1)
         if isinstance(node, ast.Constant) and type(node.value) is int and node.value < LIMIT:

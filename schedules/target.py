@@ -95,6 +95,7 @@ class HardwareInfo:
         language = next((x for x in ("opencl", "cuda", "webgpu") if kind.startswith(x)), "c")
         warp = limits.get("warp", 1)
         is_gpu = language != "c" and warp > 1
+        # Lanes of 32 bits, the usual element; other types scale from there.
         lanes = min(limits.get("vector_bits", 128 if is_gpu else 256) // 32, limits.get("max_vector_lanes", 16))
         local_bytes = limits.get("max_local_bytes", 32 << 10)
         threads = limits.get("threads_per_sm", 1024)
@@ -122,6 +123,7 @@ class HardwareInfo:
             has_bf16_dots=bool(limits.get("bf16_dots", 0)),
             has_tile_products=bool(limits.get("tile_products", 0)),
             has_wgmma=bool(limits.get("wgmma", 0)),
+            # The WGSL that is generated stores every element in 32 bits.
             element_bytes=4 if language == "webgpu" else 1,
             group_axes=axes if is_gpu else (),
         )

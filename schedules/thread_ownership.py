@@ -33,6 +33,7 @@ def require_thread_private(func: PrimFunc, buffer: Buffer) -> None:
     for axis in range(AXES["item"]):
         around = {b: next((p for p in paths[b] if p.kind == "item" and p.axis == axis), None) for b in users}
         thread_loops = [p for b, p in around.items() if p is not None and b.body.buffer is buffer]
+        # All accesses below one loop see the same work-item, so there is nothing to prove.
         if not thread_loops or all(p is thread_loops[0] for p in around.values()):
             continue
         outside = next((b for b, p in around.items() if p is None), None)
@@ -55,6 +56,7 @@ def _same_thread_index(buffer: Buffer, around: dict[Block, For | None], paths: d
     base = _digit_base([b for b, _ in around.items()], loops)
     if base is None:
         return _identifies_thread(buffer, around, paths, whole, next(iter(whole)))
+    # Blocks that divide the number of the work-item, into warp and lane for instance, use the digits separately.
     digits: dict[Var, Expr] = {Var("high"): ceildiv(loops[0].extent, base), Var("low"): base}
     return any(
         all(_identifies_thread(buffer, around, paths, numbers, one) for one in numbers) for numbers in (whole, digits)

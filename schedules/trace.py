@@ -62,6 +62,7 @@ class Trace:
     def from_json(text: str) -> Trace:
         """Decode a trace. Raises ScheduleError for any other text."""
         try:
+            # Before parsing: a record of a foreign database may be of any size.
             if len(text) > MAX_CHARACTERS:
                 raise ValueError(f"{len(text)} characters")
             data = json.loads(text)
@@ -96,6 +97,7 @@ class Trace:
         else:
             self.with_values(values)
             lines = [f"{t.name} = {values[t.name]}  # of {', '.join(map(str, t.domain))}" for t in self.tunables]
+        # The program imports and defines only the names that its expressions use, so that it runs as printed.
         exprs = [e for step in self.steps for _, v in step.args for e in each(v) if isinstance(e, Expr)]
         nodes = tuple(postorder(exprs))
         places = sorted({v.position for v in nodes if isinstance(v, SymbolSlot)})

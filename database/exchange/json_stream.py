@@ -114,6 +114,7 @@ class _Text:
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
+                # Only a value that ends before the end of the text in memory is certain to be whole.
                 if end < len(self._text) or self._over:
                     self._at = end
                     return value

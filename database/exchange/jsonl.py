@@ -406,6 +406,7 @@ class _Import:
         texts = {(p.target, p.workload, p.origin, p.version): p.entries for plans in stored.values() for p in plans}
         with_turns = []
         for line, plan in self._plans:
+            # A plan in use stays in use: an import adds knowledge, but must not change what the next build gives.
             is_first = (plan.target, *_subject(plan)) not in settled
             with_turns.append((line, replace(plan, turn=int(plan.turn and is_first))))
             if texts.get((plan.target, plan.workload, plan.origin, plan.version), plan.entries) != plan.entries:

@@ -50,6 +50,7 @@ def pack_samples(samples: Sequence[float]) -> bytes:
         small = struct.pack(f"<{len(samples)}f", *samples)
     except OverflowError:
         small = b""
+    # New samples are rounded to 32 bits (`single`); others, of older files, keep their 64.
     if small and struct.unpack(f"<{len(samples)}f", small) == tuple(samples):
         return b"f" + small
     return b"d" + struct.pack(f"<{len(samples)}d", *samples)

@@ -89,6 +89,7 @@ def claim(
     claims = {workload: rows.claimed(trials) for workload, trials in connection.execute(live)}
     granted = grant(lease.workload, requested, budget, spent, claims)
     trials = claims.get(lease.workload, 0) + granted
+    # The lease was lost meanwhile, so nothing is granted.
     if connection.execute(update(LeaseRow).where(*_of_holder(lease)).values(trials=trials)).rowcount != 1:
         return lease, 0
     return replace(lease, trials=trials), granted

@@ -70,6 +70,7 @@ def _rows(connection: Connection, by_id: Mapping[bytes, Measurement]) -> list[di
     }
     traces = intern(connection, TraceRow, trace_rows)
     variant_rows = {bytes.fromhex(v.key): {"trace": traces[keys[v.key]], "parameters": v.parameters} for v in variants}
+    # Last, since variants refer to the numbers of traces.
     numbers = intern(connection, VariantRow, variant_rows)
     return [
         {
@@ -155,6 +156,7 @@ def prune_measurements(connection: Connection, target: str, selection: Selection
         list(connection.execute(select(column).where(*conditions).distinct()).scalars()) for column in columns
     )
     removed = connection.execute(delete(_M).where(*conditions)).rowcount
+    # Counted again for these tasks, since a subtraction would need every removed row.
     recount(connection, tasks)
     remaining = select(_M.id).where(_M.task.in_(select(WorkloadTaskRow.number).where(WorkloadTaskRow.target == target)))
     if removed and connection.execute(remaining.limit(1)).first() is None:
@@ -176,6 +178,7 @@ def _selected(target: str, selection: Selection) -> list[ColumnElement[bool]]:
     if selection.failed:
         conditions.append(_M.stage > 0)
     if selection.older_than is not None:
+        # 0 means that the time is unknown, not that the record is old.
         conditions += [_M.measured_at > 0, _M.measured_at < selection.older_than]
     if selection.since is not None:
         conditions.append(_M.measured_at >= selection.since)

@@ -125,6 +125,7 @@ def measurement_of(row: Row, references: References, variant: VariantRecord) -> 
         if row[name] not in references[name] and not (name == "message" and not row[name]):
             raise DatabaseError(f"{where}: refers to {name} {row[name]}, which does not exist")
     task, place = references["task"][row["task"]], references["place"][row["place"]]
+    # The kind is stored twice, so that counts by kind need no join; both must agree.
     if _choice(VARIANT_KINDS, row["kind"], f"{where} kind") != variant.kind:
         raise DatabaseError(f"{where} kind: expected the kind of its variant, got another; the row was altered")
     try:
@@ -184,6 +185,7 @@ def is_valid(row: Row, kind: int | None) -> bool:
         and 0 <= stage <= len(STAGES)
         and 0 <= row["regime"] < len(REGIMES)
         and row["checked"] in (0, 1)
+        # A measurement has samples, or a failure has a stage and a message.
         and bool(samples) == (stage == 0) == (row["message"] == 0)
         # one test for all: a NaN or an infinity anywhere makes the sum one
         and math.isfinite(sum(seconds) + sum(sensors))

@@ -33,6 +33,8 @@ from relax_tune.ir.core.expr import (
 from relax_tune.ir.core.intervals import UNBOUNDED, Interval, meet, within
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 
+# Entries in each table of an `Env`. `prove.EMPTY` lives as long as the process, so its tables must not grow with
+# every question.
 _CACHE_LIMIT = 4096
 
 
@@ -210,6 +212,8 @@ def _overflows(op: str, a: int, b: int) -> bool:
 
 def reach(e: Expr) -> int:
     """Return how near the ends of int64 an integer expression may be."""
+    # The answer is stored in the node and not in a table: it depends on no environment, and an interned node is
+    # shared by all expressions that contain it.
     if not isinstance(e, Op):
         return _reach_of_leaf(e)
     if e.reach < 0:
@@ -221,6 +225,8 @@ def reach(e: Expr) -> int:
 
 def _reach_of_leaf(n: Expr) -> int:
     if isinstance(n, Const):
+        # Sizes below 2**31 count as 0, as variables do: by contract, index arithmetic on them stays far from the ends
+        # of int64.
         size = abs(n.value)
         return 0 if size < 1 << 31 else _DATA if size < 1 << 62 else _ENDS
     return 0 if not isinstance(n, Load) else _ENDS if n.dtype is i64 else _DATA
@@ -243,6 +249,7 @@ def _reach_of(n: Op) -> int:
         return (args[0] | args[1]) & ~both | (args[0] & args[1] & both)
     if n.op == "select":
         return args[1] | args[2]
+    # Every other operation is assumed to come as near to the ends as any of its operands.
     whole = 0
     for r in args:
         whole |= r
@@ -293,6 +300,7 @@ def _learn(fact: Expr, env: Env) -> None:
     a, b = fact.args
     if not (a.dtype.is_int and b.dtype.is_int):
         return
+    # An upper limit of b bounds a, since a <= b; a lower limit of b says something about a only if both are equal.
     slack = 1 if fact.op == "lt" else 0
     ia, ib = interval(a, env), interval(b, env)
     _narrow(a, (ib[0] if fact.op == "eq" else None, None if ib[1] is None else ib[1] - slack), env)

@@ -55,6 +55,8 @@ class _Cases:
         """Prove the goal in every case of some split of `env`."""
         if depth >= MAX_DEPTH:
             return False
+        # Only the first split is tried at each depth: trying all would multiply the effort by their number at every
+        # level. Its cases become facts, so the next split comes first one level deeper.
         split = next(_splits(self.cond, env), None)
         return split is not None and all(self.settled(case, env, depth) for case in split)
 

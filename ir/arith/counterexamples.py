@@ -30,6 +30,8 @@ class Samples:
 
     def __init__(self, ctx: Normalizer, count: int = _COUNT) -> None:
         self.ctx = ctx
+        # Atoms whose value is being computed. Bounds may refer to each other (i < n and n < i + 4), which would
+        # recurse for ever.
         self.active: set[int] = set()
         self.points: list[tuple[int, dict[int, int]]] = []
         for s in range(count):
@@ -66,6 +68,7 @@ class Samples:
                     return True
             except _Outside:
                 outside.append(position)
+        # From the end, so that the positions that remain to be deleted stay valid.
         for position in reversed(outside):
             del self.points[position]
         return False
@@ -113,6 +116,8 @@ class Samples:
         if atom.kind == "select":
             assert atom.source is not None
             return self._value(atom.args[0 if self._holds(atom.source.args[0], s, point) else 1], s, point)
+        # Data may have any value of its type, so a sample may choose one. Other opaque atoms (bit operations, casts
+        # of floats) follow from their operands, and a free choice could contradict these.
         if isinstance(atom.source, Load):
             lo, hi = self.ctx.atom_interval(number)
             return self._pick(number, s, -_SPAN if lo is None else lo, hi)
@@ -133,6 +138,7 @@ class Samples:
             return fitting[(s * (number + 1) + s // len(_NEAR)) % len(fitting)] if fitting else var.domain[0]
         value = self._pick(number, s, lo, hi)
         if isinstance(var, Tunable):
+            # A tunable has only the values of its domain; a sample between two of them would refute claims that hold.
             return max(v for v in var.domain if v <= max(value, var.domain[0]))
         return value
 

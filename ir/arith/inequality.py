@@ -44,6 +44,7 @@ class Prover:
         lo, hi = self.ctx.interval(p)
         if lo is not None and lo >= 0:
             return True
+        # Interval arithmetic is exact for a constant, so a search could not add to its answer.
         if (hi is not None and hi < 0) or self.depth >= len(FUEL) or P.as_constant(p) is not None:
             return False
         key = (self.depth, P.key(p))
@@ -101,9 +102,12 @@ class _Search:
         key = P.key(p)
         if key in self.tried or self.fuel <= 0 or self.prover.spent >= TOTAL_FUEL:
             return False
+        # Entered before the relaxations, so that a cycle of bounds that leads back to p ends.
         self.tried.add(key)
         self.fuel -= 1
         self.prover.spent += 1
+        # All branches share one `fuel`, and a failed branch does not give it back. So the most promising relaxations
+        # must come first.
         return any(all(self.holds(q, step + 1) for q in cases) for cases in self.relaxations(p))
 
     def relaxations(self, p: Poly) -> Iterator[tuple[Poly, ...]]:

@@ -77,6 +77,7 @@ class _Reader:
         self.known: set[Var] = set()
         self.guards: dict[Expr, Expr] = {}
         for f in conjuncts(guard):
+            # Only a bound that is the same at every point limits the range of the guarded number.
             if f.op == "lt" and self._varies(f.args[0]) and not self._varies(f.args[1]):
                 self.guards[f.args[0]] = f.args[1]
 
@@ -169,6 +170,7 @@ class _Reader:
     def _ends(self, v: Var, steps: Mapping[Var, Expr]) -> bool:
         """Prove that all other steps are multiples of the range of `v`, so that a remainder determines it."""
         size = self._size(v)
+        # `_tops` decides about a single variable.
         if size is None or len(steps) == 1:
             return False
         whole = simplify(mul(steps[v], size))
@@ -232,6 +234,8 @@ class _Reader:
                 if here[1] is None:
                     joined.append(u)
                     break
+                # The next digit must start where this one ends: a gap between digits would leave a part of the number
+                # undetermined.
                 scale = mul(scale, here[1])
             else:
                 limit = self._limit(u)

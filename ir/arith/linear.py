@@ -47,6 +47,7 @@ def linear(e: ExprLike, vars: Iterable[Var], env: Env | None = None) -> tuple[di
     renderer = Renderer(ctx, {})
     taboo = set(variables)
     parts = [renderer.render(q, e.dtype) for q in (*factors.values(), p)]
+    # A variable that remains inside of an atom (i // 4, min(i, n)) makes the expression not affine.
     if any(v in taboo for part in parts for v in free_vars(part)):
         return None
     return dict(zip(factors, parts, strict=False)), parts[-1]
@@ -124,7 +125,9 @@ def is_dense(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = None
     parts = linear(e, ranges, env)
     if parts is None:
         return False
+    # A loop of one iteration adds nothing to the value, so its coefficient may be anything.
     left = {v: k for v, k in parts[0].items() if prove(le(expr(ranges[v]), 1), env) is not Proof.YES}
+    # A variable that does not occur makes every value occur several times.
     if any(v not in parts[0] and prove(le(expr(x), 1), env) is not Proof.YES for v, x in ranges.items()):
         return False
     step: Expr = const(1)

@@ -50,6 +50,8 @@ class Normalizer(Atoms):
         if self._started:
             return
         self._started = True
+        # An equation replaces the earliest of its atoms (`_equation`). With the variables of the question numbered
+        # first, the choice does not depend on the order in which the facts mention them.
         if any(f.op == "eq" for f in self.env.facts):
             for v in free_vars(e):
                 if v.dtype.is_int:
@@ -88,6 +90,7 @@ class Normalizer(Atoms):
                 out = P.plus(a, b, 1 if n.op == "add" else -1)
                 return out if len(out) <= P.MAX_TERMS else self.opaque(n)
             if n.op == "mul":
+                # This bounds the work. The product itself may have far fewer terms, since equal monomials merge.
                 return self.mul(a, b) if len(a) * len(b) <= 4 * P.MAX_TERMS else self.opaque(n)
             if n.op == "floordiv":
                 return self.div(a, b, n)
@@ -152,6 +155,7 @@ class Normalizer(Atoms):
         same = None if number is None else self.constant_quotient(x, number)
         if same is not None:
             return P.constant(same)
+        # `constant_quotient` has decided all quotients of two constants.
         if number is None or len(x) > 1 or P.ONE not in x:
             # x // c == 0 when 0 <= x < c, and -1 when -c <= x < 0
             if self.nonneg(x):
@@ -192,6 +196,8 @@ class Normalizer(Atoms):
             args.extend(self.atoms[mono[0]].args if same else (p,))
         candidates: list[Poly] = []
         for p in args:
+            # `source` is what the atom is printed as. Without the argument that is left out, printing from the
+            # arguments is cheaper.
             if any(self.beats(kind, q, p) for q in candidates):
                 source = None
                 continue
@@ -207,6 +213,7 @@ class Normalizer(Atoms):
         if shared:
             candidates = [P.plus(p, shared, -1) for p in candidates]
             source = None
+        # A set, so that min(a, b) and min(b, a) are one atom.
         identity = (kind, frozenset(P.key(p) for p in candidates))
         inner: Poly = {(self.atom(kind, tuple(candidates), source, identity),): 1}
         return P.plus(shared, inner) if shared else inner

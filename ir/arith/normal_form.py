@@ -106,8 +106,11 @@ class NormalForm(Generic[A]):
         number = P.as_constant(p)
         if number is not None:
             return Proof.YES if number == 0 else Proof.NO
+        # All other terms are multiples of their greatest common divisor, so the sum is 0 only if the constant is one,
+        # too.
         if p.get(P.ONE, 0) % gcd(*(k for m, k in p.items() if m)):
             return Proof.NO
+        # p < 0 is tried only where p >= 0 has no proof, since both cannot hold; likewise p > 0.
         below, above = self.nonneg(P.scaled(p, -1)), self.nonneg(p)
         if below and above:
             return Proof.YES
@@ -142,6 +145,7 @@ class NormalForm(Generic[A]):
                 common = P.common_mono((m, shared))
                 if common:
                     factors.append((common, gcd(size, x[m])))
+        # Larger divisors first: they leave a smaller quotient, and `div` cancels what remains.
         factors += [((), g) for g in sorted(sizes, reverse=True)]
         for mono, g in dict.fromkeys(factors):
             quotient, rest = P.divide_by_term(x, mono, g)

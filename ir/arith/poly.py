@@ -120,6 +120,7 @@ def divide_mono(m: tuple[A, ...], d: tuple[A, ...]) -> tuple[A, ...] | None:
         return m
     if len(d) > len(m):
         return None
+    # Monomials are multisets: a * a divides a * a * b, but not a * b.
     rest = list(m)
     for a in d:
         if a not in rest:
@@ -231,6 +232,8 @@ def divide(p: Poly, d: Poly) -> tuple[Poly, Poly]:
         if part and q is not None:
             quotient[q] = quotient.get(q, 0) + part
             work = plus(work, times_mono(d, q, part), -1)
+        # What the divisor leaves of the leading term is final. Moving it to the rest makes the leading monomial
+        # smaller with every pass, so the division ends.
         if m in work:
             rest[m] = work.pop(m)
         # Long division by a sum may lengthen the dividend at every step.

@@ -34,6 +34,7 @@ def prove(cond: Expr, env: Env | None = None) -> Proof:
 def _prove(cond: Expr, env: Env) -> Proof:
     ctx = Question(env)
     proof = ctx.decide(cond)
+    # Parts of a connective are proved before cases are split: each has its own entry in the table and its own effort.
     if proof is Proof.UNKNOWN and cond.op == "not":
         return FLIP[prove(cond.args[0], env)]
     if proof is Proof.UNKNOWN and cond.op in ("and", "or"):
@@ -44,6 +45,7 @@ def _prove(cond: Expr, env: Env) -> Proof:
         if Proof.UNKNOWN not in parts:
             return parts[0]
     if proof is Proof.UNKNOWN:
+        # A condition that is true at one sample and false at another has no goals left, and needs no search.
         goals = possible(cond, ctx)
         proof = by_cases(cond, env, goals)
         if proof is Proof.UNKNOWN and env.solver is not None and goals:

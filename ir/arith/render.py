@@ -60,6 +60,7 @@ class Renderer:
             left = P.plus(rest, P.product(whole, x), -1)
             mod = ctx.atom("mod", (x, c), None)
             shorter = P.plus(left, P.times_mono(whole, (mod,)))
+            # Other terms may need the quotient anyway, so a remainder is written only where it makes the sum shorter.
             if len(shorter) < len(p):
                 p = shorter
         return p
@@ -123,6 +124,7 @@ class Renderer:
             if m and abs(k) > 1:
                 count[((), abs(k))] = count.get(((), abs(k)), 0) + 1
         best, times = None, 1
+        # Sorted, for a fixed choice among factors with the same count.
         for f in sorted(count):
             if count[f] > times:
                 best, times = f, count[f]

@@ -83,6 +83,8 @@ class _Simplifier:
 
     def arithmetic(self, n: Expr, new: Expr, p: Poly) -> Expr:
         """Write the normal form out where terms merged or a quotient split; sums wait for their root."""
+        # Writing out every partial sum would take quadratic time in long sums. A sum is marked instead, and written
+        # out once, where something other than a sum or product reads it.
         if n.op in ("add", "sub", "mul"):
             a, b = (self.ctx.poly(x) for x in n.args)
             whole = len(a) * len(b) if n.op == "mul" else len(a) + len(b)

@@ -23,6 +23,7 @@ from relax_tune.ir.core.expr import Const, Expr, Tunable, Var, postorder
 
 # In Z3's resource units; a question about three dims takes a few hundred to fifty thousand.
 RLIMIT = 300_000
+# Building terms takes time that `rlimit` does not count.
 MAX_NODES = 2000
 
 
@@ -98,6 +99,7 @@ class _Question:
         while self.waiting:
             v = self.waiting.pop(0)
             term, (low, high) = self.terms[v], self.env.range_of(v)
+            # A symbolic bound may mention further variables, which `read` appends to `waiting`.
             for bound, compare in zip(self.env.bounds.get(v, ()), (ge, le)):
                 limit = None if bound is None else self.read(bound)
                 if limit is not None:

@@ -56,6 +56,7 @@ class AliasSets:
             ]
             self._of[var] = tuple(t for tensors in fields for t in tensors)
             self._by_field[var] = tuple(fields)
+        # A variable without an entry names new memory, so only views, tuples and results of callees are entered.
         elif not isinstance(value, CallTIR) and not allocated_tensors(value, var.info):
             self._of[var] = self.tensors_of(value)
             parts = self.tensors_by_field(value)

@@ -18,6 +18,8 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.interp.interp import run_prim
 
 # Values of the first symbol, the second and so on in each trial; distinct values distinguish dims.
+# The first and the last trial order every two sizes the other way round, so that an index into the wrong dim leaves
+# it in one of them. With dims of 1, neighbours such as i + 1 are outside.
 TRIES = ((3, 5, 2, 4), (1, 1, 1, 1), (4, 2, 5, 3))
 LARGEST = 4096
 """Largest number of elements of all buffers of a call; functions that need more are not tried."""
@@ -88,6 +90,7 @@ def _run(func: PrimFunc, dims: Sequence[tuple[int, ...]], scalars: Sequence[int]
     args = []
     for buffer, shape in zip(func.buffers, dims, strict=True):
         count = int(np.prod(shape))
+        # Zero is valid as an index and as data, so an integer input needs no analysis of what it is used for.
         numbers = np.zeros(count) if not buffer.dtype.is_float else np.arange(1, count + 1)
         args.append(numbers.astype(buffer.dtype.numpy).reshape(shape))
     try:

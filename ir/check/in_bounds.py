@@ -65,6 +65,7 @@ def _in_bounds(func: PrimFunc) -> PrimFunc:
             raise VerifyError(
                 f"{func.name}: expected loops without marks, got some on {loop.var.name}; a build schedules them"
             )
+    # A scalar parameter is an argument like any other: nothing in the text may promise that it is a size, hence >= 0.
     far = {v: (const(-_FAR), const(_FAR)) for v in func.scalar_params}
     body = _Bounded(func).stmt(func.body, Env(far))
     return func if body is func.body else replace(func, body=body)
@@ -85,6 +86,8 @@ class _Bounded:
                 return s if all(a is b for a, b in zip(parts, s.stmts, strict=True)) else seq(*parts)
             case IfThenElse():
                 cond = self.reads(s.cond, env, {})
+                # The negation is no fact for the other side: there, accesses are proved without it or clamped, which
+                # is always safe.
                 then = self.stmt(s.then, env.with_fact(s.cond))
                 orelse = None if s.orelse is None else self.stmt(s.orelse, env)
                 return replace(s, cond=cond, then=then, orelse=orelse)
@@ -99,6 +102,8 @@ class _Bounded:
         # iterators stand for their bindings, since the text may declare any domain
         known = dict(zip((i.var for i in b.iters), b.bindings, strict=True))
         predicate = self.reads(b.predicate, env, {})
+        # The initial value is stored wherever the loops run, also where the predicate is false. Only the body may
+        # rely on the predicate.
         runs = env if b.predicate is TRUE else env.with_fact(b.predicate)
         body, needed = self.store(b.body, runs, known, b)
         init = b.init
@@ -127,6 +132,7 @@ class _Bounded:
             if not outside:
                 return None
             near = load(node.buffer, [inside(i, shape[a]) if a in outside else i for a, i in enumerate(node.indices)])
+            # An empty dim has no nearest element: clamping to dim - 1 would read at -1.
             empty = [lt(0, shape[a]) for a in outside if prove(lt(0, shape[a]), env) is not Proof.YES]
             return select(and_(*empty), near, const(0, near.dtype)) if empty else near
 

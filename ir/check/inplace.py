@@ -28,6 +28,7 @@ def why_not_inplace(func: PrimFunc, output: Buffer, source: Buffer) -> str | Non
             return f"{source.name} is read outside of blocks"
     order = blocks(func.body)
     readers = [b for b in order if any(x.buffer is source for x in reads_of(b))]
+    # An argument that nobody reads may be overwritten at any time.
     if not readers:
         return None
     block = readers[0]
@@ -37,9 +38,12 @@ def why_not_inplace(func: PrimFunc, output: Buffer, source: Buffer) -> str | Non
         return f"block {block.name} reads {source.name} and does not write {output.name}"
     if next(b for b in order if b.body.buffer is output) is not block:
         return f"{output.name} is written before block {block.name} reads {source.name}"
+    # The first store of a reduction overwrites the element that later iterations still read.
     if block.is_reduction or block.init is not None:
         return f"block {block.name} reduces: it reads {source.name} after it has begun to write {output.name}"
     stored = [i for i in block.body.indices if not isinstance(i, Const)]
+    # Every iterator must choose the element. With a further one, a second instance would read what the first has
+    # stored.
     if len(set(stored)) != len(stored) or set(stored) != {i.var for i in block.iters}:
         return f"block {block.name} may write an element of {output.name} more than once"
     for x in reads_of(block):
@@ -121,6 +125,7 @@ class _InplaceChecker:
 
     def body(self, body: Function | Body) -> Iterator[InplaceConflict]:
         for b in body.bindings:
+            # The sides first: what either of them overwrites is lost for the bindings after the `if`.
             for side in b.value.bodies:
                 yield from self.body(side)
             yield from self.reads(b.value, b)
@@ -180,6 +185,8 @@ def ordering_constrained(f: Function) -> frozenset[GVar]:
     calls = {v for v in nested_values(f) if isinstance(v, CallTIR) and v.inplace}
     if not calls:
         return frozenset()
+    # With the output as a new tensor: as an alias, every later reader of the output would count as a reader of the
+    # old value.
     aliases = AliasSets(inplace=False)
     reads: list[tuple[GVar, set[AllocatedTensor]]] = []
     overwritten: set[AllocatedTensor] = set()

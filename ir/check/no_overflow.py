@@ -61,6 +61,7 @@ SIZE_LIMIT = (1 << 31) - 1
 """The largest size of a symbol without a declared upper bound; `runtime.executor` refuses larger ones."""
 LIMIT = 1 << 62
 """The largest magnitude of an integer expression: twice as much still fits."""
+# Operations whose result may exceed their operands. `floordiv` is one of them because of -2**63 // -1.
 _ARITHMETIC = frozenset({"add", "sub", "mul", "abs", "floordiv", "shift_left", "integer_power"})
 
 
@@ -172,6 +173,8 @@ class _Magnitudes:
     def _of(self, n: Expr, done: Mapping[Expr, Expr], env: Env) -> Expr:
         if not n.dtype.is_int:  # a condition, or a float that a cast takes
             return const(1)
+        # Data are known only by their interval. A bound over sizes stays symbolic: the sizes of a call are mostly far
+        # below their declared bounds.
         low, high = interval(n, env)
         if low is not None and high is not None and max(-low, high) <= LIMIT and (loads(n) or not free_vars(n)):
             return const(max(-low, high, 0))
@@ -190,6 +193,7 @@ class _Magnitudes:
                 divisor = as_int(n.args[1])
                 return floordiv(add(parts[0], divisor - 1), const(divisor)) if divisor and divisor > 0 else parts[0]
             case "floormod":
+                # |x % d| < |d|, however large x is.
                 return parts[1]
             case "min" | "max":
                 return maximum(*parts)
@@ -242,6 +246,7 @@ def _statement(s: Stmt, env: Env, nest: tuple[Expr, ...], out: _Magnitudes) -> N
         case For():
             out.symbols[s.var] = out.of(s.extent, env)
             env, nest = env.with_loop(s.var, s.extent, runs=False), (*nest, out.symbols[s.var])
+            # Only the innermost loop is asked: its product contains the extents of all loops around it.
             if not loops(s.body):
                 out.require(_product(nest), env)
         case Block():
@@ -301,6 +306,7 @@ class _Checked:
         declared = {b.var: (b.lower, SIZE_LIMIT if b.upper is None else b.upper) for b in module.bounds}
         symbols = dict.fromkeys(v for p in f.params for v in info_symbols(p.info))
         symbols |= dict.fromkeys(v for b in all_bindings(f) for v in b.symbols())
+        # Without the facts of branches, since the tables `examined` and `known` hold for both sides.
         self.sizes = Env({v: declared.get(v, (0, SIZE_LIMIT)) for v in symbols})
         self.env = self.sizes  # and the facts on the side of a branch
         self.symbols = {v: _magnitude_of(v, self.sizes.range_of(v)) for v in symbols}
@@ -409,6 +415,8 @@ class _Checked:
         """Return the conditions of a tensor function at a call of it, over the graph's symbols."""
         func = self.module.prim(call.callee)
         params = tuple(TensorInfo(b.shape, b.dtype) for b in func.buffers)
+        # A tensor function and the graph have different symbols. Matching the call with the signature gives their
+        # values here.
         whole = CallableInfo((ShapeInfo(func.scalar_params), *params), ObjectInfo())
         infos = (ShapeInfo(call.scalars), *(a.info for a in call.args), *call.out)
         meaning = solve(whole, infos, self.sizes)

@@ -264,6 +264,7 @@ class _Encoder:
                     self.bind(var)
                     self.stmt(body, path + ".body")
             case Seq():
+                # How a sequence is nested has no meaning, and passes differ in it.
                 parts = flattened(s)
                 if len(parts) == 1:
                     self.stmt(parts[0], path)
@@ -320,6 +321,7 @@ class _Encoder:
 
     def expr(self, e: Expr, path: str) -> None:
         """Encode nodes in post-order with local numbers, so that shared nodes are written once."""
+        # Written as a tree, an expression with shared parts could need exponentially many tokens.
         local: dict[Expr, int] = {}
         for node in postorder((e,)):
             below = tuple(local[c] for c in node.children)

@@ -101,6 +101,7 @@ class _Prim:
         for b in (*f.buffers, *f.allocs):
             if b.row_alignment is not None:
                 factor = as_int(b.row_alignment[0])
+                # The caller lays out global buffers, so their rows cannot be padded.
                 if b.scope == "global" or b.row_alignment[1] < 0 or (1 if factor is None else factor) < 1:
                     self.fail(
                         f"buffer {b.name}: expected rows of a local or shared buffer, by a positive factor, got {b.row_alignment}",
@@ -156,6 +157,7 @@ class _Prim:
         match s:
             case For():
                 self.loop(s, scope)
+                # A new set: the variable must be unknown again after the loop.
                 scope = scope | {s.var}
             case IfThenElse(cond):
                 self.uses((cond,), scope, s)
@@ -180,6 +182,7 @@ class _Prim:
             self.fail(f"expected an integer extent and variable, got {s.extent.dtype} and {s.var.dtype}", s)
         if isinstance(s.var, Tunable):
             self.fail(f"loop variable {s.var.name} is a tunable", s)
+        # Code for such loops is written out per iteration. An extent with tunables becomes a number before that.
         if s.kind in ("vectorized", "unrolled") and not isinstance(s.extent, Const) and not _open(s.extent):
             self.fail(f"expected a constant extent for a {s.kind} loop, got {s.extent!r}", s)
         if s.axis not in range(AXES.get(s.kind, 1)):
@@ -211,6 +214,8 @@ class _Prim:
         self.scope(extents, scope, b, f"the domains of block {b.name!r}")
         self.scope((*b.bindings, b.predicate), scope, b, f"bindings and predicate of block {b.name!r}")
         for e in (*extents, *b.bindings):
+            # Bindings that depend on data would make every proof about a block (its footprint, which instances are
+            # distinct) impossible.
             if loads(e) or not e.dtype.is_int:
                 self.fail(f"block {b.name!r}: expected integer domains and bindings that read no buffer, got {e!r}", b)
         if b.predicate.dtype is not bool_:
@@ -218,6 +223,8 @@ class _Prim:
         inner = scope | set(variables)
         self.store(b.body, inner, b)
         reduced = {i.var for i in b.iters if i.kind == "reduce"}
+        # If a reduce iterator chose the element, the number of terms of each result would be unknown, and `init`
+        # would run in the middle of a sum.
         chosen = set(free_vars(*b.body.indices)) & reduced
         if chosen:
             name = min(v.name for v in chosen)
@@ -232,6 +239,7 @@ class _Prim:
                 )
         if b.init is not None:
             self.init(b, b.init, inner, reduced)
+        # A body that does not read its own buffer would keep only the last term.
         elif reduced and all(x.buffer is not b.body.buffer for x in loads(b.body.value)):
             self.fail(f"block {b.name!r}: a reduction needs init() or must read {b.body.buffer.name}", b)
         if b.role == "prepack":

@@ -117,6 +117,7 @@ class _Graph:
             self.ctx.env = side_env(env, value.cond, holds)
             self.blocks(body.blocks)
             self.result(body.ret, body)
+            # Copies for each side: what one side binds is unknown to the other and after the `if`.
             self.defined, self.symbols, self.ctx.env = set(defined), set(symbols), env
 
     def define(self, var: g.GVar, node: object) -> None:
@@ -174,6 +175,8 @@ class _Graph:
         if isinstance(b, g.MatchCast):
             self.symbols.update(info_symbols(b.info))
             self.known(info_symbols(b.var.info), b)
+            # Only a certain conflict is an error here. Whether the value fits is what the match_cast checks at run
+            # time.
             problem = conflict(b.info, value.info, self.ctx.env) or conflict(b.var.info, b.info, self.ctx.env)
             if problem:
                 self.fail(f"this match_cast can never hold: {problem}", b)
@@ -207,6 +210,7 @@ class _Graph:
         self.known(free_vars(*call.scalars), b)
         self.known([s for o in call.out for s in info_symbols(o)], b)
         for buffer, unmet in call_differences(callee, infos, call.scalars, self.ctx.env):
+            # Undecided dims are no error: the call compares them at run time.
             problem = next((d for d in unmet if d.proof is Proof.NO), None)
             if problem is not None:
                 self.fail(f"{call.callee}, parameter {buffer.name}: {problem}", b)

@@ -124,6 +124,7 @@ INTEGERS = (i8, u8, i16, u16, i32, u32, i64, u64)
 COMPUTED = (bool_, *INTEGERS, f16, bf16, f32, f64)
 SMALL = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f8e8m0, f4e2m1, i4, u4, i2, u2)
 ALL = (*COMPUTED, *SMALL)
+# The first digit of NumPy's name is the number of bits.
 _SMALL = {d.short: int(next(c for c in d.name if c.isdigit())) for d in SMALL}
 _PACKED = {*_SMALL, f16.short, bf16.short}
 _FLOATS = frozenset(d.numpy for d in ALL if d.is_float)

@@ -34,6 +34,7 @@ def erf(x: NDArray[Any]) -> NDArray[Any]:
     size = np.abs(x)
     near = np.minimum(size, 0.46875)
     small = x * _ratio(near * near, _SMALL_LEAD, _SMALL_P, _SMALL_Q)
+    # Beyond 6, 1 - erf is below the last digit of 1, and the exponential would only cause underflow.
     far = np.clip(size, 0.46875, 6.0)
     large = np.copysign(1.0 - np.exp(-far * far) * _ratio(far, _LARGE_LEAD, _LARGE_P, _LARGE_Q), x)
     return np.where(np.isnan(x), x, np.where(size <= 0.46875, small, large))

@@ -174,6 +174,7 @@ def const(value: Number, dtype: DType | None = None) -> Const:
     if node is None:
         node = Const.__new__(Const)
         node.value, node.dtype = value, dtype
+        # `setdefault` under the lock returns the node of another thread, if it was faster.
         with _intern_lock:
             return _consts.setdefault(key, node)
     return node
@@ -238,6 +239,7 @@ def as_int(e: ExprLike) -> int | None:
 
 
 def _literal(e: Expr, value: Number) -> bool:
+    # -0.0 equals 0.0, but is not neutral in the same operations.
     return e.value == value and not (isinstance(e.value, float) and math.copysign(1, e.value) < 0)
 
 
@@ -245,6 +247,7 @@ def add(a: ExprLike, b: ExprLike) -> Expr:
     x, y, literal = _folded(operator.add, a, b)
     if literal is not None:
         return literal
+    # Not for floats: -0.0 + 0.0 is 0.0, and 0 times infinity is NaN.
     if x.dtype.is_int and (_literal(x, 0) or _literal(y, 0)):
         return y if _literal(x, 0) else x
     return op("add", (x, y), x.dtype)
@@ -316,6 +319,7 @@ def compare(name: str, a: ExprLike, b: ExprLike) -> Expr:
     x, y = _pair(a, b)
     if isinstance(x, Const) and isinstance(y, Const):
         return const(_COMPARE[name](x.value, y.value))
+    # NaN does not equal itself, so floats are not decided here.
     if x is y and x.dtype.is_int:
         return const(name in ("le", "eq"))
     return op(name, (x, y), bool_)
@@ -470,6 +474,7 @@ def replaced(e: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
             stack.pop()
         elif (replacement := change(x)) is not None:
             done[x] = replacement
+        # A stack instead of recursion, since sums of many terms are deeper than Python's limit.
         elif waiting := [c for c in x.children if c not in done]:
             stack.extend(waiting)
         else:
@@ -479,6 +484,7 @@ def replaced(e: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
 
 def substitute(e: Expr, mapping: Mapping[Var, Expr]) -> Expr:
     """Replace variables simultaneously."""
+    # The leaves are stored in the node, so an expression without these variables costs no walk.
     if mapping.keys().isdisjoint(leaves(e)):
         return e
     return transform(e, lambda n: mapping.get(n) if isinstance(n, Var) else None)

@@ -109,6 +109,7 @@ def _shift_left(a: Any, b: Any) -> Any:
     if type(a) is int and type(b) is int:
         return wrapped(a << b, i64) if 0 <= b < 64 else 0
     a, b = np.asarray(a), np.asarray(b)
+    # C leaves such shifts undefined, and NumPy follows C, so the counts are replaced before they reach it.
     inside = (b >= 0) & (b < 8 * a.dtype.itemsize)
     return np.where(inside, np.left_shift(a, np.where(inside, b, 0).astype(a.dtype)), a.dtype.type(0))[()]
 
@@ -131,6 +132,7 @@ def _integer_power(a: Any, b: Any) -> Any:
     rest = np.where(below, 0, b).astype(b.dtype)
     with np.errstate(over="ignore"):
         power, square = np.ones(np.broadcast_shapes(a.shape, b.shape), a.dtype), a
+        # Square and multiply: as many rounds as the largest exponent has bits.
         while rest.any():
             power = np.where(rest & 1, power * square, power)
             square, rest = square * square, rest >> 1

@@ -448,6 +448,7 @@ def lower_block(b: Block) -> Stmt:
     """Return the block as plain statements: iterators replaced by their bindings, the predicate as `If`."""
     mapping = {i.var: e for i, e in zip(b.iters, b.bindings, strict=True)}
     body: Stmt = substitute_stmt(b.body, mapping)
+    # The initial value is stored at the first point of the reduction, where all its iterators are 0.
     if b.init is not None:
         from_zero = [e for i, e in zip(b.iters, b.bindings, strict=True) if i.kind == "reduce"]
         first = and_(*(eq(e, 0) for e in from_zero))

@@ -47,11 +47,15 @@ def compares_copies(buffer: Buffer, readers: Iterable[Block], inlined: Callable[
     if not buffer.dtype.is_float:
         return False
     readers = tuple(b for b in readers if any(x.buffer is buffer for x in block_loads(b)))
+    # A reader's result (the row maximum) holds a copy of an element, so comparing an element with it compares two
+    # copies.
     writers = {b.body.buffer: b for b in readers}
     for b in readers:
         for c in (n for n in postorder(b.own_exprs) if n.op in COMPARISONS):
             read = [x for x in loads(*c.children) if x.buffer is buffer]
             reads_others = any(writers.get(x.buffer, b) is not b for x in loads(*c.children))
+            # Two different elements may be compared freely: rounding one of them differently gives another result,
+            # but no contradiction.
             if not any(_may_meet(x, y) for x, y in combinations(read, 2)) and not (read and reads_others):
                 continue
             sides = (e for e in c.children if any(x.buffer is buffer for x in loads(e)))

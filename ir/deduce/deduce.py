@@ -57,6 +57,7 @@ def placed(name: str, args: Sequence[StructInfo], result: StructInfo) -> StructI
     devices = dict.fromkeys(d for a in args for d in devices_of(a))
     if not devices:
         return result
+    # Only now: without arguments on a device, a stated device of the result is not contradicted by anything.
     devices |= dict.fromkeys(devices_of(result))
     if len(devices) > 1:
         raise DeduceError(
@@ -107,6 +108,7 @@ def require_dims(name: str, args: Sequence[StructInfo], result: StructInfo, ctx:
     if not new:
         return
     env = ctx.env
+    # Each argument exists, so its dims are >= 0. n - 4 among the arguments makes n - 3 valid.
     for d in known:
         if not isinstance(d, (Var, Const)):
             env = env.with_fact(ge(d, 0))
@@ -213,6 +215,7 @@ def require_bounds(
         DeduceError: a value can never lie within its bounds; undecided bounds become run-time checks.
     """
     for symbol, value in meaning.items():
+        # The caller uses the same symbol, whose bounds hold there as well.
         if value is None or value is symbol:
             continue
         lower, upper = ctx.env.bounds.get(symbol, (const(0), None))
@@ -233,6 +236,7 @@ def infer_if(value: g.If, ctx: Deduction) -> StructInfo:
     outer = {v for o in value.operands for v in info_symbols(o.info)}
     sides = []
     for body in value.bodies:
+        # A match_cast may also check a symbol that was bound outside; that one keeps its meaning after the `if`.
         inside = {v for b in body.bindings if isinstance(b, g.MatchCast) for v in info_symbols(b.info)} - outer
         info = body.ret.info
         sides.append(without_symbols(info, set(info_symbols(info)) - inside))

@@ -156,6 +156,8 @@ class IndexTrace:
             elif isinstance(op, Slice):
                 width, begin, end = (as_int(e) for e in (tensor_dims(call.args[0].info)[-1], op.begin, op.end))
                 last = op.step == 1 and op.axis in (-1, len(tensor_dims(call.args[0].info)) - 1)
+                # Only one column of the last axis is every width-th element of the flattened parameter. A column of a
+                # column would need two strides.
                 if stride > 1 or not last or width is None or begin is None or end != begin + 1 or begin >= width:
                     return None
                 v, stride, offset = call.args[0], width, begin
@@ -196,6 +198,8 @@ class IndexTrace:
             return None
         sources_of_args = [self.sources(a) for a in v.args]
         known = [f for f in sources_of_args if f is not None]
+        # A sum of two indices from outside is arithmetic of the model: each may be within its own range, and the sum
+        # is not.
         sums = isinstance(v.op, (Add, Sub)) and sum(map(bool, known)) > 1
         return frozenset().union(*known) if len(known) == len(sources_of_args) and not sums else None
 

@@ -44,6 +44,8 @@ def _always_loaded(e: Expr) -> Iterator[Load]:
         yield e
         parts: tuple[Expr, ...] = e.indices
     else:
+        # The sides of a select are evaluated only if chosen, and a condition around an access is how a function
+        # clamps its indices.
         parts = e.args[:1] if e.op == "select" else e.args
     for part in parts:
         yield from _always_loaded(part)

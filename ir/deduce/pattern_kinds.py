@@ -63,6 +63,8 @@ def store_axes(block: Block) -> tuple[Var, ...] | None:
 def access_of(block: Block, read: Load) -> Access:
     """Return the relation of `read` to the element that `block` writes."""
     axes = store_axes(block)
+    # A read of a part of its buffer is no elementwise access, even at the same indices: the producer has more
+    # elements than the reader.
     if axes is None or not _is_whole(block, read):
         return Access.OTHER
     if read.indices == axes:
@@ -103,6 +105,7 @@ def accumulated(block: Block) -> Expr | None:
         return None
     for partial, other in (value.args, value.args[::-1]):
         if isinstance(partial, Load) and (partial.buffer, partial.indices) == target:
+            # A term that reads the accumulated buffer again is a recurrence, whose order must not change.
             return None if any(r.buffer is partial.buffer for r in all_loads((other,))) else other
     return None
 
@@ -180,6 +183,8 @@ def operands(block: Block) -> tuple[Expr, Expr] | None:
     value = block.body.value
     if v is None or v.op != "mul" or value.op != "add":
         return None
+    # Batch axes, which both factors have, say nothing: without an axis of their own on either side nothing is reused
+    # (a dot product or a matrix-vector product).
     spatial = {i.var for i in block.iters if i.kind == "spatial"}
     left, right = (spatial & set(free_vars(f)) for f in v.args)
     loads = [all_loads((f,)) for f in v.args]
@@ -196,6 +201,7 @@ def windowed(block: Block) -> frozenset[Buffer]:
     v = accumulated(block)
     if v is None or v.op != "mul" or block.body.value.op != "add":
         return frozenset()
+    # An axis of one iteration does not slide: a 1 x 1 convolution is a matrix product.
     kinds = {i.var: i.kind for i in block.iters if i.extent is not const(1)}
 
     def slides(e: Expr) -> bool:
@@ -229,6 +235,8 @@ def pattern_kind(func: PrimFunc) -> PatternKind:
     products = kinds.count(PatternKind.OUT_FUSIBLE)
     if products == 0 or len(kinds) == 1:
         return max(kinds)
+    # Attention is two products with a softmax between them. Two products without a reduction have no rule that
+    # schedules them as one function.
     if products > 1 and PatternKind.REDUCTION in kinds:
         return PatternKind.CHAIN
     at = kinds.index(PatternKind.OUT_FUSIBLE)

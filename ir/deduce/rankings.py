@@ -66,8 +66,11 @@ def ranking(block: Block) -> RankingPattern | None:
         for e in postorder([condition]):
             for index in e.args if e.op == "eq" else ():
                 variables, other = free_vars(index), substitute(index, {position.var: step.var})
+                # The compared element must be the one at i; the same expression at k then follows by substitution.
                 if position.var not in variables or step.var in variables:
                     continue
+                # The condition is built for both orders and compared as a whole (interned nodes: `is`), so the
+                # pattern cannot differ from what `counts_ahead` writes.
                 for largest in (True, False):
                     if counts_ahead(index, other, position.var, step.var, largest) is condition:
                         return RankingPattern(position, step, index, largest)

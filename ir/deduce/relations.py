@@ -59,6 +59,7 @@ def substitute_info(info: StructInfo, meaning: Meaning, env: Env | None = None) 
         return TupleInfo(tuple(substitute_info(f, meaning, env) for f in info.fields))
     if isinstance(info, CallableInfo):
         bound = own_symbols(info)
+        # A signature binds its own symbols: n in it is another n than the one outside.
         outer = {v: e for v, e in meaning.items() if v not in bound}
         return CallableInfo(info.params, substitute_info(info.ret, outer, env), info.pure, info.names)
     return info
@@ -183,6 +184,7 @@ def _plain(
         proof = Proof.YES if value is size else prove_equal(value, size, env)
         if proof is not Proof.YES:
             text = repr(dim) if value is dim else f"{dim!r} = {value!r}"
+            # Bounds explain a refusal only if the two sides share no symbol: n and n + 1 differ under any bounds.
             never_equal = proof is Proof.NO and set(free_vars(value)).isdisjoint(free_vars(size))
             limits = [_limits(e, env) if env is not None and never_equal else "" for e in (value, size)]
             yield InfoDifference(where, text + limits[0], repr(size) + limits[1], proof, (dim, value, size))
@@ -252,6 +254,7 @@ def solve(signature: CallableInfo, args: Sequence[StructInfo], env: Env | None =
     meaning: dict[Var, Expr | None] = dict.fromkeys(own_symbols(signature))
     pairs = [p for w, f in zip(signature.params or (), args, strict=False) for p in _pairs(w, f)]
     for dim, size in pairs:
+        # Bare dims first, since they are exact. A solved quotient may round.
         if isinstance(dim, Var) and dim in meaning and meaning[dim] is None:
             meaning[dim] = size
     progress = True
@@ -263,6 +266,7 @@ def solve(signature: CallableInfo, args: Sequence[StructInfo], env: Env | None =
                 continue
             parts = linear(dim, missing)
             factor = None if parts is None else parts[0].get(missing[0])
+            # A symbolic factor could be 0, and division by it would invent a value.
             if parts is None or not isinstance(factor, Const) or int(factor.value) <= 0:
                 continue
             rest = _meant(parts[1], meaning, env)
@@ -335,6 +339,7 @@ def join(a: StructInfo, b: StructInfo, env: Env | None = None) -> StructInfo:
         for one, other in ((a, b), (b, a)):
             if is_base(one, other, env) is Proof.YES:
                 return one
+        # Parameters are contravariant: a common signature would need the meet of both, which annotations do not have.
         return CallableInfo(None, join(without_own(a), without_own(b), env), a.pure and b.pure)
     return ObjectInfo()
 
@@ -364,6 +369,7 @@ def check_annotation(
     meaning: Meaning = {}
     if bound is not None:
         meaning = solve(CallableInfo((expected,), ObjectInfo()), (actual,), ctx.env)
+        # A symbol with a value stands for itself, so that the dims over it are compared instead of solved.
         meaning = {v: e for v, e in meaning.items() if v not in bound}
     require_all(name, differences(expected, actual, ctx.env, meaning), ctx)
     return set(bound or ()) | set(symbols)

@@ -49,6 +49,8 @@ def scatter(block: Block) -> ScatterPattern | None:
                 break
         else:
             return None  # a further condition may protect the read of an index
+    # A scatter loops over the updates, so neither their terms nor their indices may depend on the position of the
+    # result.
     if not targets or set(targets) & set(free_vars(term, *targets.values())):
         return None
     rows = tuple(i for i in spatial if i.var not in targets)

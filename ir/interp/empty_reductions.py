@@ -45,6 +45,7 @@ def _initial_values(top: For, s: Stmt, inner: tuple[For, ...], around: tuple[For
     path = {f.var for f in (*around, *inner)}
     steps = path & {v for i, b in pairs if i.kind == "reduce" for v in free_vars(b)}
     places = path & {v for i, b in pairs if i.kind == "spatial" for v in free_vars(b)}
+    # Once for each reduction: at its outermost loop over steps.
     if top.var not in steps or any(f.var in steps for f in around):
         return []
     empty = [le(i.extent, 0) for i, _ in pairs if i.kind == "reduce" and prove(le(1, i.extent)) is not Proof.YES]

@@ -292,6 +292,7 @@ class _Nest:
             return True
         wide = sizes[: len(self.across)]
         points = math.prod(wide)
+        # A few points cost less one by one; very many at once would need arrays of their number for every value.
         if points < _FEW or (points > _MANY and len(wide) > 1):
             return False
         self.budget.take(math.prod(sizes), self.func)
@@ -299,6 +300,7 @@ class _Nest:
         for var, index in zip(self.across, np.unravel_index(np.arange(points), wide), strict=True):
             inner[var] = np.ascontiguousarray(index, np.int64)
         try:
+            # Points that write one element must run in order, so the nest is run as loops instead.
             if not all(_distinct(tape.run(inner), points) for tape in self.written):
                 return False
         except Fault:  # an index may be evaluated at points that do not run
@@ -325,9 +327,11 @@ def _distinct(indices: Sequence[Any], points: int) -> bool:
             low = index.min()
             width = int(index.max() - low) + 1
             room *= width
+            # Larger keys could overflow int64 and make different indices look equal.
             if room > 1 << 60:
                 return False
             key = key * width + (index - low)
+    # A table of marks is faster than sorting while it is not much larger than the number of points.
     if room <= 8 * points + 1024:
         written = np.zeros(room, np.bool_)
         written[key] = True
@@ -393,10 +397,14 @@ class _Compiler:
         stores, read = _effects(leaf)
         places: dict[Buffer, tuple[Expr, ...]] = {}
         for s in stores:
+            # Two stores at different elements, or a load of an element that another point writes, depend on the order
+            # of points.
             if places.setdefault(s.buffer, s.indices) != s.indices:
                 return None
         if any(places.get(load.buffer, load.indices) != load.indices for load in loads(*read)):
             return None
+        # Loops that choose the written element run as arrays; the others, such as reductions, stay in order around
+        # them.
         chosen = [variables.intersection(free_vars(*indices)) for indices in places.values()]
         if not chosen or not chosen[0] or any(c != chosen[0] for c in chosen):
             return None

@@ -48,6 +48,7 @@ class Storage:
     def poisoned(cls, name: str, shape: tuple[int, ...], dtype: DType) -> Storage:
         """Return storage without a written element."""
         size = math.prod(shape)
+        # An unlikely value, so that results that depend on it are visibly wrong.
         fill = math.nan if dtype.is_float else True if dtype is bool_ else ml_dtypes.iinfo(dtype.numpy).min
         return cls(name, shape, np.full(size, fill, dtype.numpy), np.zeros(size, np.bool_))
 
@@ -125,6 +126,7 @@ class Tape:
 def _constant(node: Const) -> Any:
     if node.dtype is i64 or node.dtype is bool_:
         return node.value
+    # 16-bit floats are computed in float32, as on devices.
     return (f32 if node.dtype.is_half else node.dtype).numpy.type(node.value)
 
 

@@ -112,6 +112,7 @@ class Deduction:
 
     def require(self, cond: Expr, message: str, *values: Expr) -> None:
         check = RuntimeCheck(cond, message, values)
+        # Operators of a model often require the same, which one check covers.
         if check not in self.checks:
             self.checks.append(check)
 

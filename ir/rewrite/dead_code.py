@@ -44,6 +44,7 @@ def without_dead_code(blocks: tuple[AnyBlock, ...], ret: Value) -> tuple[AnyBloc
         live_bindings: list[AnyBinding] = []
         for b in reversed(block.bindings):
             if live.needs(b):
+                # Only now: a branch that nobody reads is dropped as a whole, without a look inside.
                 if isinstance(b.value, If):
                     value = b.value.with_bodies([_side(side) for side in b.value.bodies])
                     b = b if value is b.value else replace(b, value=value)

@@ -41,6 +41,7 @@ def returned(func: g.Function) -> set[g.GVar]:
         value = definitions.get(v)
         if v not in variables and value is not None:
             variables.add(v)
+            # These share the memory of what they read. All other values are computed into new memory.
             if isinstance(value, (g.GVar, g.TupleValue, g.TupleItem)) or is_view(value):
                 stack.extend(used_vars(value))
     return variables
@@ -146,6 +147,8 @@ def rewrite_function(
         env: facts about the symbols.
         mapping: replacements from the start.
     """
+    # All names of the old function are taken from the start: a new variable must not have the name of a binding that
+    # is still to come.
     names = dict.fromkeys((v.name for v in (*func.params, *_variables(func))), 1)
     out = Emitter(dict(mapping or {}), names=names, env=env or Env())
     blocks = _rewrite_blocks(func.blocks, out, visit)
@@ -179,6 +182,7 @@ def _rewrite_sides(value: g.If, out: Emitter, visit: Callable[[Emitter, g.AnyBin
     outer = (out.mapping, out.bindings, out.known, out.env)
     sides: list[g.Body] = []
     for body in value.bodies:
+        # Copies: a side may use what is known outside, but what it learns holds only if it runs.
         out.mapping, out.bindings, out.known = dict(outer[0]), [], dict(outer[2])
         out.env = side_env(outer[3], cond, body is value.then)
         out.depth += 1

@@ -79,6 +79,8 @@ class RuleTable:
         rules = self.at(value)
         if not rules:
             return None
+        # A pattern matches variables, so the value needs one while it is matched. Its definition is removed again,
+        # since the value may be replaced.
         root = var or g.GVar("root", ObjectInfo())
         before = definitions.get(root)
         definitions[root] = value
@@ -121,6 +123,7 @@ class RuleTable:
                 return value
             new = self._over_atoms(replacement, definitions, module, out)
             if new.is_atom:
+                # The value stays computed, but in the form that the rules have reached so far.
                 return value if keep(new) else new
             value = new
         raise AssertionError(f"the rules {[r.title for r in self.at(value)]} undo each other at {value!r:.200}")
@@ -166,6 +169,7 @@ def root_kinds(p: Pattern) -> tuple[type, ...] | None:
     """
     if isinstance(p, (Named, Once, Annotated, Conditional)):
         return root_kinds(p.inner)
+    # A rule whose pattern may match any value has to be tried at every value; one open alternative suffices for that.
     if isinstance(p, Either):
         kinds = [root_kinds(c) for c in p.choices]
         return None if None in kinds else tuple(k for ks in kinds if ks is not None for k in ks)
@@ -203,6 +207,8 @@ class RewriteToFixpoint:
                 if value.is_atom and not old.is_atom:
                     out.mapping[binding.var] = value
                     return
+                # Without a definition, patterns stop here: a match through the value would move its computation
+                # behind the overwrite.
                 if binding.var not in fixed:
                     definitions[binding.var] = value
                 if value is old:

@@ -82,6 +82,8 @@ class Scope:
         for b in bindings:
             for v in used_vars(b.value):
                 readers[v] = readers.get(v, 0) + 1
+        # A match_cast has no definition here: it asserts facts at its place, which a replacement of the whole match
+        # would lose.
         definitions = {b.var: b.value for b in bindings if isinstance(b, Binding) and not isinstance(b.value, If)}
         return cls(module, env, definitions, readers)
 
@@ -189,6 +191,7 @@ def _match(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
     elif isinstance(p, Named):
         for match in _match(p.inner, v, m):
             known = match.values.get(p.name)
+            # The first occurrence of a name captures, each further one compares.
             if known is None:
                 yield replace(match, values={**match.values, p.name: v})
             elif same_value(known, v):
@@ -219,6 +222,7 @@ def _computed(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
         return
     if isinstance(p, Operation) and not (isinstance(call, Call) and isinstance(call.op, p.operator)):
         return  # most values by far
+    # A value that two parts of a pattern match is computed once, so it is listed once.
     inner = m if v in m.inside else replace(m, inside=(*m.inside, v))
     if isinstance(p, TupleField) and isinstance(call, TupleItem) and p.index in (None, call.index):
         yield from _match(p.inner, call.value, inner)
@@ -243,6 +247,8 @@ def _all(patterns: Sequence[Pattern] | None, values: Sequence[Value], m: Match) 
     if patterns is None or (not patterns and not values):
         yield m
     elif len(patterns) == len(values):
+        # Backtracking: a match of the first operand may bind names so that the others fail, and the next match of it
+        # does not.
         for first in _match(patterns[0], values[0], m):
             yield from _all(patterns[1:], values[1:], first)
 
@@ -293,6 +299,7 @@ def _condition(answer: bool | Expr | Proof, m: Match) -> Iterator[Match]:
 def _has(attribute: object, expected: Any) -> bool:
     """Return whether an attribute equals `expected`, or satisfies it if it is a predicate."""
     if isinstance(expected, (DType, Expr)) or not callable(expected):
+        # True == 1 in Python, but transpose_b=True is not an attribute of 1.
         return isinstance(attribute, bool) == isinstance(expected, bool) and bool(attribute == expected)
     return bool(expected(attribute))
 
@@ -301,6 +308,7 @@ def _holds(array: np.ndarray[Any, Any] | None, number: float) -> bool:
     """Return whether every element is `number`, rounded to the array's dtype."""
     if array is None or array.size == 0 or array.dtype.kind not in "iuf":
         return False
+    # Compared in the type of the array: 0.1 is not 0.1 in float32.
     return bool(np.all(array == np.asarray(number).astype(array.dtype)))
 
 

@@ -51,6 +51,7 @@ def _same_dtype(site: Site) -> Value | None:
 def _same_dims(site: Site) -> Value | None:
     value, ctx = site.root, site.deduction
     info = value.args[0].info
+    # A reversed slice has the dims of its argument, but not its order.
     if isinstance(value.op, Slice) and value.op.step < 0:
         return None
     new = infer_value(value, ctx)
@@ -68,6 +69,7 @@ def _padded_parts(site: Site) -> Value | None:
     pad, joined = site.operator("padded", Pad), site.definition("joined")
     assert isinstance(joined, Call) and isinstance(joined.op, Concat)
     axis = joined.op.axis % len(pad.before)
+    # Padding along the joined axis would put elements between the parts.
     if as_int(pad.before[axis]) != 0 or as_int(pad.after[axis]) != 0:
         return None
     return site.call(joined.op, *(site.call(pad, x) for x in joined.args))

@@ -67,6 +67,7 @@ class Pattern:
 
     def __or__(self, other: Pattern) -> Pattern:
         """Match this pattern, or else `other`."""
+        # Flattened, so that a | b | c is one list of alternatives in the written order.
         choices = [c for p in (self, pattern(other)) for c in (p.choices if isinstance(p, Either) else (p,))]
         return choices[0] if len(choices) == 1 else Either(tuple(choices))
 
@@ -270,7 +271,9 @@ def _with_number(operator: type[Operator], p: Pattern, other: Operand, sign: int
 
     It matches nothing unless the operand is a number.
     """
+    # `Either(())` has no alternatives and never matches, so `p + "bias"` is only the sum of two tensors.
     if not isinstance(other, (int, float)) or isinstance(other, bool):
         return Either(())
+    # In float32, as importers round the attribute: 0.1 in the pattern must match the model's 0.1f.
     number = np.float32(sign * other)
     return op(operator, p, value=lambda value: np.float32(value) == number)

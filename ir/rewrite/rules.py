@@ -267,6 +267,7 @@ class RewriteByPattern:
                 verify_function(f, result)
             except VerifyError as error:
                 raise VerifyError(f"after {self!r}: {error}") from None
+        # Only new tensor functions: the others were examined when the module was read, and trial runs are slow.
         examine(result, functions.keys() - module.functions.keys())
         return result
 
@@ -318,6 +319,7 @@ class _Rewriter:
         live.reads(ret)
         dropped: dict[g.GVar, g.Binding] = {}
         for b in reversed(bindings):
+            # Only a value that a match covers is dropped here. Other dead code is the task of `DeadCode`.
             if isinstance(b, g.Binding) and not live.is_read(b) and b.var in claimed:
                 dropped[b.var] = b
                 continue
@@ -352,6 +354,7 @@ class _Rewriter:
         sides: list[g.Body] = []
         env = self.env
         for holds, side in ((True, b.value.then), (False, b.value.orelse)):
+            # What a side maps to its own variables must not be used after the `if`.
             before = dict(self.out.mapping)
             self.env = side_env(env, b.value.cond, holds)
             inner = self.region(side.bindings, side.ret)
@@ -387,10 +390,14 @@ class _Rewriter:
             bindings: list[g.Binding] = []
             value = self.flat(put, bindings, ctx, rule)
             info = self.infer(value, ctx)
+            # The readers of the old value rely on its annotation, so the new value must prove it, or the guard must
+            # check it.
             for d in differences(b.var.info, info, self.env):
                 if d.proof is Proof.NO or d.dims is None:
                     raise DeduceError(f"it gives {info!r}: {d}")
                 ctx.require(eq(d.dims[1], d.dims[2]), "the result", *d.dims[1:])
+            # The checks of the matched operators are computed for comparison: a replacement that needs fewer would
+            # accept inputs that were errors.
             for v in match.inside:
                 self.infer(match.scope.definitions[v], old)
         except Unfit:
@@ -457,6 +464,7 @@ class _Rewriter:
         """Emit one side of a guard: `bindings` under new variables, then `value` annotated as before."""
         out, mark, before = self.out, len(self.out.bindings), dict(self.out.mapping)
         for x in bindings:
+            # New variables, since both sides of the guard may hold a copy of the same binding.
             var = out.bind(out.value(x.value), x.var.info, x.var.name)
             out.mapping[x.var] = var
         result = out.value(value)

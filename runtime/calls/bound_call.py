@@ -68,6 +68,7 @@ class BoundCall:
         _check_fixed(program.name, numbers, fixed)
         self._fixed = {numbers[name] for name in fixed}
         with executor.device.turn:
+            # Not cached: its launches are over the caller's arrays, which no other call may use.
             self._bound = executor.bind(key, values, cached=False)
             self.results = self._checked(results)
             self._buffers = self._wrapped()

@@ -74,6 +74,8 @@ class Session:
         self._others = {position: name for position, name in enumerate(names) if name not in start}
         self._resident = {position: program.inputs[position] for position, name in enumerate(names) if name in start}
         self._results = [i for number, i in enumerate(program.outputs) if number not in replaced.values()]
+        # Live: from step to step mostly the numbers change, and renewing launches would take longer than a small
+        # kernel runs.
         self._launches = Launches(executor.device, live=True)
         self._start = {position: start[names[position]] for position in self._resident}
         self._state: dict[int, DeviceArray] | None = None

@@ -135,6 +135,7 @@ class Stream(Generic[T]):
         Raises: UserError once this stream has begun."""
         if self._state != "new":
             raise UserError(f"stream: expected one that has not begun, got one that is {self._state}; add stages first")
+        # Two streams over one source would each get some of its items.
         self._state = "part of another stream"
         return Stream(self._source, (*self._stages, stage), self._depth)
 

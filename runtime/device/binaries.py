@@ -47,6 +47,7 @@ def hashed(parts: Sequence[str]) -> str:
     """Return a hash of the parts, as a file name."""
     key = hashlib.blake2b(digest_size=20)
     for part in parts:
+        # With lengths, so that ("ab", "c") and ("a", "bc") have different hashes.
         key.update(f"{len(part)}:{part}".encode())
     return key.hexdigest()
 
@@ -63,6 +64,8 @@ def private_folder(folder: Path) -> Iterator[Path]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink():
         raise _refusal(folder, f"a link to {os.readlink(folder)}")
+    # The checks are of the open folder and not of its name: between a check by name and its use, somebody could put
+    # another folder there.
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
@@ -83,6 +86,7 @@ def is_own_file(path: Path) -> bool:
         status = path.lstat()
     except OSError:
         return False
+    # Writable by the group or by others: its content could be anything by the time it is loaded.
     return stat.S_ISREG(status.st_mode) and _trusted(status.st_uid) and not status.st_mode & 0o022
 
 

@@ -45,6 +45,8 @@ from relax_tune.runtime.device.service_kernels import C_KERNELS
 from relax_tune.runtime.device.source import group_by_flags, join_sources
 from relax_tune.runtime.program.program import KernelSource
 
+# No -ffast-math: it would reorder sums and drop NaN and infinity, so that results would differ from the reference by
+# more than rounding.
 KERNEL_FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 """Flags that results depend on, wherever kernels are compiled."""
 BASE_FLAGS = (*KERNEL_FLAGS, "-march=native", "-std=gnu11", "-shared", "-fPIC")
@@ -116,6 +118,8 @@ class CBuffer:
         self.address = int(self.array.__array_interface__["data"][0])
         self.nbytes = nbytes
         self.placed: NDArray[np.uint8] | None = None
+        # One pointer object for all launches over the buffer: `place` changes its value, and bound launches see it
+        # without being bound again.
         self.pointer = Pointer(self.address, array)
 
     def live(self) -> NDArray[np.uint8]:
@@ -212,6 +216,7 @@ class CDevice(DeviceClass):
                 except OSError as error:
                     path.unlink(missing_ok=True)
                     raise self._not_loaded(error) from None
+            # One team per process and not per device: two teams would have more threads than processors.
             CDevice._team_size = int(library.relax_tune_team_start(host.worker_threads()))
         return CDevice._team_size
 
@@ -364,6 +369,7 @@ class CDevice(DeviceClass):
 
     def _move(self, target: NDArray[Any], source: NDArray[Any]) -> None:
         """Copy an array to one of its shape that is contiguous, on all threads where that is faster."""
+        # Waking the team takes longer than one thread needs for a small copy.
         runs = even_runs(source) if source.nbytes >= _SHARED_BYTES else None
         if runs is None:
             target[...] = source
@@ -382,6 +388,8 @@ class CDevice(DeviceClass):
         self._move(target.live()[:nbytes], source.live()[:nbytes])
 
     def free(self, buffer: CBuffer) -> None:
+        # Launches that are still bound keep the memory alive through their pointers; it is freed with the last of
+        # them.
         buffer.array = None
 
     def bind(
@@ -419,6 +427,8 @@ class CDevice(DeviceClass):
             if not together or len(own) == 1:
                 fewer += own
                 continue
+            # The rows hold addresses of the arguments and not their values, so a joined call sees what `place` or a
+            # session changes.
             rows = np.array([launch.row for launch in own if isinstance(launch, KernelLaunch)], np.int64)
             address = ctypes.c_void_p(int(rows.__array_interface__["data"][0]))
             fewer.append(partial(_call_loop, self._launch, address, ctypes.c_int64(len(own)), (rows, own)))

@@ -63,6 +63,7 @@ def limited(command: Sequence[str], memory: int) -> list[str]:
 def limit_process() -> None:
     """Limit this process and those it starts: no core dumps, no new privileges, files of `FILE_BYTES`, processes."""
     no_new_privileges()
+    # A core dump holds all weights of the model, and fills the disk when many candidates crash.
     lower(resource.RLIMIT_CORE, 0)
     lower(resource.RLIMIT_FSIZE, FILE_BYTES)
     # It counts all threads of this user, so there must be room for threads of other programs. The administrator has no such limit.

@@ -358,6 +358,8 @@ class CUDADevice(DeviceClass):
                 f"CUDA kernel {kernel.name}: {len(addresses)} buffers and {len(scalars)} scalars do not fit it, which takes "
                 f"{kernel.pointers} and {kernel.scalars}"
             )
+        # Kernels compute in 32-bit integers, which are faster, unless the largest number that they compute, their
+        # last scalar, needs more.
         if kernel.wide is not None and scalars[-1] > INT_MOST:
             kernel = self.compile([kernel.wide])[kernel.name]
         self._check_group(kernel, grid, local)

@@ -77,6 +77,7 @@ class CUDACompiler:
         """Compile all kernels as one translation unit. Raises: BuildError with the compiler's log."""
         options = [f"--gpu-architecture={self.architecture}", *OPTIONS, *flags]
         source = join_sources(kernels)
+        # The version is part of the key, so a new compiler compiles everything again.
         name = f"{hashed((self.version, *options, source))}.cubin"
         cached = self._binaries.find(name)
         if cached is not None and all(k.name in cached[1] for k in kernels):

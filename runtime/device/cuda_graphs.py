@@ -44,6 +44,7 @@ class Graphs:
             status, graph = driver.cuStreamEndCapture(stream)
         if status != done:
             return None
+        # The runnable graph is a copy, so the captured one is not needed any more.
         status, runnable = driver.cuGraphInstantiate(graph, 0)
         driver.cuGraphDestroy(graph)
         if status != done:

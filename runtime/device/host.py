@@ -26,6 +26,7 @@ def _cpuinfo() -> dict[str, str]:
     except OSError:
         return {}
     facts: dict[str, str] = {}
+    # Only the first processor: the others repeat its lines, hundreds of times on large machines.
     for line in text.split("\n\n", 1)[0].splitlines():
         key, _, value = line.partition(":")
         facts[key.strip()] = value.strip()
@@ -63,6 +64,7 @@ def vector_bits(flags: frozenset[str] | None = None) -> int:
         flags: instruction set flags of another processor; None for this machine's
     """
     flags = cpu_flags() if flags is None else flags
+    # Before the others: processors with SVE also name `asimd`, whose vectors are narrower.
     if "sve" in flags:
         return sve_bits()
     if "avx512f" in flags:
@@ -165,6 +167,7 @@ def cpu_quota(groups: Path = _GROUPS, own: Path = _OWN_GROUPS) -> float | None:
         names = [""] if not controllers else [controllers, "cpu"] if "cpu" in controllers.split(",") else []
         for name in names:
             folders = (groups.joinpath(name, *parts[:depth]) for depth in range(len(parts) + 1))
+            # Each group limits all groups below it, so the smallest quota on the path counts.
             limits += [limit for folder in folders if (limit := _quota_of(folder)) is not None]
     return min(limits, default=None)
 

@@ -85,6 +85,8 @@ def choose_device(substring: str | None) -> tuple[str, Any]:
     if substring is None:
         real = [entry for entry in everything if not entry[0].lower().startswith(_SIMULATORS)]
         pocl = [entry for entry in real if entry[0].startswith(PLATFORM)]
+        # Without a name, PoCL: wherever the extra is installed it is there, so the default does not depend on other
+        # drivers.
         matching = pocl[:1] or real
         expected = "the default device"
     else:
@@ -277,10 +279,12 @@ class OpenCLDevice(DeviceClass):
         try:
             if self._is_cpu:
                 array = aligned_bytes(nbytes)
+                # The driver uses the host's memory as the buffer's, so libraries on the host reach it without a copy.
                 memory = self._cl.Buffer(self._context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=array)
                 return OpenCLBuffer(memory, array, nbytes)
             if nbytes < 0:
                 raise MeasureError(f"memory: expected a size of 0 or more bytes, got {nbytes}")
+            # clCreateBuffer refuses a size of 0.
             return OpenCLBuffer(self._cl.Buffer(self._context, flags.READ_WRITE, size=max(nbytes, 64)), None, nbytes)
         except self._cl.Error as error:
             limit = self._device.max_mem_alloc_size
@@ -349,6 +353,8 @@ class OpenCLDevice(DeviceClass):
 
         def launch() -> None:
             try:
+                # One work-group gains nothing from PoCL's threads, whose waking takes longer than a small kernel.
+                # Only with no work under way, since the two queues have no order.
                 if serial_kernel is not None and serial_queue is not None and not self._busy:
                     enqueue(serial_queue, serial_kernel, work, group)
                     serial_queue.finish()

@@ -71,9 +71,11 @@ class RowBeams:
         # Of the candidates of a beam, at most one for each end token ends, so that k others remain, as in
         # transformers.
         candidates = min(max(2, 1 + len(config.eos_ids)) * k, len(total))
+        # The k best of all continuations of all beams: a good beam may go on several times, a bad one not at all.
         chosen = largest(total if self._generator is None else total + _gumbel(self._generator, len(total)), candidates)
         scores, beams, tokens = total[chosen], chosen // size, chosen % size
         added = self.added + 1
+        # At the limit every text ends, with or without an end token.
         ended = np.full(candidates, added == self._limit)
         if added < self._limit and config.may_stop:
             texts = [[*self.ids[b, len(self._prompt) :].tolist(), int(t)] for b, t in zip(beams, tokens)]
@@ -89,7 +91,9 @@ class RowBeams:
     def _end(self, scores: Floats, beams: Ids, tokens: Ids, ended: NDArray[np.bool_]) -> None:
         """Merge the texts that end in this step, among the first `num_beams`, with the best of the earlier ones."""
         config, k = self._config, len(self.ids)
+        # Each token adds a negative logarithm: without the division short texts would always win.
         final = scores / np.float32((self.added + 1) ** config.length_penalty)
+        # A text that ends counts only if it is among the k best candidates, as in transformers.
         counted = ended & (np.arange(len(ended)) < k)
         if (config.early_stopping is True and self._full) or not self._improvable:
             final = final + NEVER
@@ -110,6 +114,8 @@ class RowBeams:
         """Decide whether the search has ended. hopeless: all continuations ended."""
         config = self._config
         longest = config.early_stopping == "never" and config.length_penalty > 0.0
+        # With a positive penalty a running text may still improve by getting longer, so "never" assumes the greatest
+        # length.
         length = self._limit if longest else self.added
         hope = self._scores[0] / np.float32(length**config.length_penalty)
         worst = self._ended.min() if self._full else NEVER
@@ -137,6 +143,7 @@ def search_group(request: Request, numbers: Ids) -> list[list[Hypothesis]]:
     drawn = config.do_sample
     rows = [RowBeams(request, p, limit, _generator(config, n) if drawn else None) for p, n in zip(prompts, numbers)]
     state = request.prefill(numbers)
+    # The prompt is computed once for each row, and its caches are then repeated for the beams.
     state.select(np.repeat(np.arange(len(rows)), k))
     live = list(range(len(rows)))
     while True:
@@ -169,6 +176,7 @@ def largest(scores: Floats, count: int) -> Ids:
     """Return the places of the largest scores, in descending order; the first of equal ones first."""
     if count < len(scores):
         least = np.partition(scores, len(scores) - count)[len(scores) - count]
+        # A partition is linear in the vocabulary; only the few places that remain are sorted.
         places = np.flatnonzero(scores >= least)
     else:
         places = np.arange(len(scores))

@@ -120,6 +120,7 @@ class GenerationConfig:
                 raise UserError(
                     f"stop_strings: expected words of at least one character, got {word!r:.80}; leave it out"
                 )
+        # Greedy generation gives one text, drawing any number, and beam search at most one for each beam.
         most = self.num_beams if self.num_beams > 1 else self.num_return_sequences if self.do_sample else 1
         if self.num_return_sequences > most:
             raise UserError(
@@ -164,6 +165,7 @@ class GenerationConfig:
         declared = dict(_read(Path(folder) / "generation_config.json"))
         declared |= read_token_ids(folder, banned="bad_words_ids" not in changes)
         if _banned(declared) is not None:
+            # Words of one token have become suppressed tokens, so that the setting need not be refused below.
             del declared["bad_words_ids"]
         known = {f.name for f in fields(cls)}
         unknown = [n for n, v in changes.items() if n not in known and (n not in _NEUTRAL or v is not None)]
@@ -201,6 +203,7 @@ def read_token_ids(folder: str | Path, banned: bool = True) -> dict[str, Any]:
     if model.get("is_encoder_decoder") is True:
         start = first("decoder_start_token_id")
         ids["decoder_start_token_id"] = first("bos_token_id") if start is None else start
+    # Older folders declare generation in config.json; a generation_config.json replaces all of it.
     rules = generation or model
     ids |= {name: rules.get(name) for name in _RULED}
     words = _banned(rules) if banned else None
@@ -249,6 +252,7 @@ def _real(name: str, value: object, low: float, closed: bool, high: float, optio
     if value is None and optional:
         return None
     try:
+        # `float` would take True and "1" as numbers.
         number = math.nan if isinstance(value, (bool, str)) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         number = math.nan

@@ -111,6 +111,8 @@ class DecodingState:
         """Add a token to every row, (b,), and compute what follows."""
         if self._session is None and not self._selected:
             self._session = self._decoder.keep(self.context, self._caches)
+        # Rows that are selected at every step, as by beam search, would move to the device and back each time, so a
+        # session is opened only once a step has selected none.
         self._selected = False
         if self._session is None:
             self._set(self._decoder.run([tokens[:, None], *self.context, *self._caches], DECODE))

@@ -49,6 +49,8 @@ class IncrementalDetokenizer:
             return ""
         self._ids.append(int(token))
         whole = self._text(self._ids)
+        # The text of a token may depend on earlier tokens (spaces, joined characters), so it is the difference of two
+        # texts.
         fresh = whole[len(self._text(self._ids[: self._returned])) :]
         pending = self._pending + fresh
         if self._stop_strings and self._ends(pending):

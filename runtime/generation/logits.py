@@ -62,6 +62,7 @@ def process_logits(
 
 def warp_logits(config: GenerationConfig, scores: Floats) -> Floats:
     """Apply the temperature, and give -inf to tokens that are not drawn."""
+    # Beam search needs one candidate for each end token and one to go on.
     least = 1 if config.num_beams == 1 else max(1, len(config.eos_ids)) + 1
     if config.temperature != 1.0:
         scores = scores / np.float32(config.temperature)
@@ -211,6 +212,8 @@ def draw(scores: Floats, generators: Sequence[np.random.Generator]) -> Ids:
     """
     tokens = np.empty(len(scores), np.int64)
     for n, (row, generator) in enumerate(zip(scores, generators, strict=True)):
+        # Sums over possible tokens only: with the whole vocabulary a rounded sum could select a token of probability
+        # 0.
         possible = np.flatnonzero(row != -np.inf)
         with np.errstate(invalid="ignore"):  # NaN and infinities are refused
             chances = np.exp(row[possible] - row[possible].max(initial=-np.inf))

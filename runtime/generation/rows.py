@@ -85,6 +85,8 @@ class Request:
                 f"num_beams: expected at most {most}, the rows that the model takes, got {beams}; build it with --bound b=1:{beams}"
             )
         lengths: dict[int, list[int]] = {}
+        # Rows of equal length need no padding: each row then has the positions and masks that it has without the
+        # others.
         for number in range(len(self.rows)):
             lengths.setdefault(len(self.prompt(number)), []).append(number)
         step = len(self.rows) if most is None else most // beams
@@ -163,6 +165,7 @@ def group_steps(request: Request, numbers: NDArray[np.int64]) -> Iterator[tuple[
             live = live.copy()  # the yielded array belongs to its receiver
             for i in np.flatnonzero(live):
                 live[i] = not stoppers[i].put(int(history[i, at]))
+            # Ended rows leave the batch, so that later steps compute only the others.
             keep = np.flatnonzero(live[present])
             if not len(keep):
                 return

@@ -56,6 +56,7 @@ class BufferPool:
         with self.device.turn:
             copied = self.empty(contiguous.dtype, array.shape)
             self.device.upload(copied.buffer, contiguous)
+        # The caller promises not to write the array, so it serves as the host's copy without a download.
         copied.host = array
         return copied
 
@@ -74,6 +75,7 @@ class BufferPool:
 def pool_of(device: Device) -> BufferPool | None:
     """Return a pool for a device with separate memory; None where launches reach the host's arrays."""
     with device.turn:
+        # Asked of the device and not of its kind: whether launches reach host memory depends on the driver.
         probe = device.alloc(LEAST)
         try:
             reaches = device.place(probe, None)

@@ -47,6 +47,7 @@ class HostPool:
         return np.asarray(block)[:nbytes].view(dtype).reshape(shape)
 
     def _reusable(self, nbytes: int) -> NDArray[np.uint8] | None:
+        # Smallest first, which leaves large blocks to large results.
         for size in sorted(self._idle):
             # A small result in a much larger block would take it from the arrays that need its size.
             if nbytes <= size <= 4 * nbytes and (blocks := self._idle[size]):

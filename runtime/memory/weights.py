@@ -101,7 +101,8 @@ def load_constants(
         numbers = _fixed(program, values, (*step.scalars, *step.grid), where)
         unpacked = [i for i in step.buffers if program.buffers[i].role == "packed" and i not in buffers]
         sources = tuple(None if i in unpacked else identity[i] for i in step.buffers)
-        # A step is left out if it only writes arrays that an earlier program has packed.
+        # A step is left out if it only writes arrays that an earlier program has packed. One that writes nothing new
+        # here, such as a caller's buffer, always runs.
         fresh = not unpacked
         for i in unpacked:
             identity[i] = ("packed", step.target, sources, numbers, step.local, step.buffers.index(i))

@@ -39,6 +39,7 @@ def _unique(x: Any) -> Any:
     array = _array("unique", x)
     # NumPy orders NaN only for its built-in types
     ordered = array.astype(np.float32) if array.dtype.kind in "fV" and array.itemsize < 4 else array
+    # Every NaN is distinct, as NaN equals nothing.
     return np.unique(ordered, equal_nan=False).astype(array.dtype)
 
 

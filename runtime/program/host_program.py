@@ -408,6 +408,7 @@ def verify_host_programs(host_programs: Sequence[HostProgram], programs: Sequenc
     """Check every register, block, name and reference, so that executing can trust them. Raises ArtifactError saying where."""
     parts = {p.name: p for p in programs}
     names = [d.name for d in host_programs]
+    # One order makes equal artifacts equal bytes, and a name twice would be two programs under one reference.
     if names != sorted(set(names)):
         raise wrong("host_programs", "distinct names in their order", names)
     taken = sorted(set(names) & set(parts))
@@ -449,8 +450,10 @@ def _verify(host_program: HostProgram, parts: Mapping[str, Program], arity: Mapp
             check_indices((*i.reads, *i.writes), host_program.registers, here, "register")
             i.verify(among, here)
             entered += i.entered
+            # Branches lead forwards only, so that no block runs into itself and execution ends.
             if i.entered and min(i.entered) <= number:
                 raise wrong(here, "blocks after its own", i.entered)
+    # A block with two entries would need facts about registers from both; without an entry it would never run.
     if sorted(entered) != list(range(len(host_program.blocks))):
         raise wrong(f"{where}.blocks", "every block in one branch", entered)
     _verify_defined(host_program, where)
@@ -465,6 +468,7 @@ def _verify_defined(host_program: HostProgram, where: str) -> None:
             need |= _bits(i.reads) & ~give
             if i.entered:
                 then, orelse = i.entered
+                # A branch needs what either side needs, and sets only what both set.
                 need |= (needs[then] | needs[orelse]) & ~give
                 give |= gives[then] & gives[orelse]
             give |= _bits(i.writes)

@@ -48,6 +48,7 @@ def choice_slot(builder: ScalarBuilder, plan: Sequence[Entry]) -> int:
     if not plan or plan[-1].guard is not None:
         raise UserError(f"plan: expected a last entry without a guard, got {list(plan)}")
     slot = builder.const(plan[-1].variant)
+    # From the last entry backwards, so that the selection of the first entry is the outermost and decides first.
     for position in range(len(plan) - 2, -1, -1):
         guard = plan[position].guard
         if guard is None:
@@ -74,6 +75,7 @@ def formula(program: Program, slot: int) -> str:
             text = f"({inner[1]} if {inner[0]} else {inner[2]})"
         else:
             text = f"{op.name.lower()}({', '.join(inner)})"
+        # Slots share operands, so that a text written out may double with every slot.
         texts.append(text if len(text) <= _LONGEST else f"<slot {at}>")
     text = texts[slot]
     return text[1:-1] if text.startswith("(") and text.endswith(")") else text

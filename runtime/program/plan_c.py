@@ -98,6 +98,7 @@ def slots_in_c(code: Sequence[int], slots: Sequence[int]) -> list[str]:
 
     They read `symbols` and declare `bad`, and the slot s as `xs`.
     """
+    # Operands have lower slots than their users, so one pass from the end finds all that are needed.
     needed = set(slots)
     for slot in range(len(code) // WIDTH - 1, -1, -1):
         if slot in needed:
@@ -108,6 +109,7 @@ def slots_in_c(code: Sequence[int], slots: Sequence[int]) -> list[str]:
         opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
         op = Opcode(opcode)
         if op is Opcode.CONST:
+            # C has no literal for it: -9223372036854775808 is a minus before a number that no int64 holds.
             value = "INT64_MIN" if operands[0] == INT64_MIN else f"INT64_C({operands[0]})"
         elif op is Opcode.SYMBOL:
             value = f"symbols[{operands[0]}]"
@@ -123,5 +125,6 @@ def _function(name: str, program: Program) -> str:
     for number, call in enumerate(program.calls):
         variants = ", ".join(f"{place} {variant.label}" for place, variant in enumerate(call.variants))
         lines.append(f"  {number} {call.name} (task {call.task}): {variants}")
+    # A name from a model must not end the comment.
     comment = "\n   ".join(line.replace("*/", "* /") for line in lines)
     return f"/* {comment} */\n{choices_in_c(name, program.scalars, [c.choice for c in program.calls])}"

@@ -345,6 +345,7 @@ def _verify_buffers(program: Program, slots: int) -> None:
         if buffer.base is not None:
             check_index(buffer.base, len(program.buffers), f"{where}.base", "buffer")
             base = program.buffers[buffer.base]
+            # No view of a view, so that one step leads from a view to its memory.
             if base.role not in ("input", "output", "const") or base.dtype != buffer.dtype:
                 expected = f"an input, output or constant of {buffer.dtype}"
                 raise wrong(f"{where}.base", expected, f"{base.role} of {base.dtype}")
@@ -370,6 +371,7 @@ def _verify_calls(program: Program, slots: int) -> None:
     kernels = {k.name for k in program.kernels}
     for position, step in enumerate(program.prepare):
         _verify_step(step, program, kernels, slots, f"prepare[{position}]")
+        # `prepare` runs once, before any call, when no input exists.
         for index in step.buffers:
             if program.buffers[index].role not in ("const", "packed"):
                 raise wrong(f"prepare[{position}].buffers", "constants and packed buffers", program.buffers[index].name)
@@ -419,6 +421,7 @@ def _verify_boundary(program: Program) -> None:
     for position, computed in enumerate(program.checked):
         where = f"checked[{position}]"
         check_index(computed.buffer, len(program.buffers), f"{where}.buffer", "buffer")
+        # Temporary memory may hold another array by the time the indices are looked at.
         if program.buffers[computed.buffer].role not in ("output", "input", "const", "view"):
             raise wrong(f"{where}.buffer", "no temporary memory", program.buffers[computed.buffer].role)
         check_index(computed.size, slots, f"{where}.size", "scalar slot")

@@ -22,6 +22,7 @@ def viewed_inputs(program: Program) -> Mapping[int, int]:
     """Return the inputs in whose memory exactly one result lies, and nothing else that is read from outside; with the result."""
     roots = list(_roots(program))
     views = {i: base for i in program.outputs if (base := program.buffers[i].base) is not None}
+    # Two: the input itself and this one result.
     return {b: i for i, b in views.items() if program.buffers[b].role == "input" and roots.count(b) == 2}
 
 

@@ -51,7 +51,7 @@ def is_temporary(error: BaseException) -> bool:
 def _system_error(error: BaseException) -> int | None:
     """Return the number of the failed system call at the root of an error; None if there is none."""
     cause: BaseException | None = error
-    for _ in range(8):  # longer chains come from elsewhere
+    for _ in range(8):  # bounded: a chain of causes may be a cycle
         if cause is None:
             return None
         if isinstance(cause, OSError) and cause.errno is not None and type(cause).__module__ != "ssl":

@@ -76,3 +76,29 @@ def test_every_page_is_written_by_the_harness() -> None:
     scripts = [p for p in (pages.ROOT / "experiments").glob("*/*.py") if p.name != "pages.py"]
     writers = [str(p) for p in scripts if re.search(r"\.md\"\)\.write_|with_suffix\(\"\.md\"\)\.write_", p.read_text())]
     assert len(scripts) > 80 and not writers
+
+
+def test_pages_name_commits_in_the_history() -> None:
+    """A page written before a rebase names a commit that nobody else can check out."""
+
+    def git(*arguments: str, text: str = "") -> str:
+        done = subprocess.run(
+            ["git", *arguments], cwd=pages.ROOT, input=text, capture_output=True, text=True, check=False
+        )
+        return done.stdout if done.returncode == 0 else ""
+
+    if git("rev-parse", "--is-shallow-repository").strip() != "false":
+        pytest.skip("this checkout lacks the history")
+    named = re.compile(r"\bcommit ([0-9a-f]{7,40})\b")
+    columns = re.compile(
+        r"^\| \| ((?:[0-9a-f]{7,40} \| )+)", re.MULTILINE
+    )  # the head of a table that compares revisions
+    places: dict[str, str] = {}
+    for page in sorted((pages.ROOT / "experiments" / "results").glob("*.md")):
+        text = page.read_text()
+        heads = [h for row in columns.findall(text) for h in row.rstrip("| ").split(" | ")]
+        places |= dict.fromkeys([*named.findall(text), *heads], page.name)
+    assert len(places) > 8
+    answers = git("cat-file", "--batch-check", text="".join(f"{commit}\n" for commit in places)).splitlines()
+    unknown = {c: places[c] for c, answer in zip(places, answers, strict=True) if " commit " not in f"{answer} "}
+    assert not unknown

@@ -106,6 +106,8 @@ def build_programs(
         BuildError: Every form of a function is refused.
     """
     planner, inplace = MEMORY[memory]
+    # Each refusal removes one variant of a finite set, so the loop ends. It plans again instead of dropping the
+    # variant from the finished plan, since the shapes that it was for must go to the variant that is next best there.
     while True:
         plans, notes = plan_tasks(task_variants, device_records, policy, stored, refused, predictor)
         try:
@@ -135,6 +137,7 @@ def plan_tasks(
         task, without = variants.task, refused.get(function, {})
         records = device_records.any_library(task.key, task.regime)
         valid = [r for r in records if device_records.counts(r)]
+        # A stored plan is followed in spite of newer records, so that a build with it gives the same program again.
         if stored is None:
             plan = plan_task(variants, valid, policy, without, predictor)
         else:
@@ -187,6 +190,8 @@ def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: 
             )
         elif not any(r.variant.kind == "tuned" for r in records):
             notes.append(f"{callee}: no tuned record for this device; run `relax-tune tune` to measure some")
+        # Small tasks look faster with weights in the caches than they are within a model, whose other layers have
+        # evicted them in the meantime.
         if plan.times and has_other_regime(regime, records):
             notes.append(
                 f"{callee}: chosen by times with its weights in the caches, since none were measured with cold caches; run "

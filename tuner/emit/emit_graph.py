@@ -69,6 +69,8 @@ def range_fill(ranges: Sequence[IndexRange]) -> Fill:
     limits = [
         (low, high) for r in ranges if (low := as_int(r.low)) is not None and (high := as_int(r.high)) is not None
     ]
+    # The highest of the lower limits and the lowest of the upper ones are the values that all uses of the input
+    # permit.
     if not limits or len(limits) < len(ranges) or any(r.stride > 1 for r in ranges):
         return Fill()
     return Fill("integers", max(low for low, _ in limits), min(high for _, high in limits))
@@ -92,6 +94,8 @@ def refusing(function: str, key: str, variant: VariantRecord) -> Iterator[None]:
     """Turn an unexpected error into RefusedVariant, with a warning, so that the build goes on without the variant."""
     try:
         yield
+    # Errors for users say what is wrong with the model; another variant would fail in the same way. The warning is an
+    # exception where tests turn warnings into errors.
     except (RelaxTuneError, UnexpectedErrorWarning):
         raise
     except Exception as error:
@@ -149,6 +153,8 @@ def choose_inplace(
         appended: By function, the parameters that results extend.
         search: Consider further pairs than the ones that the model states and the appended parameters.
     """
+    # The choice follows planning: a variant may write an output in place of an argument only if it reads each
+    # element before it overwrites it, which depends on its schedule.
     functions, notes = dict(module.functions), []
     for name, f in module.graphs.items():
         chosen = []
@@ -233,6 +239,7 @@ class GraphEmitter:
     def run(self) -> Program:
         main, b = self.main, self.builder
         known = {v for x in (*main.params, *(y.var for y in main.bindings)) for v in info_symbols(x.info)}
+        # Implied bounds follow from bounds of other symbols, which calls check, so only the sign is left to check.
         for bound in self.lowered.module.bounds:
             if bound.var not in known:
                 continue  # of another function
@@ -252,6 +259,8 @@ class GraphEmitter:
             for r in index_ranges:
                 low, high = (b.slot(e, self.symbols) for e in (r.low, r.high))
                 b.ranges.append(InputRange(self.arrays[p, 0], low, high, r.stride, r.offset))
+        # Outputs are declared before the calls: a call whose result is an output then finds its array, and writes the
+        # memory of the caller directly instead of a temporary.
         storages = [b.storage(size, self.symbols) for size in self.memory.storages]
         outputs = [self._output(v, name, self.outer.get(i, 0)) for i, (v, name) in enumerate(results(main.ret))]
         for binding in main.bindings:
@@ -303,6 +312,7 @@ class GraphEmitter:
             value = self.definitions.get(v) if isinstance(v, GVar) else v
             if isinstance(v, GVar) and (value is None or isinstance(value, (CallTIR, CallDPSLibrary))):
                 field = fields.pop() if fields else 0
+                # A result written in place of an argument shares the memory of that argument.
                 at = value.inplace[field] if isinstance(value, CallTIR) and value.inplace else None
                 if at is None or not isinstance(value, CallTIR):
                     return v, field
@@ -311,6 +321,7 @@ class GraphEmitter:
                 fields.append(value.index)
                 v = value.value
             elif isinstance(value, TupleValue):
+                # `fields` holds the indices still to be applied, innermost last, so nested tuples resolve in order.
                 v = value.fields[fields.pop()]
             elif isinstance(value, GraphCall) and is_view(value):
                 v = value.args[0]
@@ -376,6 +387,8 @@ class GraphEmitter:
                 slot = slot if outcome else b.scalars.op(Opcode.NOT, slot)
                 guard = slot if guard is None else b.scalars.op(Opcode.AND, guard, slot)
             entries.append(Entry(guard, keys.index(entry.variant)))
+        # The last entry loses its guard: shapes that no guard admits, for instance beyond those measured, still get a
+        # kernel.
         entries[-1] = Entry(None, entries[-1].variant)
         b.calls.append(CallSite(var.name, task_variants.task.key, choice_slot(b.scalars, entries), tuple(variants)))
 
@@ -389,6 +402,7 @@ class GraphEmitter:
 def guard_slot(scalars: ScalarBuilder, product: int, test: GuardTest) -> int:
     """Return the slot that is 1 where a test holds of the product in a slot."""
     if test.divisor > 1:
+        # Rounded up as in `Quantity.at`: the plan chose its threshold by the same numbers.
         ahead = scalars.op(Opcode.ADD, product, scalars.const(test.divisor - 1))
         product = scalars.op(Opcode.FLOORDIV, ahead, scalars.const(test.divisor))
     if test.modulus:

@@ -196,6 +196,7 @@ class _Emitter:
         if not dims:
             return
         stands = {Var(f"actual{i}"): d.register for i, d in enumerate(dims)}
+        # Known symbols are passed to the solver as dims that equal themselves, so it solves only for new ones.
         known = tuple(v for v in free_vars(*(d.dim for d in dims)) if v in self.symbols)
         declared = ShapeInfo((*known, *(d.dim for d in dims)))
         meaning = solve(CallableInfo((declared,), ObjectInfo()), (ShapeInfo((*known, *stands)),), self.ctx.env)
@@ -214,6 +215,8 @@ class _Emitter:
         for v in new:
             self.within_bounds(v, dims, scope)
         for d, actual in zip(dims, stands, strict=True):
+            # The dim that defined its symbol equals it by construction; every other use of the symbol is compared
+            # with it.
             if meaning.get(d.dim) is actual if isinstance(d.dim, Var) else False:
                 continue
             place = "" if isinstance(d.info, PrimInfo) else f" with dim {d.axis} ({d.dim!r})"
@@ -227,6 +230,7 @@ class _Emitter:
         where = at.where if at.where.startswith("match_cast") else "arguments"
         limits = f"{bound.lower} <= {v.name}" + ("" if bound.upper is None else f" <= {bound.upper}")
         text = f"{where}: expected {limits}, got {v.name} = {{0}}"
+        # Sizes of tensors are never negative; numbers from users may be.
         if bound.lower > 0 or not is_dim:
             self.require(le(bound.lower, v), text, (v,), scope, at.node)
         if bound.upper is not None:
@@ -352,6 +356,7 @@ class _Emitter:
         program = self.programs[name]
         f = self.cut.module.graphs[name]
         by_name = {v.name: v for v in own_symbols(signature(f))}
+        # By name: a `Program` keeps only the names of its symbols.
         symbols = tuple(self.symbols[by_name[s.name]] for s in program.symbols)
         args = tuple(self.value(a, b) for a in value.args if not isinstance(a, g.ShapeValue))
         into = tuple(self.register() for _ in program.outputs)
@@ -385,6 +390,8 @@ class _Emitter:
         at = len(outer)
         starts = []
         for side in (value.then, value.orelse):
+            # The block of a side is appended before its bindings are emitted, so that branches nested in it get later
+            # numbers.
             starts.append(len(self.blocks))
             self.block = []
             self.blocks.append(self.block)
@@ -399,6 +406,7 @@ class _Emitter:
         for inner in side.bindings:
             self.binding(inner)
         self.add(Move(self.value(side.ret, b), into))
+        # What one side defines must not be visible in the other, nor after the branch: only one side runs.
         self.values, self.symbols = values, symbols
 
 

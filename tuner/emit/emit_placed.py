@@ -89,6 +89,8 @@ def emit_placed(
     programs: dict[str, Program] = {}
     notes: list[str] = []
     for kind, side in sides.items():
+        # A part is emitted with the plans of its device, and may write in place only within it: memory is not
+        # shared between devices.
         parts_here = {n for n, d in devices.items() if d == kind}
         functions_here = {n: f for n, f in placed.module.functions.items() if n in parts_here or n in placed.prims}
         device_module = replace(placed, module=replace(placed.module, functions=functions_here), host_functions=())
@@ -110,6 +112,8 @@ def place_module(
     }
     names: dict[str, tuple[str, ...]] = {}
     parts: list[Part] = []
+    # Checks stay with the host function of each placement, which sees all symbols; a part knows only its own
+    # arguments.
     checks = {n: own for n, own in lowered.checks.items()}
     ranges: dict[str, tuple[IndexRange, ...]] = {}
     hosts = list(lowered.host_functions)

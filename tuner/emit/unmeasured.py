@@ -53,6 +53,8 @@ def unmeasured_warning(
     remedy = "`relax-tune tune` with this model, target and database measures them"
     if required:
         raise BuildError(f"expected a measured record of every task, but {what}: {', '.join(names)}; {remedy}")
+    # Somebody who builds without any database did not ask for tuned kernels, so a warning at each build would be
+    # noise.
     if isinstance(store, MemoryStore) and store.where == MemoryStore.where and not store.targets():
         return None
     shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -69,6 +69,7 @@ def similar_targets(store: Store, device: Target) -> list[Target]:
 
     def rank(other: Target) -> tuple[bool, int, str]:
         shared = facts & {*other.fingerprint, *other.limits, ("name", other.name)}
+        # The key last, for a fixed choice among equally similar devices.
         return other.key != device.key, -len(shared), other.key
 
     return sorted((t for t in store.targets() if t.kind == device.kind), key=rank)
@@ -89,6 +90,7 @@ def records_in_regime(
     if regime == "warm":
         return records
     worth = _worth(records, counts)
+    # Tuned variants have times in the regime that was asked for, so times of the other regime add nothing.
     if worth == _TUNED:
         return records
     warm = store.query(target, workload, regime="warm")

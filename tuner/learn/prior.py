@@ -184,6 +184,7 @@ def with_machine(features: FeatureArray, hardware: HardwareInfo) -> FeatureArray
 def _machine(hardware: HardwareInfo) -> Mapping[str, float]:
     facts = asdict(hardware)
     kind = facts.pop("language")
+    # Instructions are in `Coverage`, which must match exactly; as columns they would only identify single machines.
     for name in ("element_bytes", "group_axes", "has_byte_dots", "has_bf16_dots", "has_tile_products"):
         del facts[name]
     language = float(LANGUAGES.index(RELATED.get(kind, kind)))
@@ -226,6 +227,7 @@ class Prior:
         import xgboost as xgb
 
         counts = np.bincount(rows.groups, minlength=len(rows.keys))
+        # A function that was tuned for long must not outweigh all others.
         weights = 1.0 / np.maximum(counts[rows.groups], 1)
         data = xgb.DMatrix(rows.features, label=rows.log_time, weight=weights / weights.mean(), nthread=1)
         parameters = {
@@ -378,6 +380,7 @@ def _judged(rows: PriorRows, prior: Prior, groups: Sequence[int]) -> Iterator[tu
     """Yield the correlation of ranks and the log regrets of each group with enough rows."""
     for number in groups:
         at = np.flatnonzero(rows.groups == number)
+        # A correlation of a few ranks is mostly chance.
         if len(at) < 8:
             continue
         true, predicted = rows.log_time[at], prior.log_time(rows.features[at])

@@ -155,6 +155,7 @@ def _rows(
         np.arange(len(usable)), groups
     ]
     log_time = np.asarray([math.log(r.median_secs) if r.status == "ok" else np.nan for r in usable], np.float64)
+    # A closed form may divide by zero at shapes of 0 or at values of an older domain.
     sound = np.isfinite(features).all(axis=1)
     return TrainingRows(np.ascontiguousarray(features[sound]), log_time[sound], groups[sound])
 

@@ -92,6 +92,7 @@ class SearchKnowledge:
         Args:
             size: Size of the first batch.
         """
+        # Records of other devices may mislead, so the guesses of the rules keep a part of the first batch.
         half = max(1, size // 2)
         with shielded():
             fastest = [] if self.similar is None else winners(self.similar.store, self.device, sketch_set, half)
@@ -106,6 +107,7 @@ def joined(parts: Sequence[TrainingRows]) -> TrainingRows | None:
     """Concatenate rows of several histories, with distinct groups; None if there are no parts."""
     if len(parts) < 2:
         return parts[0] if parts else None
+    # Times are only comparable within a group; two histories number theirs from 0.
     firsts = np.cumsum([0, *(int(p.groups.max()) + 1 for p in parts)])
     return TrainingRows(
         np.concatenate([p.features for p in parts]),

@@ -113,6 +113,7 @@ class Trees:
             raise ValueError(f"expected a finite base value, got {base!r:.40}")
         size = 4 * trees + _NODE_BYTES * nodes
         stream = zlib.decompressobj()
+        # At most one byte more than the file states: a small file could otherwise expand to gigabytes.
         plain = stream.decompress(data, size + 1)
         if len(plain) != size or not stream.eof or stream.unused_data:
             raise ValueError(f"expected {size} bytes of trees, got another number")
@@ -132,6 +133,7 @@ class Trees:
         ends = np.repeat(self.counts, self.counts)
         leaf = (self.left == NO_CHILD) & (self.right == NO_CHILD)
         for child in (self.left, self.right):
+            # Children after their parent: then no path can run in a circle.
             if not (leaf | ((child > own) & (child < ends))).all():
                 raise ValueError("expected children after their parent within the tree, got other indices")
         inner = np.flatnonzero(~leaf)

@@ -87,6 +87,7 @@ class EnteringRunner:
 
     def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
         """See `Runner.submit`."""
+        # An empty batch measures nothing, so what its records would need is not entered yet.
         if batch and not self._entered:
             self._enter()
             self._entered = True

@@ -56,6 +56,8 @@ class _ArrayTable:
         self._alive: list[NDArray[Any]] = []
 
     def add(self, array: NDArray[Any]) -> int:
+        # All candidates of a task carry the same array objects, so nearly every call ends here, without a hash of the
+        # data.
         known = self._by_identity.get(id(array))
         if known is not None:
             return known
@@ -241,6 +243,7 @@ def decode_batch(text: str, folder: Path | None = None) -> list[MeasureRequest]:
     record = _load(text)
     arrays = [_decode_array(entry, folder) for entry in _field(record, "arrays", _is_list, "a list")]
 
+    # Indices are checked before use: Python would read a negative one as counted from the end.
     def are_indices(value: Any) -> bool:
         return _is_list(value) and all(_is_count(index) and index < len(arrays) for index in value)
 
@@ -278,6 +281,7 @@ def decode_batch(text: str, folder: Path | None = None) -> list[MeasureRequest]:
                 constant_seed=_field(entry, "constant_seed", _is_count, "a count"),
             )
         )
+    # Results are assigned by id, so of two requests with one id, one would never be answered.
     _unique([request.id for request in requests], "requests")
     return requests
 

@@ -21,6 +21,7 @@ def shielded() -> Iterator[None]:
     It serves short blocks that must not be interrupted, such as a commit. Blocks may nest. Signals that are ignored, or
     kill at once, keep their effect. Only the main thread receives signals, so other threads are unaffected.
     """
+    # Python runs signal handlers in the main thread only, and refuses to set them in another.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -38,5 +39,6 @@ def shielded() -> Iterator[None]:
     finally:
         for kind, handler in python.items():
             signal.signal(kind, handler)
+        # One is enough: the handler raises, so a second call would never be reached.
         for late, number, frame in came[:1]:
             late(number, frame)

@@ -35,6 +35,7 @@ class Batch:
         """Mark the future as running; it can no longer be cancelled. Returns False if it was cancelled or is resolved."""
         if self._begun:
             return not self.future.done()
+        # A future may be set running once only; a second call would raise.
         self._begun = True
         return self.future.set_running_or_notify_cancel()
 
@@ -43,6 +44,7 @@ class Batch:
         ids = {request.id for request in expected}
         for result in results:
             if result.id in ids:
+                # The first result counts: a group that was sent again may answer twice after a slow connection.
                 self.results.setdefault(result.id, result)
 
     def missing(self, requests: Sequence[MeasureRequest]) -> list[MeasureRequest]:
@@ -159,6 +161,8 @@ class Ledger:
             batch.fail(FleetUnavailable(blame.message))
         elif blame.kind == "disconnected":
             self.put_back(replace(group, requests=rest, disconnects=group.disconnects + 1))
+        # Neither counts as a loss: no request caused the end, or the request that lost the device has its answer
+        # already, so the group gets smaller with each attempt.
         elif blame.kind == "departed" or (blame.kind == "lost" and 1 < len(rest) < len(group.requests)):
             self.put_back(replace(group, requests=rest))
         elif not guilty:
@@ -174,12 +178,14 @@ class Ledger:
 
     def _count_loss(self, group: Group, rest: list[MeasureRequest], blame: Blame) -> None:
         losses = group.losses + 1
+        # Halving finds one bad request among n with about log2(n) losses instead of n.
         if len(rest) > 1 and self._policy.bisects:
             middle = len(rest) // 2
             self.put_back(replace(group, requests=rest[:middle]), replace(group, requests=rest[middle:]))
         elif losses >= self._policy.most_losses:
             for request in rest:
                 self._blame_one(replace(group, requests=[request]), request, blame)
+        # The last attempt sends each request separately, so that only the one at fault fails.
         elif len(rest) > 1 and losses == self._policy.most_losses - 1:
             self.put_back(*(Group(group.batch, [request], losses) for request in rest))
         else:

@@ -143,6 +143,8 @@ class DeviceProcess:
             message = self.receive(min(left, _POLL_SECS))
         if message is None and self._reader.ended:
             end = self.death()
+            # A driver that does not bear the sandbox ends by its own fault; SIGKILL comes from outside and says
+            # nothing about it.
             kind = DeviceProcessKilled if f"signal {signal.SIGKILL.name}" in end else MeasureError
             if may_end and kind is MeasureError:
                 return {"kind": "unfit"}
@@ -171,6 +173,7 @@ class DeviceProcess:
         """Send one message. Raises OSError (BrokenPipeError, TimeoutError) when the process does not read it."""
         self._progress.clear()
         with open(self._log, "ab") as log:
+            # Kernels may print; a long run would otherwise fill the folder.
             if log.tell() > _LOG_LIMIT:
                 log.truncate(0)
         self._log_start = self._log.stat().st_size
@@ -198,6 +201,8 @@ class DeviceProcess:
         Waits up to five seconds for the end, and does not reap. Until `kill` does, the group's id stays taken and its compilers
         can still be killed.
         """
+        # The pipe closes a moment before the kernel reports the end of the process, so the status is waited for.
+        # WNOWAIT leaves the process a zombie, whose id no other process can get until `kill` has used it.
         give_up = time.monotonic() + 5
         while time.monotonic() < give_up:
             try:

@@ -237,6 +237,7 @@ class ProcessTransport:
             raise
         except MeasureError as error:
             self._refuse_when_stopped()
+            # A device that does not open again fails these requests only: the next batch tries to open it once more.
             batch.store([failed(request.id, "device-lost", str(error)) for request in requests], requests)
             return None
         message = {
@@ -288,8 +289,10 @@ class ProcessTransport:
 
     def _overdue(self, process: MeasuringProcess, requests: list[MeasureRequest]) -> Blame | None:
         step, ids = self._step(process, requests)
+        # A write is under way at this moment; the next poll reads the step.
         if step is None:
             return None
+        # A step may cover several requests, so their deadlines add up.
         limit = sum(request.deadline_secs for request in requests if request.id in ids) or _PREPARE_SECS
         if time.monotonic() - step.started <= limit:
             return None

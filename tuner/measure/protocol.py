@@ -36,6 +36,7 @@ def write_frame(descriptor: int, text: str, within_secs: float | None = None) ->
     view = memoryview(_LENGTH.pack(len(data)) + data)
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
+    # A pipe takes at most its free space, so a message may need several writes.
     while view:
         if within_secs is not None and not poll.poll(within_secs * 1000):
             raise TimeoutError(f"expected the device process to read its message within {within_secs} s")

@@ -90,6 +90,8 @@ def measure_reference(runner: Runner, patience_secs: float = PATIENCE_SECS) -> R
         moments.append(_moment(runner))
         if len(moments) < MOMENTS:
             continue
+        # Load from outside adds time, and makes it vary, so the quietest moments are the closest to the speed of the
+        # unit. The choice by spread, not by time, does not favour fast results.
         reference = _summary(sorted(moments, key=_unrest)[:MOMENTS])
         if _largest_spread(reference) <= QUIET or time.monotonic() > give_up:
             return reference

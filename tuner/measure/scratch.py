@@ -43,6 +43,7 @@ class ScratchFolder:
 
     def __init__(self, prefix: str = MEASURE) -> None:
         self._prefix = prefix
+        # Swept here, since no later moment is certain to come: the owner may be killed.
         sweep()
         while not self._create():
             pass

@@ -114,6 +114,7 @@ class SupervisedRunner:
         job = Batch(distinct_requests(batch))
         job.finish()  # resolves an empty batch
         with self._lock:
+            # Checked under the lock that `close` takes: a batch behind its None would never be answered.
             if self._closed:
                 raise MeasureError(f"the runner on {self.transport.name!r} is closed; open a new one")
             if job.requests:
@@ -183,6 +184,7 @@ class SupervisedRunner:
         self._pending = [batch for batch in self._pending if not batch.future.done()]
         while True:
             try:
+                # While batches are pending this only looks into the inbox; it is `poll` that waits then.
                 batch = self._inbox.get(block=not self._pending)
             except queue.Empty:
                 return True

@@ -103,6 +103,7 @@ def holder(unit: str) -> Holder | None:
         return None
     if not has_shape(values, {"worker": str, "pid": int, "since": float, "lends": bool}):
         return None
+    # Any user may write the file, and formatting a later time raises on some systems.
     if not 0 <= values["since"] < _LAST_MOMENT:
         return None
     return Holder(printable(values["worker"]), values["pid"], values["since"], values["lends"])

@@ -75,6 +75,7 @@ def time_link(
             for _ in range(REPEATS):
                 start = clock()
                 uploaded = pool.upload(array)
+                # Uploads may return before the copy ends.
                 with device.turn:
                     device.synchronize()
                 middle = clock()
@@ -99,8 +100,11 @@ def _fit(secs: Mapping[int, float]) -> tuple[float, float]:
     if not secs:
         return 0.0, math.inf
     n, t = np.array(sorted(secs), float), np.array([secs[k] for k in sorted(secs)])
+    # Each row is divided by its time, so that errors are relative: with absolute ones the largest array would decide
+    # nearly everything, and the latency would be noise.
     weighted = np.stack([1 / t, n / t], axis=1)
     (latency, per_byte), *_ = np.linalg.lstsq(weighted, np.ones(len(t)), rcond=None)
+    # The time of the smallest array contains the whole latency, so the latency is at most that.
     latency = float(np.clip(latency, 0.0, t[0]))
     if per_byte <= 0:
         return float(t.min()), math.inf

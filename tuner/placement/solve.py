@@ -120,6 +120,7 @@ def is_forest(problem: PlacementProblem) -> bool:
     for at, value in enumerate(problem.values):
         for call in _touched(value):
             a, b = root(call), root(len(problem.secs) + at)
+            # A value that touches two calls which are connected already closes a cycle.
             if a == b:
                 return False
             parent[a] = b
@@ -194,6 +195,8 @@ def _cheapest(
         open_at = away | reads | ({maker} if value.maker in value.readers else set())
         if others and not open_at:
             continue
+        # A value is uploaded once for each device. With the set of devices given, every reader is free to take the
+        # one that is best for it, so trying the sets is enough: 2^devices instead of devices^readers.
         chosen = {r: min(sorted(open_at), key=lambda d: below[r][d]) for r in others}
         secs = value.secs(maker, frozenset(open_at)) + sum(below[r][d] for r, d in chosen.items())
         if value.maker is not None and value.maker != parent:
@@ -250,16 +253,20 @@ def by_milp(problem: PlacementProblem) -> tuple[int, ...]:
                         require({downs[d]: 1.0, at(value.maker, d): -1.0, moves[to]: -1.0}, -1.0)
                 if value.returned:
                     require({downs[d]: 1.0, at(value.maker, d): -1.0}, 0.0)
+    # The solver's tolerances are absolute, and microseconds would be below them.
     scale = max(cost, default=0.0) or 1.0
     entries = [(i, j, x) for i, row in enumerate(rows) for j, x in row.items()]
     i, j, x = zip(*entries) if entries else ((), (), ())
     matrix = csr_matrix((x, (i, j)), shape=(len(rows), len(cost)))
+    # Only the devices of calls need to be whole numbers: with them fixed, the least moves that satisfy the rows are
+    # whole.
     whole: NDArray[np.int64] = np.array([1] * (count * devices) + [0] * (len(cost) - count * devices))
     solution = milp(
         np.array(cost) / scale,
         constraints=LinearConstraint(matrix, np.array(low), np.array(high)),
         bounds=Bounds(np.zeros(len(cost)), np.array(upper)),
         integrality=whole,
+        # The default gap would accept a placement that is slightly worse than the best.
         options={"mip_rel_gap": 0.0},
     )
     if solution.x is None:

@@ -63,6 +63,7 @@ def drift(task_variants: TaskVariants, records: Sequence[Measurement], plan: Sto
             continue
         best = min(times.values())
         secs += share * best
+        # Differences within the noise of a measurement are no loss: another choice would not be faster for sure.
         lost += share * (secs_of_plan - best) if secs_of_plan > (1 + NOISE) * best else 0.0
     return Drift(secs, lost, unmeasured)
 
@@ -96,6 +97,7 @@ class _Times:
         if any(not min(r) <= x <= max(r) for r, x in zip(ranges, point, strict=True)):
             return None
         if len(point) == 1:
+            # In logarithms of both, a time that grows with a power of the size is a straight line.
             logs = [math.log(max(p[0], 1)) for p in self.points]
             return float(np.exp(np.interp(math.log(max(point[0], 1)), logs, np.log(self.secs))))
         near = sorted((distance(p, point), t) for p, t in zip(self.points, self.secs))[:NEIGHBOURS]

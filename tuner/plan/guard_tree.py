@@ -184,12 +184,14 @@ class GuardTree:
                     yield q, self.leaf_cost + REMAINDER_COST, values == residue
 
     def _every_tree(self, members: Places) -> Solved:
+        # Different orders of cuts lead to the same set of points, which is solved once.
         key = members.tobytes()
         if key not in self._solved:
             solved = self._leaf(members)
             for quantity, price, yes in self._sides(members):
                 left, right = self._every_tree(members[yes]), self._every_tree(members[~yes])
                 total = left[0] + right[0] + price
+                # Ties keep fewer leaves.
                 if total < solved[0] - TINY:
                     solved = total, self._split(quantity, members, left[1], right[1])
             self._solved[key] = solved

@@ -86,6 +86,7 @@ def pooled(records: Sequence[Measurement]) -> tuple[Samples, dict[str, VariantRe
     samples: Samples = {}
     variants: dict[str, VariantRecord] = {}
     failed = failed_variants(records)
+    # By id, so that the order in which records arrived has no influence on the samples.
     for r in sorted(records, key=lambda r: r.id):
         if r.status != "ok" or not r.checked or r.variant.key in failed:
             continue
@@ -112,6 +113,7 @@ def failed_variants(records: Sequence[Measurement], lost: bool = False) -> dict[
     why: dict[str, str] = {}
     for r in records:
         unit = (r.host, r.unit)
+        # A lost device says more about the device than about the variant that ran then.
         if r.status == "failed" and (lost or r.stage != "device-lost"):
             failing.setdefault(r.variant.key, set()).add(unit)
             why[r.variant.key] = r.message
@@ -120,6 +122,8 @@ def failed_variants(records: Sequence[Measurement], lost: bool = False) -> dict[
     return {
         key: why[key]
         for key, units in failing.items()
+        # Two units that fail prove a fault of the variant. A single one may be faulty itself, if other units have
+        # right results.
         if len(units) > 1 or len(units) > len(correct.get(key, set()) - units)
     }
 
@@ -151,7 +155,9 @@ def plan_task(
         of_library = {k for k in allowed if variants[k].kind == "library"}
         allowed = of_library or allowed
     lost: dict[str, str] = {}
+    # Until all chosen variants can be generated: only the chosen ones are tried, since generating one takes long.
     while True:
+        # Some variant needs a time at every anchor, as the last entry of a plan that covers what the others leave.
         if not any(None not in times[k] for k in allowed):
             # After a wrong result of this function the device is not trusted with another unmeasured kernel.
             if policy in ("measured", "stored", "predicted") and not refused:
@@ -286,6 +292,7 @@ def slower(own: Sequence[float], rival: Sequence[float]) -> bool:
 def _with(domain: Domain, added: Sequence[Point]) -> Domain:
     """Add points to a domain, each with an equal part of the nearest point's weight."""
     nearest = [min(range(len(domain.points)), key=lambda a: (distance(domain.points[a], p), a)) for p in added]
+    # The total stays 1: a neighbourhood that was timed more often is not served more often.
     parts = [w / (1 + nearest.count(a)) for a, w in enumerate(domain.weights)]
     return Domain((*domain.points, *added), (*parts, *(parts[a] for a in nearest)))
 
@@ -295,6 +302,7 @@ def _steps(times: Mapping[str, Sequence[float | None]], variants: Mapping[str, V
     fastest = set()
     for a in range(len(next(iter(times.values())))):
         fastest |= {min(((t, k) for k, row in times.items() if (t := row[a]) is not None), default=(0.0, ""))[1]}
+    # A variant may be fast just at multiples of its tile sizes, where no tile is incomplete.
     sizes = {x for k in fastest if k for x in variants[k].values.values() if 1 < x <= LARGEST_STEP}
     return tuple(sorted(sizes)[:STEPS])
 

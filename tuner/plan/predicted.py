@@ -77,7 +77,7 @@ class Predictor:
         if similar is not None:
             return similar
         sketch_set = task_variants.sketch_set
-        if sketch_set.sketches[0].name == "fallback":  # the generic form itself
+        if sketch_set.first.name == "fallback":  # the generic form itself
             return None
         guess = sketch_set.best_guess()
         if guess.key in exclude:  # it failed here, so similar candidates may fail, too
@@ -104,11 +104,14 @@ class Predictor:
         """Return True if the prior has this version's features and covers the task's kernels, and there are sketches to rank."""
         if self.prior is None or self.prior.names != feature_names(sketch_set.hardware):
             return False
-        if not sketch_set.task.domain.points or sketch_set.sketches[0].name == "fallback":
+        if not sketch_set.task.domain.points or sketch_set.first.name == "fallback":
             return False
-        # The rules know what an instruction is good for, the prior only what was recorded.
-        needed = Coverage.of(sketch_set.task.func, (s.func for s in sketch_set.sketches), sketch_set.hardware)
-        return self.prior.covers >= needed
+        func, hardware = sketch_set.task.func, sketch_set.hardware
+        # The rules know what an instruction is good for, the prior only what was recorded. The generation of all sketches takes most
+        # of the time of an untuned build, so the function is compared before its sketches.
+        return self.prior.covers >= Coverage.of(func, (), hardware) and self.prior.covers >= Coverage.of(
+            func, (s.func for s in sketch_set.sketches), hardware
+        )
 
     def _pool(self, sketch_set: SketchSet) -> CodeArray:
         """Return the candidates to rank: seeds, candidates of similar functions, and random ones of every sketch."""
@@ -126,6 +129,7 @@ UNTRAINED = Predictor()
 def _drawn(sketch_set: SketchSet, known: Sequence[Candidate], count: int) -> CodeArray:
     """Return the codes of known candidates, and of `count` of each sketch."""
     space = sketch_set.space
+    # A fixed seed: the same build must choose the same kernels.
     drawn = [space.draw(np.random.default_rng(0), n, count) for n in range(len(space.sketches))]
     return space.distinct(np.concatenate([space.encode(known), *drawn]))
 
@@ -163,6 +167,8 @@ def _ranked(task_variants: TaskVariants, prior: Prior, codes: CodeArray, exclude
     while True:
         times = dict(library)
         for a in range(len(points)):
+            # The best of each anchor and not of their mean: a candidate that is fast at one end of the range may be
+            # slow at the other.
             usable = (row for row in map(int, order[:, a]) if tuned(row).key not in refused)
             for row in itertools.islice(usable, PER_ANCHOR):
                 variants[tuned(row).key] = tuned(row)

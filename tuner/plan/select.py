@@ -131,6 +131,7 @@ def select(
     error = np.zeros_like(log_time)
     if errors is not None:
         error = np.asarray([[e or 0.0 for e in errors.get(k, [0.0] * len(domain.points))] for k in keys])
+    # Neighbouring sizes are neighbours by the product of the dims, for any number of symbols.
     order = np.argsort([math.prod(p) for p in domain.points], kind="stable")
     gaps = _gaps(log_time, error, np.asarray([k in libraries for k in keys], dtype=np.bool_), order)
     weights = np.asarray(domain.weights)
@@ -172,6 +173,8 @@ def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray, order: In
         handicap = np.where(there & ~library[:, None], margin, 0.0)
     first = np.argmin(timed + handicap, axis=0)
     gaps = log_time + handicap - (timed + handicap)[first, points]
+    # The posterior mean of a normal difference with a normal prior around 0: uncertain differences shrink, so that
+    # noise adds no leaf.
     expected: FloatArray = gaps * PRIOR_SPREAD**2 / (PRIOR_SPREAD**2 + error**2 + error[first, points] ** 2)
     return expected
 
@@ -194,6 +197,7 @@ def _quantities(symbols: int, steps: Sequence[int], workers: int) -> tuple[list[
     sizes = sorted({s for s in steps if s > 1})
     remainders = [Quantity(a, 1, s) for a in axes for s in sizes]
     if workers > 1:
+        # The remainder of the number of tiles by workers: whether the last round of tiles occupies all workers.
         remainders += [Quantity(a, s, workers) for a in axes for s in sizes]
     return [Quantity(a) for a in axes], remainders
 

@@ -81,6 +81,7 @@ def plan_sets(store: Store, target: str, model: str, workloads: frozenset[str]) 
     sets: dict[str, dict[str, PlanRecord]] = {}
     for record in sorted(store.plans(target), key=lambda p: (p.turn, p.origin, p.version)):
         document = parse_json(record.entries, "plan entries")
+        # The text comes from a database, in which others may have written anything.
         if record.workload in workloads and isinstance(document, dict) and document.get("model") == model:
             sets.setdefault(str(document.get("set")), {})[record.workload] = record
     whole = [PlanSet(name, records) for name, records in sets.items() if set(records) == workloads]
@@ -103,6 +104,7 @@ def read_plan(record: PlanRecord) -> StoredPlan:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DatabaseError(f"{where}: expected entries and variants, got others: {error!r:.80}; tune again") from None
+    # A plan without an unconditional last entry would leave some shape without a kernel.
     whole = entries and not entries[-1].tests and all(e.variant in variants for e in entries)
     if not whole or any(v.key != key for key, v in variants.items()):
         raise DatabaseError(f"{where}: expected a total list over its own variants, got another; tune again")

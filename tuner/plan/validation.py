@@ -40,6 +40,7 @@ def validation_shapes(task: Task, plan: TaskPlan, count: int) -> tuple[Point, ..
     known = set(task.domain.points)
     borders = [p for p in dict.fromkeys(_borders(task, plan)) if p not in known and task.allows(p)]
     others = [p for p in task.domain.others if p not in known and p not in borders]
+    # At least half of the shapes lie between the anchors, even if there are many thresholds.
     left = max(count - len(borders), count - count // 2)
     return tuple((others[:left] + borders)[:count])
 
@@ -100,6 +101,7 @@ def unvalidated(
     shapes = validation_shapes(task_variants.task, plan, SHAPES[effort])
     asked = {(r.variant.key, tuple(sorted(r.symbols.items()))) for r in records}
     looked = between({shape for _, shape in asked}, task_variants.task.domain)
+    # A limit on all validations of a task: each may change the plan, whose new thresholds ask for new shapes.
     room = max(VALIDATIONS * SHAPES[effort] - len(looked), 0)
     new = [p for p in shapes if p not in looked][room:]
     shapes = tuple(p for p in shapes if p not in new)

@@ -66,6 +66,7 @@ def pack_weights(
             packed_weights[name] = arrays[packing.result] = array
             buffers[packing.result] = replace(buffers[packing.result], name=name, role="const")
         repacked.append(_without_unread(replace(program, buffers=tuple(buffers), prepare=tuple(prepare))))
+    # Weights that only packing read are left out: the artifact would otherwise hold them twice.
     named = {b.name for p in repacked for b in p.buffers if b.role == "const"}
     return tuple(repacked), {n: a for n, a in {**constants, **packed_weights}.items() if n in named}
 
@@ -75,6 +76,8 @@ def packed(packing: PackingStep, sources: Sequence[Array]) -> Array | None:
     func, target = packing.func, packing.target
     compute_blocks = [replace(b, role="compute") for b in blocks(func.body)]
     moves = all(b.init is None and b.predicate is TRUE and _moves(b.body.value) for b in compute_blocks)
+    # Only moves, because NumPy and a device may round arithmetic differently, and the result must not depend on where
+    # a weight was packed. A scalar parameter is a size, which is unknown at build time.
     if not moves or func.scalar_params:
         return None
     inputs = tuple(b for b in func.buffers if b is not target)
@@ -85,6 +88,7 @@ def packed(packing: PackingStep, sources: Sequence[Array]) -> Array | None:
 
 def _moves(value: Expr) -> bool:
     """Return True if a value is a load or literal, unchanged, possibly selected by position."""
+    # Arithmetic within indices chooses which element moves; it does not change the element.
     indices = {i for n in loads(value) for i in postorder(n.indices)}
     computed = [n for n in postorder((value,)) if n.op not in ("", "select") and n not in indices]
     return not loads(*computed)

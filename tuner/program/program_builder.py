@@ -191,6 +191,7 @@ class ProgramBuilder:
     def view(self, name: str, buffer: Buffer, base: int, symbols: SlotOf, outer: int = 0) -> int:
         """Return an array in the memory of another. Equal dims give the same array."""
         shape = tuple(self.slot(d, symbols) for d in buffer.shape)
+        # Shapes are slots, and equal expressions share a slot, so equal tuples mean equal sizes at every shape.
         if shape == self.buffers[base].shape and outer == self.buffers[base].outer:
             return base
         view = BufferSpec(name, buffer.dtype.name, shape, "view", base=base, outer=outer)
@@ -214,6 +215,7 @@ class ProgramBuilder:
 
         for stage in stages:
             if isinstance(stage, LibraryStage):
+                # Packed arrays are allocated once for the program, not in the workspace of a call.
                 if stage.once:
                     shared.update(stage.buffers)
                 need(stage.buffers, shared, {})
@@ -298,6 +300,7 @@ class ProgramBuilder:
         target = next(b for b in part.buffers if any(x.body.buffer is b for x in blocks(part.body)))
         name = self._kernel(part).name
         sources = tuple(known[b] for b in part.buffers if b is not target)
+        # Two calls that pack one weight in one way share the array: tied weights, or variants with equal packing.
         packed = self._packed.get((name, sources))
         if packed is None:
             packed = self.buffer(f"packed{len(self._packed)}", target, "packed", symbols)
@@ -324,9 +327,6 @@ class ProgramBuilder:
         """Return the kernel of a function, generated once. Its name hashes its text, so that equal kernels are one."""
         kernel = self._generated.get(func)
         if kernel is None:
-            # a name that occurs nowhere else in the text
-            # The text contains the kernel's name; hashing it with a fixed name makes equal kernels of different
-            # functions one kernel.
             kernel = _named_kernel(func, self.target)
             self.kernels.setdefault(kernel.name, KernelSource(kernel.name, self.target.language, kernel.source))
             self._generated[func] = kernel
@@ -366,6 +366,8 @@ def _named_kernel(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     """Return the kernel of a function, named by its text and generated once for all builders that meet the function."""
     kernels = _KERNELS.setdefault(func, {})
     if target not in kernels:
+        # The text contains the kernel's name. Hashing it with a fixed name, which occurs nowhere else in it, makes
+        # equal kernels of different functions one kernel.
         kernel = generate(replace(func, name="named_by_its_text"), target)
         digest = hashlib.blake2b(kernel.source.replace(kernel.name, "@").encode(), digest_size=8).hexdigest()
         kernels[target] = replace(kernel, name=f"k{digest}", source=kernel.source.replace(kernel.name, f"k{digest}"))
@@ -411,6 +413,7 @@ def _arrays(part: PrimFunc) -> tuple[Buffer, ...]:
 def _runs_once(part: PrimFunc) -> bool:
     """Return True if a kernel only prepares constants."""
     all_blocks = blocks(part.body)
+    # A kernel with other blocks than packing depends on the inputs, so it runs at every call.
     return bool(all_blocks) and all(b.role == "prepack" for b in all_blocks)
 
 

@@ -43,6 +43,7 @@ def with_activation_loss(job: DeviceJob, built: BuildResult) -> BuildResult:
     settings = job.settings
     if settings.activations == "f32" and settings.weights == "stored":
         return built
+    # The exact build is only run a few times, so it is built without records and without a self-test.
     plain = replace(settings, activations="f32", weights="stored", precision="f32", self_test=False)
     exact = job.with_settings(plain)
     chosen = {name: getattr(settings, name) for name in ("activations", "weights", "precision")}

@@ -47,6 +47,7 @@ def _pairs(exact: Outputs, results: Outputs) -> list[tuple[Array, Array]]:
 
 def _cosine(exact: Outputs, results: Outputs) -> float:
     def one(a: Array, b: Array) -> float:
+        # Two results of zeros have no angle, but are equal.
         if np.array_equal(a, b):
             return 1.0
         norms = float(np.linalg.norm(a) * np.linalg.norm(b))
@@ -129,6 +130,7 @@ class QualityBound:
     def judge(self, exact: Outputs, results: Outputs) -> Quality:
         """Measure results against the exact ones. Results that are not finite exceed every bound."""
         exact, results = _wide(exact), _wide(results)
+        # The metrics of such results are NaN or infinite, and one such value makes them useless.
         if not all(np.isfinite(a).all() for outputs in results for a in outputs):
             return Quality(dict.fromkeys(self.limits, math.nan), math.inf, False)
         values = {name: METRICS[name].of(exact, results) for name in self.limits}

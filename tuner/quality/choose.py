@@ -150,6 +150,7 @@ def _front(
     exact_times = [t.secs for t in groups.times(None)]
     times = {kind: groups.times(kind) for kind in TYPES}
     front = _Front(groups, sum(s or 0.0 for s in exact_times), [], ())
+    # Each measurement runs the model on all samples, and the walk asks for some choices twice.
     known: dict[frozenset[tuple[int, str]], Quality] = {}
 
     def quality(kinds: Mapping[int, str]) -> Quality:
@@ -168,6 +169,7 @@ def _front(
                 continue
             if before is None or time.secs is None:
                 lacking[kind] += 1
+            # A type that saves no time is never worth its loss.
             elif time.secs < before and all(model.can_store(name, kind) for name in groups.weights[number]):
                 options[number].append(TypeOption(kind, time.secs, quality({number: kind}).used))
     front.points = walk([s or 0.0 for s in exact_times], options, quality, lambda q: q.holds, lambda q: q.used)

@@ -67,6 +67,8 @@ def lower_hull(exact_secs: float, options: Sequence[TypeOption]) -> list[TypeOpt
     for option in sorted((o for o in options if o.loss <= 1), key=lambda o: (max(o.loss, 0.0), o.secs, o.kind)):
         if option.secs >= hull[-1].secs:
             continue
+        # An option above the line between its neighbours saves less per loss than a mixture of them, so it is left
+        # out.
         while len(hull) > 1 and _rate(hull[-2], hull[-1]) <= _rate(hull[-2], option):
             hull.pop()
         hull.append(option)
@@ -122,6 +124,8 @@ def walk(
         if step.group not in stopped and not take(step.group, step.option):
             stopped.add(step.group)
             refused.add((step.group, step.option.kind))
+    # A step too large for the bound ends its group above. A smaller saving in another group, or an option off the hull, may
+    # still fit: a second pass tries the largest savings first.
     left = [(secs - o.secs, p, o) for p, secs in enumerate(exact_secs) for o in options[p]]
     for saved, group, option in sorted(left, key=lambda f: (-f[0], f[1], f[2].kind)):
         now = exact_secs[group] - chosen[group].secs if group in chosen else 0.0

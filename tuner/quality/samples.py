@@ -57,6 +57,7 @@ class SplitSamples:
             raise UserError(
                 f"--samples {path}: expected at least 2 samples, one to choose by and one to validate with, got {len(samples)}; add some"
             )
+        # At random, since files are often sorted by class or length, which halves in order would not share.
         order = np.random.default_rng(abs(seed)).permutation(len(samples))
         half = len(samples) - len(samples) // 2
         chosen, rest = sorted(order[:half].tolist()), sorted(order[half:].tolist())

@@ -169,6 +169,7 @@ class Observations:
         """Return log seconds (S,) of the best dispatchable variant at each shape, baseline included; inf without one."""
         floor = np.log(np.asarray(problem.baseline(), dtype=np.float64))
         for row in self.log_time:
+            # `fmin` ignores NaN: a shape without a time does not hide the times of other candidates there.
             floor = np.fmin(floor, row)
         return floor
 
@@ -191,6 +192,7 @@ class SearchHistory:
             UserError: A result is not of this space, or is no positive time. No result is added then.
         """
         shapes = len(self.problem.shapes)
+        # All results are checked before any is added, so that a refused call leaves the history as it was.
         for result in results:
             if result.candidate not in self._visited and not self.problem.space.contains(result.candidate):
                 raise UserError(
@@ -221,6 +223,7 @@ class SearchHistory:
 
     def visited(self) -> CodeArray:
         """Return codes (R, 1 + P) of all candidates asked for or reported, in canonical order."""
+        # Sorted, since the set's order depends on the order of arrival, and strategies must not.
         return self.problem.space.encode(sorted(self._visited))
 
     def fresh(self, codes: CodeArray) -> CodeArray:

@@ -74,11 +74,14 @@ class Embedding:
 
 
 def _axes(space: ParameterSpace) -> tuple[_Axis, ...]:
+    # A fixed seed and not the search's generator: the axes describe the space, and must be equal in every search of
+    # it.
     rng = np.random.default_rng(0)
     pairs: dict[tuple[str, str, int], tuple[float, float, float]] = {}
     for number, sketch in enumerate(space.sketches):
         codes = space.draw(rng, number, SAMPLE)
         rows = sketch.values(codes[:, 1:])
+        # Two values have no scale on which a sum or a difference could say more than the values.
         wide = [c for c, p in enumerate(sketch.parameters) if p.ordered and len(p.domain) > 2]
         for i, a in enumerate(wide):
             for b in wide[:i]:

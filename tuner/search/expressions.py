@@ -22,6 +22,7 @@ from relax_tune.tuner.search.space import BoolArray
 Column = npt.NDArray[Any]
 """Values of one parameter, (R,): integers, floats, truth values or text."""
 
+# Evaluation is recursive; this depth is far below Python's limit, wherever it is called from.
 MAX_DEPTH = 60
 
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -175,6 +176,8 @@ def _evaluate(node: ast.AST, columns: Mapping[str, Column]) -> _Value:
             raised = np.logical_or(a.raised, b.raised)
             x, y = _number(a.value), _number(b.value)
             if isinstance(op, _DIVIDES):
+                # Divided by 1 instead of 0: NumPy would give 0 for integers and infinity for floats, and neither is
+                # an error.
                 raised, y = np.logical_or(raised, y == 0), np.where(y == 0, 1, y)
             # NumPy refuses integers to negative integer powers.
             if isinstance(op, ast.Pow) and np.any(np.asarray(y) < 0):

@@ -69,6 +69,7 @@ class SearchSpace:
             TextConstraint(c, self.parameters) if isinstance(c, str) else _ExprConstraint(c, self.parameters)
             for c in self.constraints
         ]
+        # Integers are stored as values; anything else as positions, which the constraint must see as values.
         tables = {name: (np.asarray(values), _plain(values)) for name, values in self.parameters.items()}
 
         def holds(rows: IntArray) -> BoolArray:

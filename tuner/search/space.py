@@ -257,6 +257,7 @@ class ParameterSpace:
                 return np.asarray(sketch.features(rows, shapes), dtype=np.float32)
             return default_features(sketch.parameters, rows, shapes)
         offsets, width = self._feature_columns(shapes)
+        # NaN and not 0 for columns that a sketch lacks: trees of xgboost learn a side for missing values.
         out = np.full((len(codes), len(shapes), width + 1), np.nan, dtype=np.float32)
         for index, where in self._by_sketch(codes):
             sketch = self.sketches[index]
@@ -333,6 +334,7 @@ class ParameterSpace:
         pools = {i: self.draw(rng, i, count) for i in order}
         if not any(len(p) for p in pools.values()):
             raise ScheduleError(self._nothing_valid())
+        # Equal shares per sketch and not per point: a sketch with a small space may be the fastest one.
         taken = dict.fromkeys(order, 0)
         left = min(count, sum(len(p) for p in pools.values()))
         while left:

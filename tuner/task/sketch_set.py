@@ -25,7 +25,6 @@ from relax_tune.schedules.cost.vectorized import ConstraintFunction
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.sketch import (
     Sketch,
-    first_to_try,
     generic_schedule,
     instantiate,
     iter_sketches,
@@ -62,6 +61,17 @@ class SketchSet:
         return (
             tunable or generated or (Sketch("fallback", self.generic_schedule.func, self.generic_schedule.trace, ()),)
         )
+
+    @cached_property
+    def first(self) -> Sketch:
+        """The sketch to try when only one is tried. Sketches that are not needed for this choice are not generated.
+
+        It is the first one; for a product with one row, the first GEMV sketch for few rows.
+        """
+        products = (s for name, sketches in self._by_rule.items() if name.endswith("gemv") for s in sketches)
+        few_rows = (s for s in products if all(max(t.domain) == 1 for t in s.tunables if t.name == "MR"))
+        tunable = (s for s in chain.from_iterable(self._by_rule.values()) if s.name != "fallback")
+        return next(few_rows, None) or next(tunable, None) or self.sketches[0]
 
     @cached_property
     def _by_rule(self) -> Mapping[str, _GeneratedOnDemand]:
@@ -190,8 +200,7 @@ class SketchSet:
 
         Returns the generic variant if no legal values are near the middle.
         """
-        sketch = first_to_try(self.sketches)
-        values = None
+        values, sketch = None, self.first
         with left_out(f"the schedule {sketch.name}", self.task.name):
             values = first_legal(sketch)
         return self.generic() if values is None else _record(sketch, values)

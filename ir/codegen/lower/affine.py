@@ -157,6 +157,8 @@ class Algebra(NormalForm[Expr]):
             inner = self.static(rebuild(e, (self.expr(quotient), const(d // factor[ONE]))))
             return inner if is_quotient else plus(rest, inner, factor[ONE])
         exact = {m: c for m, c in a.items() if c % d == 0 and m}
+        # The constant is taken out only if the rest stays >= 0: targets divide a non-negative number in fewer
+        # instructions.
         multiple = a.get(ONE, 0) // d * d
         if multiple and self._is_nonnegative(plus(plus(a, exact, -1), constant(-multiple))):
             exact[ONE] = multiple

@@ -61,6 +61,7 @@ def circular_buffers(f: For, algebra: Algebra) -> Mapping[Buffer, CircularBuffer
     for b, places in uses.items():
         for dim, size in enumerate(b.shape):
             slots = _circular_buffer(dim, as_int(size) or 0, [(i[dim], w) for i, w in places], f.var, inner, algebra)
+            # With a second store, the distance between filling and reading would not be one number.
             if slots is not None and stored.count(b) == 1:
                 circular[b] = slots
                 break
@@ -89,6 +90,7 @@ def _circular_buffer(
         rest = plus(at, {(var,): 1}, -1)
         if algebra.depends(rest, (var, *inner)) or places.setdefault(written, rest) != rest:
             return None
+    # A buffer that is only filled or only read here is no ring of this loop.
     if len(places) != 2:
         return None
     ahead = as_constant(plus(places[True], places[False], -1))

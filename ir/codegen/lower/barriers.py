@@ -56,10 +56,13 @@ def insert_barriers(n: Stmt, algebra: Algebra) -> Stmt:
     if not axes:
         return insert_waits(n, {}, algebra)
     # statements outside of a loop over an axis run once, not once per work-item
+    # Before barriers are placed, since each of these statements then has a loop over items, as all others have.
     for axis in sorted(axes):
         n = _guard_single_thread(n, next(f for f in loops(n, "item") if f.axis == axis))
     placer = _BarrierPlacement(axes, algebra)
     placed, _ = placer.place(n, NO_ACCESSES, ThreadContext())
+    # Conditions of padded loops come after the barriers, and are moved below them: a work-item that skips a barrier
+    # would block the others for ever.
     placed = _pad_thread_loops(insert_waits(placed, placer.circular, algebra), sizes, algebra)
     return drop_divergent_intrinsics(_SinkConditions(placed, algebra).move(placed, ()), algebra)
 
@@ -86,6 +89,7 @@ def _guard_single_thread(n: Stmt, item: For) -> Stmt:
 def _needs_guard(n: Stmt, item: For) -> bool:
     if any(f.kind == "group" or f.axis == item.axis for f in loops(n, "group", "item")):
         return False
+    # Each work-item has its own local buffers, so all of them must run statements that fill these.
     return {s.buffer.scope == "local" for s in stores(n)} == {False}
 
 
@@ -264,6 +268,8 @@ class _BarrierPlacement:
         Writes in different iterations do not conflict: a block's store depends only on its iterators, so two items that write one
         element write the same value.
         """
+        # The accesses before the loop are ordered by the barrier in front of it, if they conflict with anything in
+        # the loop.
         body, after = self.place(n.body, NO_ACCESSES, bound)
         uses = self.uses(n.body)
         scopes = self._scopes((after.written & uses.read) | (after.read & uses.written), bound)
@@ -299,8 +305,10 @@ def _step(
         return None
     moving = {m: c for m, c in rest.items() if algebra.depends({m: c}, tuple(inner))}
     low, high = algebra.interval(moving)
+    # The moving part must be less than a step, or else two items reach the same element.
     if low is None or high is None or high - low >= abs(step):
         return None
+    # Accesses with different fixed parts belong to different items at the same element.
     fixed = {m: c for m, c in rest.items() if m not in moving}
     return step, tuple(sorted(((repr(m), c) for m, c in fixed.items())))
 
@@ -391,6 +399,7 @@ class _SinkConditions:
                     parts.append(self.move(c, conditions))
             return seq(*parts)
         if isinstance(n, IfThenElse):
+            # A condition that is the same for all work-items may stay around a barrier.
             if not self.differs(n.cond):
                 self._require_no_loads(n.cond, conditions)
                 return when(n.cond, *(self.move(c, conditions) for c in n.children))
@@ -398,6 +407,7 @@ class _SinkConditions:
             orelse = EMPTY if n.orelse is None else self.move(n.orelse, (*conditions, not_(n.cond)))
             then = self.move(n.then, (*conditions, n.cond))
             return then if is_empty(orelse) else seq(then, orelse)
+        # Work-items would reach the barrier inside of the loop a different number of times.
         if isinstance(n, For) and self.differs(n.extent):
             raise BuildError(
                 f"a barrier is in the loop over {n.var.name}, whose extent {n.extent!r} differs among the work-items of a group; run the "

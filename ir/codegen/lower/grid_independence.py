@@ -44,6 +44,8 @@ def verify_grid_independence(n: Stmt, algebra: Algebra) -> None:
         return
     for m, around in _with_loops(n, ()):
         bound = {a.axis: id(a) for a in around if _spans_groups(a, algebra)}
+        # A group loop inside of a serial one runs once per iteration, so different groups may touch one element in
+        # different iterations.
         after = next((i for i, a in enumerate(around) if a.kind not in ("group", "item")), len(around))
         repeated |= {id(a) for a in around[after:]}
         for b, _indices, written in own_accesses(m):

@@ -157,6 +157,7 @@ def _ended(f: For, algebra: Algebra) -> Stmt | None:
         return None
     old, value = load(store.buffer, store.indices), store.value
     term = next((a for a in value.children if a.op == "select"), None)
+    # All later iterations combine with one constant. Combining it once must be as good as many times.
     if value.op not in IDEMPOTENT or term is None or old not in value.children or f.var in free_vars(*store.indices):
         return None
     cond, chosen, otherwise = term.children

@@ -48,6 +48,8 @@ class Spans:
     def variable(self, v: Var, extent: Poly) -> None:
         """Record a loop's variable, which is less than `extent`."""
         span = self.note(extent)
+        # The variable is at most extent - 1. The 1 is subtracted only from a constant term, since spans have no
+        # negative coefficients.
         self.variables[v] = None if span is None else P.plus(span, P.constant(min(span.get(ONE, ZERO), ONCE)), -1)
 
     def note(self, p: Poly) -> Span | None:
@@ -81,6 +83,7 @@ class Spans:
 
         if any(below(span, x) for x in self._largest):
             return
+        # Maximal spans only, since every launch checks them.
         self._largest = [x for x in self._largest if not below(x, span)]
         self._largest.append(span if len(self._largest) < MAX_INCOMPARABLE else larger(self._largest.pop(), span))
 

@@ -154,6 +154,7 @@ def _part(steps: Expr) -> Expr:
 
 def _long_sums(s: For, algebra: Algebra, on_items: bool) -> tuple[_LongSum, ...]:
     """Return the sums of a loop that may have more than LONG_SUM terms and can be split."""
+    # Waits for asynchronous copies count iterations of this loop.
     if any(f.marks.async_copy for f in loops(s)):
         return ()
     sums_into: dict[Buffer, list[_LongSum] | None] = {}
@@ -176,6 +177,7 @@ def _may_be_long(s: For, x: _LongSum, algebra: Algebra, on_items: bool) -> bool:
     most = None if extent is None or steps is None else extent * steps
     if any(e.op == "floordiv" and as_int(e.args[1]) is None for e in postorder((s.extent,))):
         return False  # a loop over the partial sums of a Stream-K tile, at most one per worker
+    # A tile of a GPU has few free registers. A total takes as many again as the sums, and would spill.
     staged = any(p.buffer.scope == "shared" for p in stores(s))
     if on_items and (staged or prod(as_int(f.extent) or 0 for f in x.columns) > WIDE_ON_ITEM):
         return most is not None and most > LONG_TILE_SUM

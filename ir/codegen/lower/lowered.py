@@ -79,6 +79,7 @@ def is_tree_reduction(s: For, b: Block) -> bool:
     if len(iters) != 1 or source is None or source.buffer.scope != "local":
         return False
     var = iters[0].var
+    # Only the last index may move: the terms are then the lanes of one vector.
     others = (*b.body.indices, *source.indices[:-1], *(e for e in b.bindings if e is not s.var))
     return source.indices[-1] is var and not {var, s.var} & set(free_vars(*others))
 
@@ -115,6 +116,8 @@ def hoist_divmod(n: Stmt, algebra: Algebra) -> Stmt:
         for e in postorder(m.own_exprs):
             if e.op in DIVIDING and e.dtype is i64 and n.var in (used := set(free_vars(e))):
                 short, least = with_hoisted(e), algebra.interval(algebra.static(e.args[1]))[0]
+                # A negative divisor cannot be guarded by max(divisor, 1), which a divisor of 0 needs: the statement
+                # may be under a condition that excludes it.
                 if inner.isdisjoint(used) and short.op and not reads_written(e) and least is not None and least >= 0:
                     dividend, divisor = short.children
                     key = short.op, _key(algebra, dividend), _key(algebra, divisor)
@@ -160,6 +163,7 @@ def _divisions(f: For, algebra: Algebra) -> tuple[Expr, Expr, dict[object, Expr]
             if not inner.isdisjoint(free_vars(divisor)) or least is None or least < 0:
                 continue
             strides = _strides(f, index, divisor, algebra)
+            # Compilers replace divisions by constants with multiplications, so such loops gain nothing.
             if as_int(divisor) is None or any(as_int(stride) is None for stride in strides.values()):
                 return index, divisor, strides
     return None

@@ -118,12 +118,15 @@ def widths(tiles: GuardedTiles, f: For, lanes: int) -> Sequence[int]:
 
     For constant shapes this is one width if all partial tiles have the same, and no width if there are no partial tiles.
     """
+    # Powers of two of vectors: each width is a copy of the body, and the next larger one wastes less than half of its
+    # lanes.
     every = [w for w in range(lanes, tiles.extent, lanes) if _is_power(w // lanes)] + [tiles.extent]
     count = as_int(f.extent)
     step = -tiles.left.get((f.var,), 0)
     first = as_constant({m: c for m, c in tiles.left.items() if m != (f.var,)})
     if count is None or count < 1 or first is None:
         return every
+    # `left` is linear in the loop variable, so it is smallest at one end.
     least = min(first, first - step * (count - 1))
     if least >= tiles.extent:
         return []

@@ -58,6 +58,8 @@ class Magnitudes:
                     return True
             if c < 0 or any(self._may_be_negative(a) for a in m):
                 negative += product * abs(c)
+        # The value is at most LIMIT, so the positive terms are at most LIMIT more than the negative ones: small
+        # negative terms leave no partial sum that overflows.
         return negative > LIMIT
 
     def _of(self, p: Poly) -> int | None:

@@ -19,6 +19,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr, Var, as_int, conjuncts
 from relax_tune.ir.core.stmt import Declare, For, IfThenElse, Stmt, accesses, own_accesses, walk
 
+# Far more than any processor has: the compiler spills what does not fit. The limit is on the size of the text.
 REGISTER_LIMIT = 512
 PLACES_LIMIT = 4096
 

@@ -63,6 +63,8 @@ def _home(buffer: Buffer, accesses: Sequence[Access], algebra: Algebra, threads:
     """Return the depth of the statement that the declaration surrounds."""
     paths = [p for _i, _w, p in accesses]
     shortest = min(len(p) for p in paths)
+    # The innermost common statement, so that each buffer lives as briefly as possible and several may share
+    # registers.
     depth = 0
     while depth + 1 < shortest and all(p[depth + 1] is paths[0][depth + 1] for p in paths):
         depth += 1
@@ -108,6 +110,7 @@ def _region(
             inner = {v for m in path[depth:] if not _is_private(buffer, m) for v in m.bound_vars}
             with _item_ranges(path, algebra):
                 part = _relax(algebra.static(indices[d]), inner, algebra)
+            # Accesses that start at different places have no common region of known size.
             if part is None or (fixed is not None and part[0] != fixed):
                 fixed = None
                 break

@@ -343,7 +343,7 @@ class AddressPrinter:
 
     def address(self, buffer: Buffer, p: Poly) -> Address:
         """Return the address of the first lane of a vector, given the offset of a lane."""
-        first = p if self.lane is None else {m: c for m, c in p.items() if m != (self.lane.symbol,)}
+        first = p if self.lane is None else {m: c for m, c in p.items() if self.lane.symbol not in m}
         return Address(self.place(buffer, self.offset_text(first)), gcd(*first.values()))
 
     def stride(self, p: Poly) -> int | None:
@@ -354,6 +354,19 @@ class AddressPrinter:
         step = p.get((symbol,), 0)
         if any(symbol in self.algebra.free(a) for m in p if m and m != (symbol,) for a in m):
             return None
+        return step
+
+    def lane_step(self, p: Poly) -> Poly | None:
+        """Return the distance of neighbouring lanes in elements, which may depend on sizes; None if lanes are not evenly spaced."""
+        assert self.lane is not None
+        symbol = self.lane.symbol
+        step: Poly = {}
+        for m, c in p.items():
+            others = tuple(a for a in m if a is not symbol)
+            if any(symbol in self.algebra.free(a) for a in others) or len(m) - len(others) > 1:
+                return None
+            if len(others) < len(m):
+                step[others] = c
         return step
 
     def registers(self, b: Buffer, layout: RegisterLayout) -> Iterable[tuple[str, int]]:

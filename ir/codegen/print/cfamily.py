@@ -191,16 +191,22 @@ class CFamilyPrinter(CopyPrinter):
             smallest = f"{self.prelude.helper('min', kind, 1)}({smallest}, {p})"
         name, mask = self.fresh("n"), self.fresh("m")
         with self.indented("{"):
-            least = self.prelude.helper("min", kind, 1)
-            self.line(self.constant(self.prelude.storage(kind), name, f"{least}({smallest}, {lane.width})"))
+            if nonempty and smallest.isdigit():
+                name = str(min(int(smallest), lane.width))
+            else:
+                least = self.prelude.helper("min", kind, 1)
+                self.line(self.constant(self.prelude.storage(kind), name, f"{least}({smallest}, {lane.width})"))
             # without active lanes the region is skipped: its bounds may be negative, and its addresses out of bounds
             with self.indented("{" if nonempty else f"if ({name} > 0) {{"):
                 iota = self.prelude.helper("iota", i32, lane.width)
                 splat = self.prelude.helper("splat", i32, lane.width)
                 active = f"{iota}() < {splat}({self.as_int32(name)})"
                 self.line(self.constant(self.temporary_type(bool_, lane.width), mask, active))
+                begin = len(self.lines)
                 with self.lanes_of(Lane(lane.var, lane.start, lane.width, lane.symbol, name, mask, lane.nontemporal)):
                     self.statement(body)
+                if not any(re.search(rf"\b{mask}\b", line) for line in self.lines[begin:]):
+                    del self.lines[begin - 1]  # masked loads and stores take the number of lanes
 
     def declare(self, n: Declare) -> None:
         with self.indented("{"):

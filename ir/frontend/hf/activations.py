@@ -39,6 +39,7 @@ def _gated(inner: Emitted) -> Emitted:
     return lambda g, x: g.call(Mul(), x, g.call(Sigmoid(), inner(g, x)))
 
 
+# 0.5 * (1 + tanh(y)) is sigmoid(2 y), so GELU's tanh form is gated too: the constant of `_cubic` has the factor 2.
 _silu, _tanh_gelu = _gated(lambda g, x: x), _gated(_cubic)
 ACTIVATIONS: Mapping[str, Emitted] = {
     "gelu": _gelu,

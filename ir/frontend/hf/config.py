@@ -35,6 +35,7 @@ class ConfigFields:
         """Read an integer of at least 1. `default` stands for a field that is missing or null."""
         value = self.data.get(key)
         value = default if value is None else value
+        # `type` instead of `isinstance`: true and false are integers in Python.
         if type(value) is not int or not 1 <= value <= LARGEST:
             raise self.wrong(key, f"a whole number from 1 to {LARGEST}")
         return value

@@ -167,6 +167,7 @@ def _is_encoder(data: Mapping[str, Any], kind: str, embeds: bool) -> bool:
         embeds: an embedding is requested, for which decoders and T5's encoder are read as encoders too
     """
     named = data.get("architectures")
+    # Embedding models are often fine-tuned decoders, and config.json does not say so: pooling modules or a head do.
     if kind in DECODERS and kind not in ENCODERS:
         first = str(named[0]) if isinstance(named, list) and named else ""
         return embeds or any(first.endswith(head) for head in CAUSAL_HEADS)
@@ -229,6 +230,7 @@ def _load_encoder(options: _EncoderOptions, data: Mapping[str, Any], where: str)
     _check_pooling(image, sound, options.pooling, options.normalize)
     stages, head = options.requested, None
     if stages is not None and image:
+        # Images have no mask to find a first position by.
         stages = [first_position if options.pooling == "cls" else s for s in stages[:1]] + stages[1:]
     elif stages is None and modules is not None:
         stages = []
@@ -266,6 +268,7 @@ def with_preprocessor(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any
         return {**data, "encoder": with_preprocessor(inside, folder)}
     if data.get("model_type") not in SPEECH:
         return data
+    # Whether padding is masked belongs to the model, but only the preprocessor's file states it.
     fields = read_json(path, "the configuration of a preprocessor")
     return {**data, **({MASKED: fields[MASKED]} if MASKED in fields else {})}
 
@@ -309,6 +312,7 @@ def load_decoder(
 ) -> IRModule:
     """Build the two functions of a decoder. Raises UserError for bounds that the model cannot have."""
     given, positions = checked_bounds(bounds), stack.positions
+    # m cached positions come before one new one, which needs m + 1 rows of tables.
     usual = stack.usual_positions(given[s][1] + more for s, more in (("n", 0), ("m", 1)) if s in given)
     # logits of the last position need one
     symbols = {"b": BATCH, "n": SymbolRange("positions", 0 if every_position else 1, positions, usual)}

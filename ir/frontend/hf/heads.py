@@ -44,6 +44,7 @@ def head_stage(data: Mapping[str, Any], where: str, stack: Stack) -> Stage | Non
     heads, outputs = _known_heads(stack), stack.outputs
     heads = {task: head for task, head in heads.items() if task in (outputs.tasks or heads)}
     name = str(named[0]) if isinstance(named, list) else ""
+    # GPT-like `...LMHeadModel` ends in Model, but has a head.
     task = next((t for t in (*heads, "Model", "Encoder") if name.endswith(t) and not name.endswith("HeadModel")), "")
     if not task:
         known = f"an encoder or one with a head among {', '.join(heads)} (pooling= reads only the encoder)"
@@ -126,6 +127,7 @@ def _probed(e: StackEmitter, x: GVar) -> GVar:
     get = e.parameters.get
     joint = get("head.attention.in_proj_weight", 3 * s.hidden, s.hidden)
     shifts = get("head.attention.in_proj_bias", 3 * s.hidden)
+    # The query is a weight, and its projection with it.
     query = get("head.probe", 1, 1, s.hidden)[0] @ joint[: s.hidden].T + shifts[: s.hidden]
 
     def heads(k: int, part: str) -> GVar:
@@ -208,6 +210,7 @@ def _weighted(e: StackEmitter, x: GVar, c: ConfigFields) -> GVar:
     if not c.truth("use_weighted_layer_sum", False):
         return x
     stored = e.outside.get("layer_weights", len(e.hidden)).astype(np.float64)
+    # A softmax of weights is a constant, so it is taken here.
     share = np.exp(stored - stored.max())
     parts = [e.g.call(MulScalar(float(w)), y) for w, y in zip(share / share.sum(), e.hidden, strict=True)]
     return reduce(lambda a, b: e.g.call(Add(), a, b), parts)

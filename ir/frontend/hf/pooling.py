@@ -65,6 +65,7 @@ def selected(e: StackEmitter, x: GVar, where: GVar) -> GVar:
 def last_of(e: StackEmitter, marked: GVar) -> GVar:
     """Emit the last position that `marked` (b, n) i64 has 1 at, 0 for rows without one: (b,) i64."""
     numbers = e.g.call(ExpandDims((0,)), e.g.call(Iota(e.dims[1]), hint="position"))
+    # Positions that are not marked count as 0, so the largest product is at the last marked one.
     return e.g.call(ArgMax(1), e.g.call(Mul(), marked, numbers), hint="last_position")
 
 
@@ -104,6 +105,7 @@ def _weighted_mean(e: StackEmitter, x: GVar, mask: GVar) -> GVar:
     """Weigh positions by their number, from 1 at the first one that is no padding (Muennighoff 2022, SGPT)."""
     g = e.g
     numbers = g.call(ExpandDims((0,)), g.call(AddScalar(1), g.call(Iota(e.dims[1]), hint="position")))
+    # Padding may be at the start (decoders) or at the end; the count begins at the first token in both cases.
     weights = g.call(Sub(), numbers, g.call(ExpandDims((1,)), _first_visible(e)))
     return g.call(MeanPool(1e-9), x, g.call(Cast(f32), g.call(Mul(), mask, weights)), hint="pooled")
 

@@ -116,16 +116,17 @@ def _gptq(m: Matrix, c: ConfigFields) -> Array:
     if (words.shape, zero_words.shape, scales.shape) != shapes:
         raise m.wrong("qweight", f"words of {bits} bits, scales and zero points that fit")
     less = _form(c, "checkpoint_format", ("gptq", "gptq_v2")) == "gptq"
-    if (
-        less and 32 % bits == 0
-    ):  # the first version of the format stores zero points less 1, subtracted from whole words
+    # The first version of the format stores zero points less 1, subtracted from whole words.
+    if less and 32 % bits == 0:
         zero_words = zero_words + np.uint32(sum(1 << k for k in range(0, 32, bits)))
     zeros = unpacked(zero_words, bits, 1)[:, :out]
     if less and 32 % bits:
         zeros = (zeros + 1) & (2**bits - 1)
     values = unpacked(words, bits, 0)[:width]
+    # -1 means one group of all inputs.
     size = width if c.data.get("group_size") in (-1, None) else c.whole("group_size")
     size = -(-width // len(scales)) if dynamic else size
+    # Activation order (act-order) assigns inputs to groups in any order, which `g_idx` lists.
     group = m.integers("g_idx") if m.has("g_idx") else np.arange(width) // size
     if group.shape != (width,) or np.any((group < 0) | (group >= len(scales))):
         raise m.wrong("g_idx" if m.has("g_idx") else "scales", f"groups of {size} inputs")
@@ -196,6 +197,7 @@ def _compressed(m: Matrix, c: ConfigFields) -> Array:
         bits = next((n for n in fitting if n in stated), next((n for n in fitting if n in (4, 8)), 0))
         if not bits:
             raise m.wrong("weight_packed", "words of 1 to 8 bits that config.json states")
+        # Packed integers are signed, stored with an offset of half their range.
         values = unpacked(words, bits, 1)[:, :width] - 2 ** (bits - 1)
     scale = m.floats("weight_scale")
     groups = scale.shape[1] if scale.ndim == 2 else 1
@@ -300,6 +302,7 @@ class QuantizedWeights:
         self._read, marks = READERS[c.chosen("quant_method", "", METHODS)]
         ends = tuple(f".{mark}" for mark in marks)
         self._layers = {name.removesuffix(end) for name in stored.names for end in ends if name.endswith(end)}
+        # The names of dequantised matrices are added, so that readers see the names of a model that is not quantised.
         self.names = stored.names | {f"{name}.weight" for name in self._layers}
 
     def get(self, name: str, shape: Sequence[int]) -> Array:

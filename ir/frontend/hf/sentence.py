@@ -80,6 +80,7 @@ def read_modules(root: Path) -> Sentence:
     path = root / MODULES
     listed = read_json_list(path, "the list of modules of a sentence-transformers folder")
     parts = [m for m in listed if isinstance(m, dict) and all(isinstance(m.get(k), str) for k in ("path", "type"))]
+    # A foreign folder must not make the importer read files outside of it.
     inside = all(not Path(m["path"]).is_absolute() and ".." not in Path(m["path"]).parts for m in parts)
     if not listed or len(parts) != len(listed) or not inside:
         raise ParseError(f"{path}: expected objects with a type and a path inside the folder, got {listed!r:.120}")
@@ -110,6 +111,7 @@ def sentence_stages(modules: Sentence, root: Path, width: int) -> list[Stage]:
         elif kind == "Pooling":
             parts, include_prompt = _pooling_parts(folder)
             stages.append(concatenated(parts, include_prompt))
+            # Several poolings are concatenated, so the vectors get longer.
             width *= len(parts)
         elif kind == "Dense":
             stage, width = _dense(folder, width)
@@ -244,6 +246,7 @@ class StaticWeights:
                 raise ParseError(
                     f"{self.path}: 'mapping': expected rows of the {len(table)} embeddings; download it again"
                 )
+            # Tokens may share rows; the table is spread out once here instead of being indexed twice at every call.
             table = table[rows]
         if "weights" in stored.names:
             table = table * stored.get("weights", (len(table),))[:, None]

@@ -57,6 +57,7 @@ class Towers:
         if not isinstance(given, dict | None):
             raise c.wrong(key, "an object")
         size = c.data.get("projection_dim")
+        # The files state only what differs from the defaults of the family's classes.
         fields = {**usual, **(given or {}), "projection_dim": 512 if size is None else size}
         return {**fields, "model_type": f"{self.kind}_{which}_model", "architectures": None}
 
@@ -127,6 +128,7 @@ def load_towers(folder: Path, data: Mapping[str, Any], where: str, bounds: Bound
         inputs = [g.parameter(p.name, p.info) for p in function.params]
         embeddings.append(g.call_function(g.put(called), *inputs, hint=f"{function.name}_embeds"))
     words, pixels = embeddings
+    # The file stores the logarithm of the temperature's reciprocal.
     factor = float(np.exp(weights.get("logit_scale", towers.shape).item()))
     scores = g.call(MulScalar(factor), g.call(Matmul(transpose_b=True), words, pixels))
     if towers.biased:

@@ -55,6 +55,8 @@ def _loop(s: GraphScope, node: OnnxNode) -> Values:
     if len(graph.output) < 1 + len(state):
         raise node.refuse(f"expected a body with {1 + len(state)} results or more, got {len(graph.output)}")
 
+    # A sequence that a loop extends is no state for the loop of the graph: its tensors become rows that the loop
+    # collects.
     lists = {k: item for k, item in enumerate(state) if isinstance(item, SequenceValue)}
     tensors = [k for k in range(len(state)) if k not in lists]
 
@@ -118,6 +120,7 @@ def _scan(s: GraphScope, node: OnnxNode) -> Values:
     for stack, axis, backward in forms:
         value = s.w.reversed(s.w.tensor(stack), 0) if backward else s.w.tensor(stack)
         at = node.normalised(axis, stack.ndim)
+        # Rows are collected along the first dim, which moves to the axis that the model states.
         results.append(s.w.of(s.w.permute(value, [*range(1, at + 1), 0, *range(at + 1, stack.ndim)])))
     return [*last, *results]
 
@@ -125,6 +128,7 @@ def _scan(s: GraphScope, node: OnnxNode) -> Values:
 def _outer_values(body: LoopBody, graph: Any, env: Env) -> dict[str, ImportedValue | None]:
     """Return the values from outside that a loop's graph reads, by name."""
     values: dict[str, ImportedValue | None] = {"": None}
+    # Sorted, so that two imports of a file give the same program text.
     for name in sorted(names_read(graph)):
         item = env.get(name)
         if isinstance(item, SequenceValue):

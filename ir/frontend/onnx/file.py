@@ -55,6 +55,7 @@ def _check_whole(proto: Any, what: str) -> None:
             f"{what}: expected an ONNX model with an opset, a graph and outputs, got "
             f"{len(proto.opset_import)} opsets and {len(proto.graph.output)} outputs; is the file complete and really ONNX?"
         )
+    # The importer reads every name as text; bytes would fail somewhere in the middle of it.
     damaged = [s for s in _strings(proto) if not isinstance(s, str)]
     if damaged:
         raise ParseError(f"{what}: expected names in UTF-8, got {damaged[0]!r}; is the file complete and really ONNX?")
@@ -122,6 +123,7 @@ def sorted_nodes(nodes: Sequence[Any], available: Container[str]) -> list[Any]:
     ready = [position for position, count in enumerate(missing) if count == 0]
     order: list[int] = []
     while ready:
+        # A heap, so that nodes stay in the order of the file wherever it is a valid one.
         order.append(position := heapq.heappop(ready))
         for reader in readers.get(position, ()):
             missing[reader] -= 1

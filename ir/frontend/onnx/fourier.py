@@ -76,6 +76,7 @@ def _transform(w: Writer, node: OnnxNode) -> ImportedValue:
         raise node.refuse("expected an axis but the last, which has the parts of the numbers")
     back = inverse and onesided
     size = _size(w, node, 1, w.simplify(mul(sub(dims[axis], 1), 2)) if back else dims[axis])
+    # A real signal of n elements is determined by its first n // 2 + 1 frequencies.
     bins = half(w, size) if back else size
     re, im = _sized(w, re, axis, bins), None if im is None else _sized(w, im, axis, bins)
     if back:
@@ -124,12 +125,15 @@ def _triangles(bands: int, size: int, rate: float, low: float, high: float) -> A
     """Return triangles between neighbouring edges that are evenly spaced on the mel scale; see ONNX, MelWeightMatrix."""
     # The mel scale of the standard (MelWeightMatrix): 2595 * log10(1 + f / 700).
     lowest, highest = (2595 * math.log10(1 + hertz / 700) for hertz in (low, high))
+    # Divided by bands + 2, not by bands + 1: the last edge is one step below `high`, as in the formula of the
+    # standard.
     mels = lowest + np.arange(bands + 2) * (highest - lowest) / (bands + 2)
     edges = np.floor((size + 1) * (700 * (10 ** (mels / 2595) - 1)) / rate).astype(np.int64)
     weights = np.zeros((size // 2 + 1, bands))
     for band in range(bands):
         left, centre, right = edges[band : band + 3]
         places = np.arange(left, centre + 1)
+        # At low frequencies neighbouring edges may fall into one bin, which would be a division by 0.
         weights[left : centre + 1, band] = (places - left) / (centre - left) if left < centre else 1.0
         if centre < right:
             weights[centre:right, band] = (right - np.arange(centre, right)) / (right - centre)

@@ -30,6 +30,7 @@ def function_of(onnx: Any, proto: Any, node: OnnxNode, domain: str) -> Any:
         body.CopyFrom(schema.function_body)
         body.attribute_proto.extend(a.default_value for a in schema.attributes.values() if a.default_value.name)
         return body
+    # Such a body is built for given types of the inputs, which an input left out in the middle does not have.
     if not schema.has_context_dependent_function or any(
         i is None and name for i, name in zip(node.inputs, proto.input)
     ):
@@ -67,6 +68,8 @@ def substituted(onnx: Any, body: Any, call: Any) -> Iterator[Any]:
         for a in n.attribute:
             if not a.ref_attr_name:
                 copy.attribute.append(a)
+            # A reference without an attribute at the call and without a default is left out: the inner node then uses
+            # the default of its operator.
             elif a.ref_attr_name in attributes:
                 bound = copy.attribute.add()
                 bound.CopyFrom(attributes[a.ref_attr_name])

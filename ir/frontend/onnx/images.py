@@ -154,6 +154,7 @@ class Side:
         dims = [tensor_dims(self.first)[0], const(1), const(1), const(1)]
         first, span = (w.reshape(v, dims) for v in (self.first, self.span))
         length = w.div(span, self.bins)
+        # -floor(-x) is ceil(x).
         count = w.maximum(w.mul(w.floor(w.mul(length, -1.0)), -1.0), 0.0)
         some = w.maximum(count, 1.0)
         step = w.div(length, some)
@@ -163,6 +164,8 @@ class Side:
         begin = w.div(w.sub(w.add(element, -1.0), first), step)
         begin = w.floor(w.add(begin, -0.5))
         begin = w.minimum(w.maximum(begin, 0.0), w.add(some, -1.0))
+        # Only samples less than one element away have a weight. If there are several, they lie at least half an
+        # element from each other, so six consecutive ones from the first are enough.
         number = w.add(begin, self.counter(6))
         within = w.mul(w.add(number, 0.5), length)
         at = w.add(first, w.div(within, some))
@@ -209,6 +212,7 @@ def _roi_align(w: Writer, node: OnnxNode) -> ImportedValue:
     for k, name in ((1, "output_height"), (0, "output_width")):
         first, end = (w.slice(table, 1, const(p), const(p + 1)) for p in (k, k + 2))
         span = w.sub(end, first)
+        # Without half-pixel positions, regions are at least one element large (the older definition of RoiAlign).
         span = span if half else w.maximum(span, 1.0)
         sides.append(Side(w, first, span, node.integer(name, 1), x.shape[3 - k], work))
     images = w.cast(w.take(w.tensor(x), 0, natural_indices(w, batch, x.shape[0])), work)
@@ -238,6 +242,7 @@ def _sampled(w: Writer, images: Value, rows: Side, across: Side, ratio: int) -> 
     ):
         at = side.samples(ratio)
         inside.append(w.reshape(side.inside(at), [count, const(1), *dims[1:]]))
+        # GridSample takes positions from -1 to 1: element i of n lies at (2 i + 1) / n - 1.
         at = w.add(w.mul(side.bounded(at), 2.0), 1.0)
         at = w.add(w.div(at, size_of(w, side.size, side.work)), -1.0)
         positions.append(w.reshape(at, dims))
@@ -263,6 +268,7 @@ def _largest(w: Writer, images: Value, rows: Side, across: Side, ratio: int) -> 
 
 def _bounds(w: Writer, first: Value, end: Value, bins: int, size: Expr) -> tuple[Value, Value]:
     """Return the first element of each bin and the element after its last, within the image."""
+    # The last element of a region belongs to it, hence the 1.
     length = w.maximum(w.add(w.sub(end, first), 1.0), 1.0)
     length = w.div(length, w.literal(bins, f32))
     at = w.cast(w.iota(const(bins)), f32)

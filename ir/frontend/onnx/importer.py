@@ -153,6 +153,7 @@ class _Importer:
             )
         numbers: set[str] = set()
         for i in graph.input:
+            # Before IR version 4 every initializer is also listed among the inputs, where it is the default.
             if i.name not in env:
                 value = self._fixed(i)
                 if value is not None:
@@ -219,6 +220,8 @@ class _Importer:
         if not element.is_int or any(d != 1 for d in dims):
             return None
         low, high = self.bounds[i.name]
+        # A number changes the graph that is imported, for instance which branch of an `If` exists, so a range is no
+        # bound for it.
         if low != high:
             raise UserError(f"bound of {i.name}, an input of one integer: expected one number, got {low} to {high}")
         return np.full(dims, low, element.numpy)
@@ -268,11 +271,13 @@ class _Importer:
         neighbours = Neighbours((_title(n), n.input, n.output) for n in every)
         for n in every:
             inputs = [env[i] for i in n.input]
+            # Optional inputs at the end may be written as empty names or left out; both mean the same.
             while inputs and inputs[-1] is None:
                 inputs.pop()
             domain = "" if n.domain == "ai.onnx" else n.domain
             opset = opsets.get(domain, 0)
             version = None if domain else version_of(self.onnx, n.op_type, opset)
+            # Results that nothing reads are not computed, nor are they a reason to refuse the node.
             outputs = tuple(name if name in read or not p else "" for p, name in enumerate(n.output))
             node = OnnxNode(
                 n.op_type, n.name or (n.output[0] if n.output else ""), opset, tuple(inputs), self._attributes(n, inputs),
@@ -306,6 +311,7 @@ class _Importer:
             raise node.refuse(f"expected graphs nested at most {DEEPEST} deep, got more")
 
         def inside(w: Writer, graph: Any, local: dict[str, ImportedValue | None]) -> list[ImportedValue]:
+            # The nodes of the inner graph are written into the body of the branch or loop.
             before, self.w = self.w, w
             around, self.graph = self.graph, f"graph {graph.name!r} in {node.path}"
             try:
@@ -384,6 +390,8 @@ class _Importer:
         if problem is not None:
             raise node.refuse(problem)
         node = modern(self.w, node) if domain == "" else node
+        # Arithmetic on shapes is done here: exporters write dims as chains of Shape, Gather, Mul and Concat, which
+        # would otherwise be tensors that no dim can be read from.
         known = evaluate_known(self.w, node) if domain == "" else None
         if known is not None:
             return [known]
@@ -395,10 +403,13 @@ class _Importer:
                     value = handler(self.w, node)
                     items = [value] if isinstance(value, ImportedValue) else list(value)
                     return [i and self.w.folded(i) for i in items]
+            # The value itself is wrong, so the function body of the operator would be wrong with it.
             except WrongValueError:
                 raise
             except ParseError as error:
                 failure = error
+        # A handler is tried first, even where the standard has a function body: it keeps the operator whole, for one
+        # kernel.
         inlined = self._inlined(proto, node, domain, opsets, depth, failure)
         if inlined is not None:
             return inlined

@@ -117,6 +117,7 @@ def _scatter_elements(w: Writer, node: OnnxNode) -> ImportedValue:
     for p in fewer:
         if not w.require(le(item.shape[p], x.shape[p])):
             raise node.refuse(f"expected at most {x.shape[p]!r} indices along axis {p}, got {item.shape[p]!r}")
+        # Updates touch only the first elements of such axes, so the rest is put back around the result.
         part = w.slice(part, p, const(0), item.shape[p])
     indices = natural_indices(w, item, x.shape[axis])
     y = _scattered(w, ScatterElements(mode, axis), w.of(part) if fewer else x, indices, w.tensor(node.item(2)))
@@ -169,6 +170,7 @@ def _reverse_sequence(w: Writer, node: OnnxNode) -> ImportedValue:
     ends = w.cast(w.tensor(lengths), i64)
     ends = w.reshape(ends, [*lengths.shape, *[const(1)] * (x.ndim - 1 - batch)])
     back = w.add(w.sub(ends, at), -1)
+    # `ends * 0` broadcasts the positions to the dims of the other branch.
     where = w.where(w.less(at, ends), back, w.add(at, w.mul(ends, 0)))
     where = w.add(w.full(x.shape, 0, i64), where)
     return w.of(w.gather_elements(w.tensor(x), where, time), x.natural)

@@ -77,6 +77,7 @@ def _imputer(w: Writer, node: OnnxNode) -> ImportedValue:
     if by is None:
         raise node.refuse(f"expected imputed_value_{kind}s for {x.info!r}, got none; state them")
     value = w.tensor(x)
+    # NaN equals nothing, itself included.
     hit = w.not_equal(value, value) if np.isnan(old) else w.equal(value, old)
     return w.of(w.where(hit, by, value))
 
@@ -115,6 +116,8 @@ def _label_encoder(w: Writer, node: OnnxNode) -> ImportedValue:
     element = w.reshape(w.tensor(x), [*x.shape, const(1)])
     hits = w.equal(element, w.tensor(w.constant(keys.astype(x.dtype.numpy), "keys")))
     hits = w.cast(hits, i64)
+    # Of equal keys the last one counts, as in a dictionary that is filled in order; without a hit the place is not
+    # used.
     value = w.take(w.tensor(w.constant(values, "values")), 0, w.arg_max(hits, x.ndim, last=True))
     some = w.less(w.tensor(w.number(const(0))), w.max(hits, (x.ndim,), False))
     return w.of(w.where(some, value, w.tensor(w.constant(default, "default"))))
@@ -229,6 +232,7 @@ def optimiser(update: Update, states: int) -> Handler:
                 f"expected a rate, a step and {lists} lists of as many tensors, got {len(node.inputs)} inputs"
             )
         updates = [update(w, node, [node.operand(w, 2 + k * count + i) for k in range(lists)]) for i in range(count)]
+        # Results are grouped by kind, all tensors first, then the states of each kind.
         return [w.of(values[k]) for k in range(1 + states) for values in updates]
 
     return handler

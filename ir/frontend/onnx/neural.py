@@ -52,6 +52,7 @@ def _widened(w: Writer, node: OnnxNode, value: Value, dims: Sequence[Expr]) -> V
     dims_of_value, ctx = tensor_dims(value), w.g.deduction
     if len(dims_of_value) > len(dims):
         raise node.refuse(f"expected at most {len(dims)} dims in C, got {dims_of_value!r}")
+    # A dim that may be 1 at some calls and the full size at others needs the broadcast that checks this.
     certain = all(as_int(d) == 1 or ctx.same(d, to) for d, to in zip(dims_of_value[::-1], dims[::-1]))
     return value if certain else w.broadcast(value, dims)
 
@@ -67,6 +68,7 @@ def _layer_norm(w: Writer, node: OnnxNode) -> list[ImportedValue]:
     y = w.of(layer_norm(w, x, axis, node.item(1), node.optional(2), eps))
     if not node.is_read(1) and not node.is_read(2):
         return [y]
+    # The standard computes the two statistics in this type, and returns them in it.
     value = w.cast(w.tensor(x), node.element("stash_type", f32))
     mean, _, variance = moments(w, value, tuple(range(axis, x.ndim)))
     return [y, w.of(mean), w.of(w.rsqrt(w.add(variance, eps)))]
@@ -126,6 +128,7 @@ def _lp_normalize(w: Writer, node: OnnxNode) -> ImportedValue:
     total = w.sum(w.abs(value) if p == 1 else w.mul(value, value), (axis,), True)
     norm = total if p == 1 else w.sqrt(total)
     zero = w.literal(0, x.dtype)
+    # 0 / 0 is NaN, which the selection below discards.
     normalised = w.div(value, norm)
     return w.of(w.where(w.not_equal(norm, zero), normalised, zero))
 
@@ -183,6 +186,7 @@ def _attention(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
         window=left + 1 if left >= 0 else None, softcap=node.real("softcap", 0.0) or None,
     )  # fmt: skip
     mask = node.optional(3)
+    # The standard also permits a mask shorter than the keys, which its function body extends.
     if mask is not None and (not mask.ndim or not w.g.deduction.same(mask.shape[-1], tensor_dims(k)[-2])):
         raise node.refuse(f"expected a mask of all {tensor_dims(k)[-2]!r} keys, got {mask.info!r}")
     y = w.emit(op, q, k, v, *([] if mask is None else [w.tensor(mask)]))

@@ -82,8 +82,10 @@ def centred(w: Writer, x: ImportedValue, zero: ImportedValue | None, rows: bool)
 def dynamically_quantized(w: Writer, x: Value) -> tuple[Value, Value, Value]:
     """Quantise floats to uint8 by their range, which includes 0. Returns the integers, their scale and zero point, without dims."""
     axes = tuple(range(len(tensor_dims(x))))
+    # The range includes 0 so that 0, which padding uses, is one of the quantised numbers.
     low, high = w.minimum(w.emit(MinOrHighest(axes, False), x), 0.0), w.maximum(w.max_or_lowest(x, axes), 0.0)
     scale = w.div(w.sub(high, low), 255)
+    # All elements are 0: any scale is right, but a division by 0 is not.
     scale = w.where(w.equal(scale, 0.0), 1.0, scale)
     zero = w.cast(w.rint(clip(w, w.div(w.mul(low, -1), scale), 0.0, 255.0)), u8)
     return w.emit(Quantize(dtype=u8), x, scale, zero), scale, zero

@@ -54,6 +54,7 @@ def _multinomial(w: Writer, node: OnnxNode) -> ImportedValue:
         )
     work = f64 if x.dtype is f64 else f32
     value = w.cast(w.tensor(x), work)
+    # Only quotients of the weights count; less the largest one, no exponential overflows.
     weights = w.exp(w.sub(value, w.max(value, (1,), True)))
     drawn = random_numbers.classes(w, weights, const(count), key_of(w, node))
     return w.of(w.cast(drawn, element), True)

@@ -102,6 +102,8 @@ def _rnn(layer: Layer, body: LoopBody, projected: Value) -> list[Value]:
 
 def _gru(layer: Layer, body: LoopBody, projected: Value) -> list[Value]:
     w, h = body.w, body.w.tensor(body.state[0])
+    # The two forms of a GRU: the reset gate scales the product with the state (cuDNN and PyTorch), or the state
+    # before the product (the paper).
     if layer.node.flag("linear_before_reset"):
         added = layer.product(body, h)
         reset = layer.active(w, 0, w.add(layer.gate(w, projected, 1), layer.gate(w, added, 1)))
@@ -109,6 +111,7 @@ def _gru(layer: Layer, body: LoopBody, projected: Value) -> list[Value]:
     else:
         added = layer.product(body, h, 0, 2)
         reset = layer.active(w, 0, w.add(layer.gate(w, projected, 1), layer.gate(w, added, 1)))
+        # The third gate needs the reset state, so its product is a separate one.
         proposed = layer.product(body, w.mul(reset, h), 2)
     update = layer.active(w, 0, w.add(layer.gate(w, projected, 0), layer.gate(w, added, 0)))
     new = layer.active(w, 1, w.add(layer.gate(w, projected, 2), proposed))
@@ -125,9 +128,11 @@ def _lstm(layer: Layer, body: LoopBody, projected: Value) -> list[Value]:
         return layer.active(w, 0, value if more is None else w.add(value, more))
 
     entered = gate(0, c, 0)
+    # Gates of ONNX are in the order input, output, forget, cell; peepholes in the order input, output, forget.
     forget = _rest(w, entered) if layer.node.flag("input_forget") else gate(2, c, 2)
     new = layer.active(w, 1, layer.gate(w, stacked, 3))
     cell = w.add(w.mul(forget, c), w.mul(entered, new))
+    # The peephole of the output gate sees the new cell state, the other two the old one.
     return [w.mul(gate(1, cell, 1), layer.activations[2](w, cell)), cell]
 
 
@@ -188,6 +193,8 @@ def _direction(
     of_state = None
     if node.has(3):
         biases = w.tensor(_of_direction(w, node.item(3), d))
+        # The bias of the input is added once for all positions. The bias of the state stays with its product, since a
+        # GRU may scale both by the reset gate.
         projected = w.add(projected, _columns(w, biases, 0, stacked))
         of_state = w.of(_columns(w, biases, stacked, 2 * stacked))
     peepholes = _of_direction(w, node.item(7), d) if node.op == "LSTM" and node.has(7) else None
@@ -209,12 +216,14 @@ def _direction(
             place = v.reshape(v.size(at), (const(1), const(1)))
             ends = v.reshape(v.cast(v.tensor(body.outside(lengths)), i64), (batch, const(1)))
             inside = v.less(place, ends)
+            # After the end of a shorter sequence the result is 0, and the state stays as it was at the end.
             shown = v.where(inside, shown, 0.0)
             states = [v.where(inside, m, v.tensor(s)) for m, s in zip(states, body.state, strict=True)]
         return None, [v.of(m) for m in states], [v.of(shown)]
 
     last, (rows,) = loop(w, initial, step, w.number(length))
     every = w.tensor(rows)
+    # The loop collects rows in the order of its iterations, which is the reverse of the positions.
     return w.reversed(every, 0) if back else every, [w.tensor(s) for s in last]
 
 

@@ -41,6 +41,7 @@ def _cut(handler: Handler) -> Handler:
         x = node.item(0)
         if not x.dtype.is_int:
             return handler(w, node)
+        # float64 holds every int32 exactly; float32 would round from 2^24 on.
         wide = w.of(w.cast(w.tensor(x), f64))
         y = handler(w, replace(node, inputs=(wide, *node.inputs[1:])))
         assert isinstance(y, ImportedValue)

@@ -31,11 +31,13 @@ def _by_aspect(w: Writer, sizes: Sequence[Expr], targets: Sequence[Expr], larger
     """Return one scale for all axes: the largest or smallest with which one axis gets its size of `targets`."""
     over, under = targets[0], sizes[0]
     for size, want in zip(sizes[1:], targets[1:]):
+        # The quotients over / under and want / size are compared by products, which are exact for symbols too.
         current, other = mul(over, size), mul(want, under)
         better = le(current, other) if larger else le(other, current)
         over, under = w.simplify(select(better, want, over)), w.simplify(select(better, size, under))
     scales = []
     for size in sizes:
+        # (2 * over * size + under) // (2 * under) rounds over * size / under to the nearest whole number.
         rounded = floordiv(add(mul(mul(over, size), 2), under), mul(under, 2))
         scales.append(Scale(over, under, mul(over, size), under, w.simplify(rounded)))
     return scales
@@ -88,6 +90,8 @@ def _resize(w: Writer, node: OnnxNode) -> ImportedValue:
     resized = []
     for k, (axis, s) in enumerate(zip(axes, scales)):
         region = (simplest(roi[k]), simplest(roi[k + len(axes)])) if cropped else WHOLE
+        # A resize to the same size copies the elements, unless a scale was stated that differs from the quotient of
+        # sizes.
         if (
             region == WHOLE
             and w.g.deduction.same(s.size, x.shape[axis])

@@ -65,6 +65,7 @@ def _softmax_zero(w: Writer, scores: Value) -> Value:
     powers = w.exp(w.sub(scores, top))
     counts = w.less(NEAR_ZERO, w.abs(scores))
     total = w.sum(w.where(counts, powers, 0.0), (axis,), True)
+    # Scores near 0 are multiplied instead of exponentiated, as ONNX Runtime does: exactly 0 stays 0.
     at_zero = w.mul(scores, w.exp(w.mul(top, -1.0)))
     return w.div(w.where(counts, powers, at_zero), w.where(w.equal(total, 0.0), 1.0, total))
 

@@ -122,6 +122,7 @@ def _construct(w: Writer, node: OnnxNode) -> ImportedValue:
 
 def _insert(w: Writer, node: OnnxNode) -> ImportedValue:
     item, tensor = _parts_of(w, node), node.item(1)
+    # A tensor inserted at another place would move the tensors of earlier iterations, and a loop only appends rows.
     if item.growing is not None and node.has(2):
         raise node.refuse("expected tensors added at the end of a sequence that a loop makes, got a position" + LOOPED)
     count = len(item.parts)
@@ -173,6 +174,7 @@ def _concatenated(w: Writer, node: OnnxNode) -> ImportedValue:
     ndim = (tensors[0].ndim if item.stack is None else item.stack.ndim - 1) + new
     axis = node.axis(ndim)
     if item.stack is not None:
+        # The dim of the sequence moves in front of the axis and is merged with it.
         order = list(range(1, item.stack.ndim))
         value = w.permute(w.tensor(item.stack), [*order[:axis], 0, *order[axis:]])
         if not new:
@@ -192,6 +194,7 @@ def _split(w: Writer, node: OnnxNode) -> ImportedValue:
     axis = node.axis(x.ndim, 0)
     n, others = x.shape[axis], [p for p in range(x.ndim) if p != axis]
     if not node.has(1):
+        # Slices of size 1 have equal shapes, so that their number may be a symbol.
         rows = w.permute(w.tensor(x), [axis, *others])
         if node.flag("keepdims", True):
             rows = w.reshape(rows, [n, *(const(1) if p == axis else d for p, d in enumerate(x.shape))])

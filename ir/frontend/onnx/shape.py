@@ -123,6 +123,7 @@ def _split(w: Writer, node: OnnxNode) -> list[ImportedValue]:
     if node.has(1):
         sizes = node.expressions(w, 1)
     else:
+        # Parts of equal size, rounded up; the last one takes what is left and may be smaller.
         size = w.simplify(floordiv(add(n, parts - 1), parts))
         sizes = [size] * (parts - 1)
         sizes.append(w.simplify(sub(n, mul(size, parts - 1))))
@@ -131,6 +132,7 @@ def _split(w: Writer, node: OnnxNode) -> list[ImportedValue]:
         total = w.simplify(sum(sizes[1:], start=sizes[0]) if sizes else const(0))
         if w.g.deduction.equal(total, n) is Proof.NO:
             raise node.refuse(f"expected parts that add up to {n!r}, got {total!r}")
+        # The reshape states that the parts add up to the dim, where only a call can tell.
         value = w.reshape(value, [*x.shape[:axis], total, *x.shape[axis + 1 :]])
     return consecutive(w, x, value, axis, sizes)
 
@@ -185,6 +187,7 @@ def _constant_of_shape(w: Writer, node: OnnxNode) -> ImportedValue:
 def _tile(w: Writer, node: OnnxNode) -> ImportedValue:
     x, times = node.item(0), node.sizes(w, 1)
     pairs: list[Expr] = [d for r, n in zip(times, x.shape, strict=True) for d in (r, n)]
+    # Each dim n becomes (1, n), is broadcast to (times, n), and joined again: repetition without an operator for it.
     value = w.expand_dims(w.tensor(x), tuple(range(0, 2 * x.ndim, 2)))
     value = w.broadcast_to(value, tuple(pairs))
     return w.of(w.reshape(value, [w.simplify(mul(r, n)) for r, n in zip(times, x.shape, strict=True)]), x.natural)
@@ -236,6 +239,7 @@ def _center_crop_pad(w: Writer, node: OnnxNode) -> ImportedValue:
     value = w.tensor(x)
     pads: list[tuple[ExprLike, ExprLike]] = [(0, 0)] * x.ndim
     for axis, size in zip(axes, sizes):
+        # An axis is either cropped or padded: of the two, one amount is 0.
         begin = w.simplify(floordiv(maximum(sub(x.shape[axis], size), 0), 2))
         value = w.slice(value, axis, begin, w.simplify(add(begin, size)))
         more = w.simplify(sub(size, tensor_dims(value)[axis]))
@@ -250,6 +254,7 @@ def _counted(w: Writer, node: OnnxNode, position: int, sizes: Sequence[Expr]) ->
     if w.scalars(item) is not None:
         return node.expressions(w, position)
     values = w.cast(w.reshape(w.tensor(item), [const(len(sizes))]), i64)
+    # Ends from data may count from the back; a symbol of the runtime has to be the number from the front.
     below = w.less(values, 0)
     values = w.where(below, w.add(values, w.emit(Scalars(tuple(sizes)))), values)
     shape = w.g.call(TensorToShape(), w.maximum(values, w.literal(0, i64)))

@@ -39,6 +39,8 @@ def evaluate_known(w: Writer, node: OnnxNode) -> ImportedValue | None:
         arrays.append(scalars)
     try:
         result = handler(w, node, arrays)
+        # Expressions that grow with each operator would make every later proof slower; a tensor holds them as one
+        # value.
         if result is None or result[0].size > SCALAR_LIMIT or any(map(bulky, result[0].reshape(-1))):
             return None
         if not _fit(w, result[0], result[1]):
@@ -107,6 +109,7 @@ def _quotient(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Sca
             return None
         if x is not None and y is not None:
             return const(abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1))
+        # Common factors are cancelled first: (2 * n) / n is 2, and its only condition is that n is not 0.
         above, below = (a, b) if w.natural(ex.sub(b, 1)) else cancelled(w, [a], [b])
         if not w.natural(ex.sub(below, 1)) or not w.require(ex.ne(b, 0)):
             return None
@@ -115,6 +118,7 @@ def _quotient(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Sca
         down = ex.floordiv(above, below)
         if w.natural(above):
             return down
+        # Towards 0: -(-a // b) for a below 0, a // b otherwise.
         up = ex.mul(ex.floordiv(ex.mul(above, -1), below), -1)
         return ex.select(ex.lt(above, 0), up, down)
 

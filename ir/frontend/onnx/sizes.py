@@ -61,6 +61,7 @@ def _corners(w: Writer, boxes: Value, centred: bool) -> Value:
     if centred:
         half = w.mul(second, 0.5)
         first, second = w.sub(first, half), w.add(first, half)
+    # Boxes may name any two opposite corners.
     ends = w.minimum(first, second), w.maximum(first, second)
     return w.reshape(w.concat(1, *ends), [n, const(4)])
 

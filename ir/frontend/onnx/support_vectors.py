@@ -86,6 +86,7 @@ def _margins(w: Writer, node: OnnxNode, x: Value, classes: int) -> Value:
         own = w.slice(kernel, 1, const(int(starts[k])), const(int(starts[k + 1])))
         weights = np.ascontiguousarray(coefficients[:, starts[k] : starts[k + 1]].T)
         sums.append(w.matmul(own, w.tensor(w.constant(weights, "coefficients"))))
+    # Column k * others + j holds the sum of class k against its j-th other class, which skips k itself.
     every, others = w.concat(1, *sums), classes - 1
     first, second = (
         w.take(every, 1, w.tensor(w.constant(np.asarray(places, np.int64), "pairs")))

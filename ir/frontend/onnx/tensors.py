@@ -87,6 +87,7 @@ def read_tensor(proto: Any, folder: Path | None) -> Array:
             )
         if dtype.bits < 8:
             return unpacked(np.frombuffer(raw, np.uint8), dtype, size).reshape(shape)
+        # Raw data is little-endian on every machine.
         return np.frombuffer(raw, dtype.numpy.newbyteorder("<")).astype(dtype.numpy, copy=False).reshape(shape)
     try:
         values = np.asarray(require_onnx().numpy_helper.to_array(proto))
@@ -135,6 +136,7 @@ def _external(
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", size_in_bytes))
     except ValueError:
         raise ParseError(f"{where}: expected a numeric offset and length of external data, got {entries}") from None
+    # A link may lead out of the folder although its name does not: a foreign model must not read other files.
     if path.is_file() and not _belongs_to(path.resolve(), folder.resolve()):
         raise ParseError(
             f"{where}: expected external data inside the model's folder, but {path} is a link out of it, to {path.resolve()}; "
@@ -148,6 +150,7 @@ def _external(
             f"{where}: expected {size_in_bytes} bytes at {offset} of {path} for {shape} of {dtype}, got a length of {length} in a "
             f"file of {file_size} bytes; is the file complete?"
         )
+    # An empty mapping is an error of the system.
     if size_in_bytes == 0:
         return np.zeros(shape, dtype.numpy)
     if dtype.bits < 8:

@@ -152,6 +152,7 @@ class Tables:
                 tables.row[place], tables.child[place], tables.split[place] = tree.row, place, np.nan
                 continue
             first = pairs.get(id(tree))
+            # Nodes may be shared (`tree_of` builds each once), so a pair of children is stored once.
             if first is None:
                 first = pairs[id(tree)] = len(tables.feature)
                 tables._grow(2)
@@ -225,10 +226,12 @@ def _older(node: OnnxNode, what: str) -> tuple[list[Tree], Array, Array, np.dtyp
     table, has = np.zeros((len(rows), targets)), np.zeros((len(rows), targets), bool)
     ids = zip(given[f"{what}_treeids"], given[f"{what}_nodeids"], given[f"{what}_ids"], weights, strict=True)
     for t, k, target, weight in ids:
+        # A leaf may list a target more than once; its weights add up.
         row = rows[place[int(t), int(k)]]
         table[row, int(target)] += weight
         has[row, int(target)] = True
     below = {k for pair in children for k in pair}
+    # The older operators do not name the roots: a root is a node that is no child.
     roots = [p for p in range(len(modes)) if p not in below]
     trees = [tree_of(r, comparisons, children, lambda p: TreeLeaf(rows[p]), dtype) for r in roots]
     return trees, table, has, dtype
@@ -239,6 +242,7 @@ def _aggregated(
 ) -> Value:
     """Emit the aggregate of trees; a target without a weight counts only in sums."""
     kind = {"AVERAGE": "sum", "SUM": "sum", "MIN": "min", "MAX": "max"}[how]
+    # A leaf without a weight for a target must not win: the neutral element of the minimum or maximum stands for it.
     if kind != "sum":
         table = np.where(has, table, np.inf if kind == "min" else -np.inf)
     scores = emit(w, x, trees, table, kind, node.name or "trees")
@@ -286,6 +290,8 @@ def _of_two(
     Weights of class 0 only, without a base value for each class, are the score of the second class: a probability if all are
     positive, else a margin. A class without weights has score 0. Two base values serve the score of only class 0.
     """
+    # Which score decides, against which limit, depends on the number of classes with weights and of base values, and
+    # on the signs of the weights. The standard does not say so; the cases below give the labels of ONNX Runtime.
     first, second = int(labels[0]), int(labels[-1])
     limit = 0.5 if positive else 0.0
     at = [w.reshape(column(w, scores, c), [tensor_dims(scores)[0], const(1)]) for c in range(labels.size)]

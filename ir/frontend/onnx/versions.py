@@ -97,6 +97,8 @@ def version_of(onnx: Any, op: str, opset: int) -> int | None:
 def problem_of(onnx: Any, proto: Any, opset: int, version: int | None) -> str | None:
     """Return None, or why a node violates the definition of its operator or has an unsupported version."""
     if version is None:
+        # An operator that is unknown at this opset but known at a later one: the opset of the file is probably too
+        # low.
         later = sorted(
             s.since_version
             for s in onnx.defs.get_all_schemas_with_history()
@@ -112,6 +114,7 @@ def problem_of(onnx: Any, proto: Any, opset: int, version: int | None) -> str | 
             f"known here; {CONVERT.format(version=max(read))}"
         )
     context = onnx.checker.C.CheckerContext()
+    # The checker needs a version of the file format; it does not decide how a node is checked.
     context.ir_version, context.opset_imports = 9, {"": opset}
     try:
         onnx.checker.check_node(proto, context)

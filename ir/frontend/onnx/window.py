@@ -93,6 +93,7 @@ def _conv_transpose(w: Writer, node: OnnxNode) -> ImportedValue:
         whole = add(add(mul(sub(size, 1), window.strides[axis]), window.reach(axis)), more[axis])
         if shape or auto.startswith("SAME"):
             sizes.append(const(shape[axis]) if shape else mul(size, window.strides[axis]))
+            # The stated size decides the padding. The odd element goes after with SAME_UPPER, before otherwise.
             total = sub(whole, sizes[-1])
             half = floordiv(total, const(2))
             before.append(half if auto == "SAME_UPPER" else sub(total, half))
@@ -119,6 +120,7 @@ def _max_pool(w: Writer, node: OnnxNode) -> list[ImportedValue]:
     plane = w.simplify(product(x.shape[2:]))
     if by_columns:
         where = _by_columns(w, where, x.shape[2:])
+    # ONNX counts positions through the whole tensor, batch and channels included.
     first = w.mul(w.iota(w.simplify(mul(x.shape[0], x.shape[1]))), w.size(plane))
     first = w.reshape(first, [*x.shape[:2], *[const(1)] * len(window.sizes)])
     return [w.of(top, x.natural), w.of(w.add(where, first), True)]
@@ -205,6 +207,7 @@ def _lrn(w: Writer, node: OnnxNode) -> ImportedValue:
     value = w.tensor(x)
     one = [x.shape[0], const(1), x.shape[1], w.simplify(product(x.shape[2:]))]
     square = w.reshape(w.mul(value, value), one)
+    # An even size has one more channel after than before.
     sides = (const((size - 1) // 2), const(size // 2))
     square = windows.padded(w, square, [sides, (const(0), const(0))], 0)
     total = w.reshape(w.emit(Pool((size, 1), (1, 1), (1, 1), largest=False), square), x.shape)

@@ -32,6 +32,7 @@ def checked_bounds(bounds: Mapping[str, tuple[int, int]] | None) -> dict[str, tu
         if not isinstance(name, str) or not name:
             raise UserError(f"bounds: expected the name of a symbol, got {name!r:.80}; such as {{'n': (1, 512)}}")
         try:
+            # `index` takes integers of NumPy, and refuses floats.
             low, high = (operator.index(end) for end in span)
         except (TypeError, ValueError):
             raise UserError(

@@ -111,6 +111,7 @@ def _scale_after(site: Site) -> Value | None:
     factors = [factor_of(site, name) for name in ("left", "right") if name in site]
     rows = site.shape("a")
     factor = _product_of_scales(factors, rows[-1] if rows else None)
+    # Behind the product, a large or small factor could overflow or vanish where the scaled operands do not.
     if not 1e-6 < abs(factor) < 1e6:
         return None
     a = site.call(Reshape(site.shape("grouped")), "a") if "grouped" in site else site["a"]
@@ -124,12 +125,14 @@ def _product_of_scales(factors: Sequence[float], width: Expr | None) -> float:
     """Return the product of factors, exactly `k ** -0.5` where both are `k ** -0.25` rounded to single precision."""
     total = math.prod(factors)
     k = None if width is None else as_int(width)
+    # Exporters scale queries and keys by the root of the scale; its square is off by the rounding of the root.
     if k and len(factors) == 2 and factors[0] == factors[1] and math.isclose(total, k**-0.5, rel_tol=3e-7):
         return float(k**-0.5)
     return total
 
 
 def _read_transposed(site: Site) -> Value | None:
+    # A weight is transposed once at import instead.
     return None if isinstance(site["b"], Constant) else site.call(Matmul(transpose_b=True), "a", "b")
 
 
@@ -158,6 +161,7 @@ def attention_of(site: Site, whole: tuple[Expr, ...], k: Value, v: Value) -> Val
     if "mask" not in site:
         return site.call(attention, "q", k, v)
     mask = site.shape("mask")
+    # The dims of a mask must be certain: attention does not check them at run time.
     broadcasts = len(mask) <= len(whole) and all(as_int(d) == 1 or d == w for d, w in zip(mask[::-1], whole[::-1]))
     return site.call(attention, "q", k, v, "mask") if broadcasts else None
 

@@ -80,6 +80,7 @@ def literal_of(value: Any, dtype: DType) -> Element:
     if dtype not in DIGITS or not np.isfinite(value):
         raise Unknown
     exact = Fraction(float(value))
+    # A divisor of more bits belongs to a rounded decimal, such as 0.1, which no quotient of sizes equals.
     if exact.denominator > LARGEST_DIVISOR or abs(exact.numerator) > 1 << DIGITS[dtype]:
         raise Unknown
     return Ratio(const(exact.numerator), exact.denominator)
@@ -128,6 +129,7 @@ class ElementArithmetic:
         if below > LARGEST_DIVISOR or self.dtype not in DIGITS:
             raise Unknown
         limit = 1 << DIGITS[self.dtype]
+        # A size is at most 2^31 - 1, which float64 holds exactly, so the condition would always be true.
         if not (isinstance(above, Var) and limit > LARGEST_SIZE):
             self.need(ex.le(above, limit))
         self.need(ex.le(-limit, above))
@@ -266,6 +268,7 @@ def _floor(work: ElementArithmetic, op: OperatorSpec, a: Element) -> Element:
 
 def _quotient(work: ElementArithmetic, op: OperatorSpec, a: Element, b: Element) -> Element:
     x, y = _integer(a), _integer(b)
+    # Quotients of other divisors would need a case for each sign.
     if not work.natural(ex.sub(y, 1)):
         raise Unknown
     return work.fit(_truncated(work, x, y))

@@ -33,6 +33,8 @@ def finish_import(w: Writer, items: Sequence[ImportedValue], names: Sequence[str
         value = root = w.tensor(item)
         while isinstance(root, GVar) and is_view(written := w.definitions.get(root, root)):
             root = written.operands[0]
+        # Results need separate memory: an input, a weight, or what another result shares, is copied. The permutation
+        # that changes nothing is the copy.
         if root not in w.definitions or root in used:
             value = w.reshape(value, [const(1)]) if item.ndim == 0 else value
             value = root = w.g.call(Permute(tuple(range(max(item.ndim, 1)))), value)

@@ -96,6 +96,7 @@ def _parts_with_table(site: Site) -> Value | None:
     if at < 0 or not fits or table[at] != whole[axis] or not _only_weights(site, "table"):
         return None
     widened = [_widened(a, scope) for a in joined.args]
+    # Without a part of weights nothing would be computed earlier, and the sums would only become more.
     if not any(reads_only_weights(a, scope) for a in widened):
         return None
     parts, begin = [], 0
@@ -175,6 +176,7 @@ PRODUCTS = (Matmul, Conv)
 def _product_first(site: Site) -> Value | None:
     a, b = site.root.args
     scope = site.match.scope
+    # One order for all formats: models of several exporters then have the same tasks.
     if a.info != b.info or not _is_product(b, scope) or _is_product(a, scope):
         return None
     return site.call(site.root.op, b, a)
@@ -213,6 +215,7 @@ def with_constant_weights(module: IRModule) -> IRModule:
         args = [a for a in (folded(a, depth - 1) for a in call.args) if a is not None]
         dims = [as_int(d) for d in tensor_dims(v.info)]
         arrays = [constants[a.name] for a in args]
+        # A weight that grows would make the artifact larger than the file.
         if len(args) < len(call.args) or None in dims or math.prod(d or 0 for d in dims) > max(a.size for a in arrays):
             return None
         name = fresh(f"{args[0].name}.{call.op.name}", constants)

@@ -89,6 +89,7 @@ class ElementTable:
             definition = self.definitions.get(v) if isinstance(v, GVar) else None
             args = definition.args if isinstance(definition, Call) and _size(v) is not None else ()
             missing = [a for a in args if a not in self.known]
+            # If one argument is unknown, so is the value, and the others need not be followed.
             if missing and not any(self.known.get(a, v) is None for a in args):
                 stack.extend(missing)
             else:
@@ -190,6 +191,7 @@ def _objects(flat: Sequence[Any], shape: tuple[int, ...]) -> Array:
 
 
 def _evaluated(op: OperatorSpec, arrays: Sequence[Array]) -> Array:
+    # NumPy returns 0 with a warning there; on a device the result is undefined.
     if isinstance(op, IntegerDivision) and (arrays[1] == 0).any():
         raise Unknown
     with np.errstate(all="ignore"):
@@ -220,6 +222,7 @@ def _moved(op: OperatorSpec, arrays: Sequence[Array], dtypes: Sequence[DType]) -
             raise Unknown
         else:
             positions.append(array)
+    # The operator runs on numbers of elements instead of the elements: its NumPy form moves either alike.
     moved = _evaluated(op, positions)
     return _objects([pool[int(p)] for p in moved.reshape(-1)], moved.shape)
 

@@ -67,6 +67,7 @@ def _around(op: OperatorSpec, with_number: Callable[[float], OperatorSpec]) -> C
     def method(w: Any, a: Value, b: Operand) -> Value:
         if not isinstance(b, int) or not element_of(a).is_int:
             return plain(w, a, b)
+        # Modulo 2^bits, then read as the type: the wrap-around that arithmetic of this type has anyway.
         number = int(np.asarray(b % (1 << element_of(a).bits), np.uint64).astype(element_of(a).numpy))
         return plain(w, a, number if abs(number) < 1 << 53 else w.literal(number, element_of(a)))
 
@@ -122,6 +123,7 @@ class OperatorMethods:
             return x
         if target is not bool_:
             return self.emit(ew.Cast(target), x)
+        # Devices compare no floats of 8 bits.
         if source.is_small:
             x, source = self.emit(ew.Cast(f32), x), f32
         return self.emit(logic.NotEqual(), x, self.literal(0, source))

@@ -38,6 +38,7 @@ def _boolean_mask(site: Site) -> Value | None:
 
 def _unmasked(site: Site) -> Value | None:
     array = site.match.array("mask")
+    # A mask of numbers is added to the scores, so that zeros hide nothing.
     plain = array.all() if array.dtype == bool else not array.any()
     return site.call(site.root.op, "q", "k", "v") if plain else None
 

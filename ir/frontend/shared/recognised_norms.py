@@ -72,9 +72,11 @@ def _half_rows(site: Site, name: str, positions: Expr, half: int) -> tuple[Value
     scope, rows, dims = site.match.scope, site[name], site.shape(name)
     if len(dims) < 2 or any(as_int(d) != 1 for d in dims[:-2]) or as_int(dims[-1]) != 2 * half:
         return None
+    # The operator has tables of half rows, which is right only if the model rotates both halves by the same angles.
     if prove(eq(dims[-2], positions), scope.env) is not Proof.YES or not _paired(scope, rows, half):
         return None
     call = scope.call(scope.source(rows))
+    # A slice of a stored table becomes the table and a first row: the slice then costs nothing at run time.
     if call is not None and isinstance(call.op, Slice) and len(dims) == 2 and call.op.axis % 2 == 0:
         begin, table = call.op.begin, scope.source(call.args[0])
         if isinstance(table, Constant) and call.op.step == 1 and prove(ge(begin, 0), scope.env) is Proof.YES:

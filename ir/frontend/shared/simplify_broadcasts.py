@@ -159,6 +159,7 @@ def counting(v: Value, scope: Scope) -> tuple[int, Expr] | None:
         target = axis + len(now) - len(before)
         return (target, size) if before[axis] == now[target] else None
     wide = [p for p, d in enumerate(now) if as_int(d) != 1]
+    # A counter of one element cannot be distinguished from other dims of 1.
     if _beyond_ones(now) != _beyond_ones(before) or as_int(size) == 1:
         return None
     return wide[[p for p, d in enumerate(before) if as_int(d) != 1].index(axis)], size

@@ -154,6 +154,8 @@ def expression(source: str) -> str:
         raise refuse(where, f"an expression of dims of at most {MAX_EXPRESSION} characters", source)
     try:
         _scalar(tree, where, powers=True)
+        # Torch gets the text of the tree that was checked, not the text of the file, which its parser might read
+        # otherwise.
         return ast.unparse(tree)
     except RecursionError:
         raise refuse(where, "an expression of few brackets and signs inside one another", source) from None
@@ -231,6 +233,7 @@ def _container(tree: Any, where: str) -> dict[str, Any]:
     if kind is None and context is None and not tree["children_spec"]:
         return {"type": None, "context": None, "children_spec": []}
     inner = [_container(c, where) for c in tree["children_spec"]]
+    # Every container is written back as a tuple, list or dict: for other types torch would import their classes.
     if kind in ("builtins.tuple", "builtins.list", "torch.fx.immutable_collections.immutable_list"):
         known = "builtins.tuple" if kind == "builtins.tuple" else "builtins.list"
         return {"type": known, "context": "null", "children_spec": inner}
@@ -249,6 +252,7 @@ def metadata(value: Any, where: str) -> dict[str, str]:
     """Keep the places in source files that a node came from, for messages; leave out the rest, which torch evaluates."""
     trace = value.get("stack_trace") if isinstance(value, dict) else None
     frames = _FRAME.findall(trace) if isinstance(trace, str) else []
+    # Messages show these texts, so characters that would control a terminal are replaced.
     shown = [[re.sub(r"[^ -~]", "?", part) for part in frame] for frame in frames]
     lines = [f'  File "{f}", line {line}, in {function}\n    {code or "?"}' for f, line, function, code in shown]
     return {"stack_trace": "\n".join(lines)} if lines else {}

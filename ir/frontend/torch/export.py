@@ -112,6 +112,7 @@ def plain_program(source: Any, trust: bool = False, read: Container[str] = ()) -
         )
     names = _dim_names(source) or _saved_names(source, saved)  # decomposition loses them
     table = torch.export.default_decompositions()
+    # Versions of torch differ in what they have: one without an operator has no decomposition of it either.
     for overload in WHOLE:
         packet, _, name = overload.partition(".")
         table.pop(getattr(getattr(torch.ops.aten, packet), name), None)
@@ -179,6 +180,7 @@ def _only_computes(torch: Any, table: Container[Any], read: Container[str], targ
     operator = getattr(getattr(torch.ops.aten, path[2], None), path[3], None)
     if not isinstance(operator, torch._ops.OpOverload) or not torch._C._dispatch_has_kernel(operator.name()):
         return False  # aten has functions of TorchScript too, such as aten::save
+    # Torch decomposes operators of the table into others, or computes them by a formula of others: both only compute.
     return (
         str(operator) in read
         or operator in table
@@ -203,6 +205,8 @@ def _scaled(e: Any) -> tuple[Any, int, int] | None:
     ratio = Fraction(numbers[0])
     if ratio.denominator > 1 << 10:  # such as 0.7: the nearest simple ratio, if it rounds alike
         ratio = ratio.limit_denominator(1 << 10)
+        # 0.7 as a double is not 7 / 10, so the two may round differently at some dim; all dims up to the limit are
+        # tried.
         dims = np.arange(LARGEST_SCALED + 1)
         if not np.array_equal(np.trunc(dims * numbers[0]), dims * ratio.numerator // ratio.denominator):
             return None
@@ -300,6 +304,7 @@ class _Reader:
                     constants[n.name] = self._weight(spec, weights, stored)
             elif n.op == "output":
                 outputs = self._outputs(n, signature)
+            # A node that names an inner graph is no computation; the operator that takes the graph converts it.
             elif self._graph_of(n) is None:
                 calls.append(self._call(n))
         buffers = [state[target] for target in written]
@@ -329,6 +334,7 @@ class _Reader:
         for expr, span in self.exported.range_constraints.items():
             if expr.is_symbol:
                 name = self.names.get(str(expr), str(expr))
+                # The end of an unlimited range is an object of sympy's infinity.
                 upper = int(span.upper) if span.upper.is_Integer else None
                 symbols[name] = TorchSymbol(name, max(int(span.lower), 0) if span.lower.is_Integer else 0, upper)
         for name in self.names.values():
@@ -351,6 +357,7 @@ class _Reader:
     def _of_layout(self, value: Any) -> bool:
         """Return whether a number depends on where torch would place data in memory: it has a symbol that nothing reads."""
         symbols = () if isinstance(value, int) else map(str, value.node.expr.free_symbols)
+        # Torch names symbols that depend on data `u0`, `u1` and so on.
         return any(s.startswith("u") and s not in self.names for s in symbols)
 
     def _expr(self, e: Any) -> Any:
@@ -363,6 +370,7 @@ class _Reader:
             return ["mul", *[self._expr(e.args[0])] * int(e.args[1])]
         if kind in ("TruncToInt", "FloorToInt", "CeilToInt") and type(e.args[0]).__name__ == "IntTrueDiv":
             over, under = map(self._expr, e.args[0].args)
+            # Dims are not negative, so rounding towards 0 and downwards are the same.
             return ["floordiv", ["add", over, under, -1] if kind == "CeilToInt" else over, under]
         scaled = _scaled(e) if kind == "TruncToInt" else None
         if scaled is not None:
@@ -410,7 +418,9 @@ class _Reader:
                 f"weight {target}: expected an element type among {', '.join(map(str, ALL))}, got {tensor.dtype}; convert "
                 "the model, as with model.float(), before exporting it"
             )
+        # Views of one memory are the same weight only if they read it in the same way.
         layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj())
+        # Empty tensors all have the address 0.
         key = (tensor.data_ptr(), *layout) if tensor.numel() else target
         if key not in stored:
             stored[key] = target
@@ -426,6 +436,7 @@ class _Reader:
 
     def _call(self, n: Any) -> TorchCall:
         kwargs = {k: self._argument(v) for k, v in n.kwargs.items() if k not in PLACEMENT}
+        # The last frame outside of torch is the line of the user's model.
         frames = [f for f in _FRAME.findall(n.meta.get("stack_trace") or "") if "/torch/nn/" not in f[0]]
         source = f"{Path(frames[-1][0]).name}:{frames[-1][1]}: {frames[-1][2].strip()}" if frames else ""
         args = tuple(map(self._argument, n.args)) if n.op == "call_function" else ()
@@ -433,6 +444,7 @@ class _Reader:
             kwargs["saturate"] = self._saturates(n.kwargs["dtype"])
         op, value = self._operator(n), n.meta.get("val")
         if op in ("aten.as_strided.default", "aten.as_strided_copy.default"):
+            # Strides count in the memory of the operand, so its own layout is needed to understand them.
             viewed = n.args[0].meta["val"]
             kwargs["strides"] = [self._dim(s) for s in viewed.stride()]
             kwargs["first"] = self._dim(viewed.storage_offset())

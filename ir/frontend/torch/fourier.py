@@ -44,6 +44,8 @@ def _forward(w: Writer, n: TorchNode) -> ComplexValue:
     dims = tensor_dims(x[0])
     axes = n.axes(1, "dim", len(dims))
     for axis in reversed(axes):
+        # The last axis comes first: of a real signal only half its spectrum is needed, and the other axes transform
+        # that half.
         onesided = real and bool(n.args[3]) and axis == axes[-1]
         x = transform(w, x, axis, dims[axis], not real and not n.args[3], onesided)
     re, im = x
@@ -56,6 +58,7 @@ def _to_real(w: Writer, n: TorchNode) -> ImportedValue:
     x = _operand(w, n)
     axes, size = n.axes(1, "dim", len(tensor_dims(x[0]))), w.simplify(dim(n.args[3]))
     sizes = [*(tensor_dims(x[0])[a] for a in axes[:-1]), size]
+    # The other axes first, while the numbers are complex; the last step gives real ones.
     for axis in axes[:-1]:
         x = transform(w, x, axis, tensor_dims(x[0])[axis], True)
     re, im = x
@@ -72,6 +75,7 @@ def _window_of(w: Writer, n: TorchNode, window_argument: object, size: int, widt
     real, imag = parts_of(window_argument)
     parts = [w.full([const(width)], 1.0, n.dtype) if real is None else as_value(w, real, n.dtype)]
     parts += [] if imag is None else [as_value(w, imag, n.dtype)]
+    # A window shorter than the transform is centred in it, as torch does.
     before = (size - width) // 2
     padded = [pad(w, p, [(before, size - width - before)]) for p in parts]
     return padded[0], padded[1] if len(padded) == 2 else None
@@ -135,6 +139,7 @@ def _inverse_short_time(w: Writer, n: TorchNode) -> Result:
     window = _window_of(w, n, n.argument(4, "window"), size, width) or (w.full([const(size)], 1.0, n.dtype), None)
     if window[1] is not None:
         raise n.refuse("expected a real window")
+    # A centred transform has padded half a window at both ends, which is cut off again.
     begin = const(size // 2 if n.argument(5, "center", True) else 0)
     total = w.simplify(add(mul(sub(count, 1), step), size))
     length = n.argument(8, "length")
@@ -179,6 +184,7 @@ def window(shape: Shape) -> Handler:
     def handler(w: Writer, n: TorchNode) -> ImportedValue:
         size, periodic = n.number(0, "window_length"), bool(n.argument(1, "periodic", True))
         parameters = [float(g) for g in map(number_of, n.args[2:]) if g is not None]
+        # A periodic window is the symmetric one of one more element, without its last.
         steps = size if periodic else size - 1
         if len(parameters) != len(n.args[2:]):
             raise n.refuse("expected numbers as parameters of a window")

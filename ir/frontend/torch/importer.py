@@ -99,6 +99,7 @@ class _Importer:
         self.program, self.bounds = program, bounds
         self.w = Writer(GraphBuilder())
         self.symbols: dict[str, Expr] = {}
+        # Symbols that no input has stand for sizes that data decide.
         self.data_sizes = {s.name for s in program.symbols} - set(_names([m.dims for _, m in program.inputs]))
         self.env: dict[str, Any] = {}
         self.neighbours = Neighbours((f"{c.op} {c.name!r}", _refs_of(c), (c.name,)) for c in program.nodes)
@@ -200,6 +201,7 @@ class _Importer:
 
     def _inside(self, w: Writer, graph: TorchGraph, args: Sequence[Any]) -> list[ImportedValue]:
         """Import a graph that is an argument of a node, by another writer. Returns its results."""
+        # A graph reads only its parameters, so it gets an environment without the names around it.
         before, self.w, self.env = (self.w, self.env), w, dict(zip(graph.params, args, strict=True))
         try:
             for call in graph.nodes:
@@ -300,6 +302,8 @@ class _Importer:
             raise node.refuse(f"expected a result like torch's, {stated!r}, got {item.info!r}")
         if all(map(self.w.g.deduction.same, item.shape, stated.shape)):
             return item
+        # A reshape to the stated dims: it is checked at run time, and later operators see the dims that torch reasons
+        # with.
         return self.w.of(self.w.reshape(self.w.tensor(item), stated.shape), item.natural)
 
     # values

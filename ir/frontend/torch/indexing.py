@@ -65,6 +65,7 @@ def _index(w: Writer, n: TorchNode) -> ImportedValue:
     if len(items) == 1:
         return gather(w, x, at[0], items[0])
     rest = [p for p in range(x.ndim) if p not in at]
+    # NumPy's rule: the dims of adjacent indices take their place; of separate ones they come first.
     front = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
     lead = broadcast_dims(n, w, items)
     count = len(lead)
@@ -162,6 +163,7 @@ def _reduced(
     dims = tensor_dims(updates)
     if not include_self:
         low, high = (-math.inf, math.inf) if x.dtype.is_float else x.dtype.limits
+        # Only the elements that are written lose their old value: the neutral element is scattered there first.
         neutral = w.full(dims, {"add": 0, "mul": 1, "max": low, "min": high}[mode], x.dtype)
         x = scattered(w, make("replace"), x, where, neutral)
     y = w.tensor(scattered(w, make(mode), x, where, updates))
@@ -169,6 +171,7 @@ def _reduced(
         return y
     ones = w.full(dims, 1.0, x.dtype)
     count = w.tensor(scattered(w, make("add"), w.of(w.full(x.shape, float(include_self), x.dtype)), where, ones))
+    # Elements without updates have a count of 0 if the old ones do not count; they stay as they are.
     return w.div(y, w.maximum(count, 1.0))
 
 
@@ -204,6 +207,8 @@ def _index_put(w: Writer, n: TorchNode) -> ImportedValue:
     items, at = n.items(1), [p for p, i in enumerate(indices) if i is not None]
     adds = bool(n.argument(3, "accumulate", False))
     if [i.dtype for i in items] == [bool_] and at == [0]:
+        # With as many dims as a row, the value is broadcast to every true place; with one more it has a row for each
+        # of them.
         same = n.item(2).ndim <= x.ndim - items[0].ndim
         written = n.operand(w, 2)
         if same or all(as_int(d) == 1 for d in n.item(2).shape):

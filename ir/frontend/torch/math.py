@@ -36,6 +36,7 @@ def number(value: Any) -> Number | None:
     n = number_of(value)
     if n is None or isinstance(n, bool) or not math.isfinite(n):
         return None
+    # Attributes are doubles.
     return None if isinstance(n, int) and abs(n) >= EXACT else n
 
 
@@ -57,6 +58,7 @@ def _add(w: Writer, n: TorchNode, sign: int = 1) -> ImportedValue:
     if alpha is None:
         raise n.refuse("expected alpha as a number")
     alpha *= sign
+    # A sum is the same in both orders, so that the number comes second.
     if sign == 1 and not isinstance(a, ImportedValue):
         a, b = b, a
     c = number(b)
@@ -97,12 +99,15 @@ def _div(w: Writer, n: TorchNode) -> ImportedValue:
         x, y = as_value(w, a, n.dtype), as_value(w, b, n.dtype)
         quotient = w.quotient(x, y)
         if mode == "floor" and not (_natural(w, a) and _natural(w, b)):
+            # `quotient` rounds towards 0. Where the remainder has another sign than the divisor, the floor is one
+            # less.
             below = shared.signs_differ(w, w.sub(x, w.mul(quotient, y)), y)
             quotient = w.sub(quotient, w.cast(below, n.dtype))
         return w.of(quotient, _natural(w, a) and _natural(w, b))
     c = number(b)
     if c is not None and mode is None:
         return w.of(w.div(as_value(w, a, n.dtype), c))
+    # A quotient of 16-bit floats may round up to the next whole number before it is rounded down.
     element = n.dtype if mode is None else shared.work_type(n.dtype)
     x, y = as_value(w, a, element), as_value(w, b, element)
     quotient = w.div(x, y)
@@ -223,6 +228,7 @@ def _rounded(w: Writer, n: TorchNode) -> ImportedValue:
         return item
     element = shared.work_type(item.dtype)
     value, ten = as_value(w, item, element), w.literal(10.0 ** abs(decimals), element)
+    # Powers of 10 with negative exponents are not exact, so that for them the inverse operations are taken.
     first, second = (Mul(), Div()) if decimals > 0 else (Div(), Mul())
     value = value if not decimals else w.emit(first, value, ten)
     value = w.rint(value)

@@ -38,6 +38,7 @@ def _linear(w: Writer, n: TorchNode) -> ImportedValue:
     """Import `x @ W.T + bias`; a weight that only linear layers read is transposed to (in, out)."""
     x, weight, bias = n.item(0), n.item(1), n.argument(2, "bias")
     value = w.tensor(x) if x.ndim > 1 else w.expand_dims(w.tensor(x), (0,))
+    # Another reader needs the weight as it is stored, and two copies would take twice the memory.
     if weight.name in n.plain_weights and weight.ndim == 2:
         y = w.matmul(value, w.transposed(weight))
     else:
@@ -66,6 +67,7 @@ def _addmm(w: Writer, n: TorchNode) -> ImportedValue:
         y = w.matmul(a, b)
     y = w.sum(y, (0,)) if n.op == "aten.addbmm.default" else y
     y = y if alpha == 1 else w.mul(y, alpha)
+    # As in BLAS: the bias is not read then, so that NaN in it does not count.
     if beta == 0:
         return w.of(y)
     bias = bias if beta == 1 else w.mul(bias, beta)
@@ -148,6 +150,7 @@ def _group_norm(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
 def _batch_norm_without_statistics(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
     """Import batch normalisation by the statistics of x itself, as instance normalisation uses it."""
     x = n.item(0)
+    # With one row, the statistics of a channel are a norm of groups of one channel.
     if as_int(x.shape[0]) == 1:
         return _grouped(w, n, x.shape[1])
     return [_by_own_statistics(w, n)[0], None, None]
@@ -174,6 +177,7 @@ def _batch_norm_with_statistics(w: Writer, n: TorchNode) -> list[ImportedValue |
     y, mean, variance = _by_own_statistics(w, n)
     element, count = work_type(x.dtype), w.simplify(product((x.shape[0], *x.shape[2:])))
     freedom = w.cast(w.size(w.simplify(add(count, -1))), element)
+    # The running variance of torch is the unbiased one, divided by n - 1; the norm itself divides by n.
     unbiased = w.div(w.mul(variance, w.cast(w.size(count), element)), freedom)
     moved = []
     for position, value in ((3, mean), (4, unbiased)):

@@ -53,6 +53,7 @@ def _middle(w: Writer, n: TorchNode, x: ImportedValue, axis: int) -> Value:
     places = w.top_k(value, size, axis, False)
     if not x.dtype.is_float:
         return _at(w, places, axis, w.simplify(floordiv(sub(size, 1), const(2))))
+    # NaN is the largest, so the numbers come first, and their middle is the median without NaN.
     if "nanmedian" in n.op:
         numbers = w.sum(w.cast(w.equal(value, value), i64), (axis,), True)
         last = w.maximum(w.add(numbers, -1), 0)
@@ -90,6 +91,7 @@ def search(values_first: bool) -> Handler:
         size, count = rows.shape[-1], len(tensor_dims(values))
         table = w.expand_dims(table, (rows.ndim - 1,)) if rows.ndim > 1 else table
         values = w.expand_dims(values, (count,))
+        # A comparison with every element instead of a binary search: all devices do it in one pass without branches.
         reached = w.emit(Less() if above else LessEqual(), values, table)
         place = w.where(reached, w.iota(size), w.size(size))
         index = w.minimum(w.emit(MinOrHighest((count,)), place), w.size(size))
@@ -126,6 +128,7 @@ def _prefixes(w: Writer, x: Value, axis: int) -> tuple[Value, Value, Value]:
     """
     place = w.iota(tensor_dims(x)[axis])
     row_number = w.expand_dims(place, (1,))
+    # Row i holds elements 0 to i and repeats element i to the end, which changes no extreme.
     return w.take(x, axis, w.minimum(place, row_number)), place, row_number
 
 

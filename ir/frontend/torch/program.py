@@ -143,6 +143,7 @@ def to_json(program: TorchProgram) -> str:
         "state": dict(program.state),
     }
     nodes = _plain(program.nodes)
+    # One line for each node keeps differences between recorded programs readable.
     lines = [f" {json.dumps(k)}: {json.dumps(v)}," for k, v in head.items()]
     body = ",\n".join("  " + json.dumps(n) for n in nodes)
     return "\n".join(["{", *lines, ' "nodes": [', body, " ]", "}", ""])

@@ -39,6 +39,7 @@ def _variance(w: Writer, n: TorchNode) -> ImportedValue:
     size = w.simplify(product([x.shape[a] for a in axes]))
     count, total = as_int(size), w.sum(squares, axes, keepdims)
     if count is not None:
+        # At most as many elements as the correction give a division by 0, NaN or infinity as in torch.
         return w.of(w.cast(w.div(total, max(count - correction, 0.0)), n.dtype))
     freedom = w.maximum(w.add(as_value(w, size, element), -correction), 0.0)
     return w.of(w.cast(w.div(total, freedom), n.dtype))
@@ -133,6 +134,7 @@ def _mode(w: Writer, n: TorchNode) -> list[ImportedValue]:
     order = [*(p for p in range(x.ndim) if p != axis), axis]
     rows = w.permute(ordered(w, x), order)
     size = x.shape[axis]
+    # All pairs of a row are compared: quadratic in its length, but the same at every length and device.
     same = w.equal(w.expand_dims(rows, (x.ndim,)), w.expand_dims(rows, (x.ndim - 1,)))
     counts = w.sum(w.cast(same, i64), (x.ndim,))
     most = w.max(counts, (x.ndim - 1,), True)

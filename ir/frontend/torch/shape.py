@@ -29,6 +29,7 @@ from relax_tune.ir.op.math.bits import BitCast
 def _view(w: Writer, n: TorchNode) -> ImportedValue:
     """Import a view as a reshape to the dims that torch states."""
     x = n.item(0)
+    # A tensor of one value has no memory yet, so a view of it only changes its dims.
     if x.uniform is not None:
         return w.uniform(n.dims, x.uniform, x.dtype)
     return w.of(w.reshape(w.tensor(x), n.dims), x.natural)
@@ -112,6 +113,7 @@ def _select(w: Writer, n: TorchNode) -> ImportedValue:
 def _split(w: Writer, n: TorchNode) -> list[ImportedValue]:
     x = n.item(0)
     axis = n.axis_at(2, "dim", x.ndim, 0)
+    # Torch states the sizes of the parts, however the operator gives them: as one size, as several, or as a number.
     sizes = [info.shape[axis] for info in n.results if info is not None and info.shape is not None]
     return consecutive(w, x, w.tensor(x), axis, sizes)
 
@@ -165,6 +167,7 @@ def _arange(w: Writer, n: TorchNode) -> ImportedValue:
     elif first:
         value = w.add(value, first)
     positive = w.natural(dim(step)) and w.natural(dim(start))
+    # The offsets of groups of equal length are such a progression, which `groups` reads.
     return replace(as_item(w, w.of(value, positive), n.dtype), progression=(dim(start), dim(step)))
 
 
@@ -202,6 +205,8 @@ def _as_strided(w: Writer, n: TorchNode) -> ImportedValue:
     start, first = n.argument(3, "storage_offset"), n.kwargs.get("first", 0)
     shift = const(0) if start is None else w.simplify(sub(dim(start), dim(first)))
     packed = _same_strides(w, x.shape, strides_of_x, _packed(w, x.shape))
+    # Without gaps on both sides the view is a reshape; otherwise its elements are gathered, which needs an operand
+    # without gaps, whose elements lie where their indices say.
     if as_int(shift) != 0 or (packed and not _same_strides(w, dims, strides, _packed(w, dims))):
         return _gathered_by_strides(w, n, shift, packed)
     unchanged = len(dims) == x.ndim and all(map(w.g.deduction.same, dims, x.shape))
@@ -228,6 +233,7 @@ def _gathered_by_strides(w: Writer, n: TorchNode, start: Expr, packed: bool) -> 
         raise n.refuse(
             "expected places in a tensor without gaps, or the strides that the tensor has; use reshape or unfold"
         )
+    # With strides that are not negative, the last element lies furthest, so this one check covers all.
     if not w.require(lt(last, size)):
         raise n.refuse(f"expected places among the {size!r} elements of the tensor, got {last!r}")
     at = w.size(w.simplify(start))

@@ -100,6 +100,7 @@ def _requested(
     ]
     for p, stated in enumerate(n.results):
         if p and stated is not None and stated.shape is not None and [as_int(d) for d in stated.shape] == [0]:
+            # Torch states an empty tensor where a result was not requested.
             items[p] = w.of(w.full([const(0)], 0, i64), True)
     return items
 
@@ -108,6 +109,7 @@ def _repeat_interleave(w: Writer, n: TorchNode) -> ImportedValue:
     """Import the index of each element, repeated as often as the element states."""
     repeats = as_value(w, n.item(0), i64)
     total = size_from_data(w, w.sum(repeats, (0,)), "repeated")
+    # A running sum of ones at the starts gives each place the number of its element.
     starts = w.sub(w.cum_sum(repeats, 0), repeats)
     (count,) = tensor_dims(repeats)
     # elements that are not repeated begin where the next one does; those after the end are dropped
@@ -155,6 +157,7 @@ def masked_rows(w: Writer, mask: Value, rows: Value) -> Value:
 
     Behind the last row come zeros."""
     ones = w.cast(mask, i64)
+    # One row more, so that the gather has a row even if there are none.
     some = w.concat(0, rows, w.full([const(1), *tensor_dims(rows)[1:]], 0, tensor_info(rows).dtype or f32))
     return w.take(some, 0, w.maximum(w.add(w.cum_sum(ones, 0), -1), 0))
 

@@ -110,6 +110,7 @@ def _window_ends(w: Writer, n: TorchNode, size: Expr, count: Expr) -> tuple[Valu
         raise n.refuse("expected dims of at least 1 element, got none")
     scaled, divisor = w.mul(w.iota(count), w.size(size)), w.size(count)
     end = w.add(scaled, w.size(w.simplify(sub(add(size, count), 1))))
+    # Window k of `count` is [floor(k n / count), ceil((k + 1) n / count)); the sum above rounds the division up.
     return w.quotient(scaled, divisor), w.quotient(end, divisor)
 
 
@@ -127,6 +128,7 @@ def _adaptive_average(axes: int) -> Handler:
                 w.less_equal(w.expand_dims(begin, (1,)), places), w.less(places, w.expand_dims(end, (1,)))
             )
             ones: list[Expr] = [const(1)] * (x.ndim - 1 - axis)
+            # Windows of a symbolic dim differ in length, so each is a sum over the whole axis with a condition.
             selected = w.where(w.reshape(inside, [count, size, *ones]), w.expand_dims(value, (axis,)), 0)
             number = w.reshape(w.cast(w.sub(end, begin), element), [count, *ones])
             value = w.div(w.sum(selected, (axis + 1,), False), number)
@@ -143,6 +145,7 @@ def _adaptive_max(axes: int) -> Handler:
         value, where = w.tensor(x), None
         for axis in range(x.ndim - 1, x.ndim - 1 - axes, -1):
             size, count = x.shape[axis], n.dims[axis]
+            # No window is longer than ceil(n / count) + 1.
             most = w.simplify(add(floordiv(sub(add(size, count), 1), count), 1))
             begin, end = _window_ends(w, n, size, count)
             places = w.add(w.expand_dims(begin, (1,)), w.iota(most))
@@ -162,6 +165,7 @@ def _adaptive_max(axes: int) -> Handler:
                 where = best
             else:
                 inner = w.simplify(product(x.shape[axis + 1 :]))
+                # Places count row by row in the plane, so the outer axis counts in strides of the inner ones.
                 where = w.add(w.gather_elements(where, best, axis), w.mul(best, w.size(inner)))
         assert where is not None
         return [w.of(value, x.natural), w.of(where, True)]

@@ -130,6 +130,7 @@ class GatherElements(OperatorSpec):
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, indices = arrays
         axis = self.axis % x.ndim
+        # Sparse index arrays broadcast, so only the axis itself needs an index for every element.
         where: list[Array] = list(np.indices(indices.shape, sparse=True))
         where[axis] = nearest(indices, x.shape[axis])
         return np.asarray(x[tuple(where)])

@@ -113,6 +113,7 @@ class Pad(OperatorSpec):
                 nearest = floormod(at, n)
             elif self.mode == "reflect":
                 back = maximum(at, sub(const(0), at))
+                # Reflected at the first element by the absolute value, at the last one by 2 (n - 1) - position.
                 nearest = minimum(back, sub(mul(sub(n, 1), 2), back))
             where[p] = nearest
             inside += [le(self.before[p], i[p]), lt(at, n)]

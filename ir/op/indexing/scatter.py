@@ -96,6 +96,7 @@ class Scatter(OperatorSpec):
         y = b.output("y", dims, dtype)
         count, update_at = self.parts(x, indices, updates)
         if self.mode == "replace":
+            # Of several updates for one element the last one counts, so its number is the largest.
             last = b.alloc("last", dims, i64)
 
             def newest(old: Expr, *i: Expr) -> Expr:

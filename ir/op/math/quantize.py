@@ -151,9 +151,11 @@ class Quantize(Scaled):
         def value(*i: Expr) -> Expr:
             scaled = div(_as(x[i], wide), _as(self._at(scale, i), wide))
             scaled = scaled if self.dtype.is_float else call("rint", scaled)
+            # The zero point is added after rounding: a sum before it could change a tie.
             scaled = add(scaled, cast(self._at(zero[0], i), wide)) if zero else scaled
             if self.dtype.is_float:
                 return narrow(scaled, self.dtype, self.saturate)
+            # Limited as a float, since a cast of a float beyond the type is undefined in C.
             return cast(minimum(maximum(scaled, low), high), self.dtype)
 
         b.compute(y, value, "quantize")
@@ -192,6 +194,7 @@ class Dequantize(Scaled):
 
     def build(self, b: OperatorBuilder) -> None:
         shape, target = b.shape(0), b.dtype(1)
+        # float32 holds no integer beyond 2^24 exactly; the sums of quantised products are int32.
         wide = f64 if target is f64 or b.dtype(0) is i32 else f32
         q, scale, *zero = (b.argument(p, name) for p, name in enumerate(("q", "scale", "zero")[: len(b.infos)]))
         y = b.output("y", shape, target)
@@ -242,6 +245,7 @@ class Pack4(OperatorSpec):
                 return floormod(cast(x[(*i[:axis], at, *i[axis + 1 :])], i32), const(16, i32))
 
             low, behind = mul(i[axis], 2), add(mul(i[axis], 2), 1)
+            # Both sides of a selection are evaluated, so the index stays inside for an odd size too.
             high = select(lt(behind, size), bits(minimum(behind, sub(size, 1))), const(0, i32))
             return cast(add(bits(low), mul(high, const(16, i32))), u8)
 

@@ -106,11 +106,13 @@ class CausalSoftmax(RowOperator):
         shape, dtype = b.shape(0), b.dtype(0)
         x = b.argument(0, "x")
         y = b.output("y", shape, dtype)
+        # The largest score is subtracted, so that no exponential overflows; the quotient does not change.
         top, total = b.alloc("top", shape[:-1], dtype), b.alloc("total", shape[:-1], dtype)
         power = b.alloc("power", shape, dtype)
         zero = const(0, dtype)
 
         def masked(i: Sequence[Expr], value: Expr, hidden: Expr) -> Expr:
+            # Neighbouring rows of a group are heads at one position.
             row = add(self.offset, i[-2] // self.group)
             near = le(i[-1], row)
             near = near if self.window is None else and_(near, lt(sub(row, self.window), i[-1]))

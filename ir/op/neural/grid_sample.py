@@ -100,6 +100,7 @@ class GridSample(OperatorSpec):
                 coordinate = along_axis if a == 0 else select(eq(i[-1], a), along_axis, coordinate)
             return coordinate
 
+        # Positions are stored, since every channel and every corner of an element reads the same one.
         b.compute(at, position, "positions")
         total = f64 if dtype is f64 else work
         if dtype.is_float:
@@ -125,6 +126,8 @@ class GridSample(OperatorSpec):
             low = const(0.0 if self.align else -0.5, work)
             span = cast(sub(n, 1) if self.align else n, work)
             away = call("abs", sub(at, low))
+            # A reflection is a zigzag: an even number of whole spans leads forwards, an odd number backwards. The
+            # maximum keeps an image of one element from a division by 0.
             whole = call("floor", div(away, maximum(span, const(0.5, work))))
             rest = sub(away, mul(whole, span))
             odd = sub(whole, mul(call("floor", mul(whole, const(0.5, work))), const(2.0, work)))

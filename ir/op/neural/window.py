@@ -119,6 +119,7 @@ class Conv(OperatorSpec):
             channel: Expr = c
             if self.groups > 1:
                 each = floordiv(kernel[0], const(self.groups))
+                # Group g of the output channels reads the g-th part of the input channels.
                 channel = add(mul(floordiv(o, each), kernel[1]), c)
             where = (add(mul(p, s), mul(q, d)) for p, q, s, d in zip(places, taps, self.strides, self.dilations))
             return add(old, mul(x[(n, channel, *where)], w[(o, c, *taps)]))

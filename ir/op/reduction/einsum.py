@@ -66,6 +66,7 @@ class Einsum(OperatorSpec):
         spelled_terms = tuple(t.replace("...", dots[most - m :] if m else "") for t, m in zip(terms, more))
         every = "".join(spelled_terms)
         if not arrow:
+            # NumPy's implicit form: letters that occur once, in alphabetical order.
             right = "..." + "".join(sorted(c for c in set(every) if every.count(c) == 1 and c not in dots))
         result = right.replace("...", dots)
         if len(set(result)) != len(result) or not set(result) <= set(every):
@@ -131,6 +132,7 @@ class Einsum(OperatorSpec):
         are rows, columns and the inner dim."""
         shapes = [shape_of(i) for i in infos]
         terms, result = self.letters([len(s) for s in shapes])
+        # A letter twice in one operand is a diagonal, which no matrix product reads.
         if any(len(set(t)) != len(t) for t in terms):
             return None
         step = _Step(g, self.sizes(terms, shapes))
@@ -191,6 +193,7 @@ class _Step:
 
     def product(self, left: Part, right: Part, result: str) -> Part:
         """Multiply two operands, summing over the letters outside `result`."""
+        # Letters of one operand only are summed before the product, which then has fewer elements.
         a, left_letters = self.summed(*left, result + right[1])
         b, right_letters = self.summed(*right, result + left_letters)
         batch = [c for c in left_letters if c in right_letters and c in result]
@@ -199,6 +202,7 @@ class _Step:
             [c for c in term if c not in batch and c not in inner] for term in (left_letters, right_letters)
         )
         letters = "".join([*batch, *rows, *columns])
+        # Nothing to sum over: an elementwise product with broadcasting.
         if not inner:
             ones = [const(1)] * len(columns)
             a = self.view(self.turned(a, left_letters, [*batch, *rows]), [*self.dims([*batch, *rows]), *ones])

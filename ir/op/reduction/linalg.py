@@ -78,5 +78,6 @@ class Matmul(OperatorSpec):
 
 def _lead(batch: Sequence[Expr], dims: Sequence[Expr], out: Sequence[Expr]) -> tuple[Expr, ...]:
     """Return the batch indices of an operand with leading `dims` in a product with leading dims `out`."""
+    # Leading dims are aligned at the last one, as in NumPy.
     aligned = list(zip(batch, out, strict=True))[len(batch) - len(dims) :]
     return tuple(broadcast_position(i, o, d) for (i, o), d in zip(aligned, dims, strict=True))

@@ -109,6 +109,8 @@ def _calling(f: g.Function, old: Mapping[str, g.Function], new: Mapping[str, g.F
         info = binding.var.info
         results = info.fields if is_tuple and isinstance(info, TupleInfo) else (info,)
         assert isinstance(target.ret_info, TupleInfo)
+        # The host function ignores these results, so that their dims, over symbols of the callee, need no meaning in
+        # it.
         added = tuple(map(_unsized, target.ret_info.fields[len(results) :]))
         new_call = g.CallFunction(g.FunctionRef(callee.name, signature(target)), call.args)
         returned = out.bind(new_call, TupleInfo((*results, *added)), binding.var.name if is_tuple else callee.name)
@@ -136,6 +138,8 @@ def outside_params(module: IRModule, hosts: tuple[str, ...], entries: tuple[str,
         params = frozenset(module.graphs[host].params if host in entries else ())
         for call in _calls(module.graphs[host]):
             if isinstance(call.callee, g.FunctionRef):
+                # An index that the host function computes is not from outside. So a parameter counts only if every
+                # call passes it through: the intersection.
                 plain = frozenset(i for i, a in enumerate(call.args) if a in params)
                 passed.setdefault(call.callee.name, []).append(plain)
     return {

@@ -43,11 +43,15 @@ class Inline:
         bounds = list(module.bounds)
         for name, f in module.functions.items():
             if isinstance(f, Function):
+                # Before the walk: a dim that a cast deep in the function reveals makes the operators before the cast
+                # deducible, too.
                 params = _with_cast_infos(f)
                 while True:
                     walk = Walk(module)
                     try:
                         functions[name] = new = walk.root(f, params)
+                    # The function keeps its old form. It may be right as long as the contradictory side is not
+                    # executed, and the walk has no result to keep.
                     except DivergentBranch:
                         break
                     again = _with_cast_infos(new)  # inlined callees may cast parameters, too
@@ -56,6 +60,7 @@ class Inline:
                     params = again
                 checks[name] = tuple(walk.checks)
                 bounds += walk.dims
+        # A function that was never called is an entry of the model and stays. One whose calls were all inlined goes.
         still_called = {name for f in functions.values() if isinstance(f, Function) for name in callees(f)} | {"main"}
         entries = {n for n, f in functions.items() if isinstance(f, Function) and n not in called} | still_called
         functions = {n: f for n, f in functions.items() if not isinstance(f, Function) or n in entries}
@@ -91,4 +96,6 @@ def _with_cast_infos(f: Function) -> tuple[GVar, ...]:
             info = TensorInfo(shape, info.dtype or cast.dtype, ndim)
         params.append(p if info == p.info else GVar(p.name, info))
     infos = tuple(p.info for p in params)
+    # A cast may bring in a symbol that no argument determines. Such a parameter could not be checked when the
+    # function is called.
     return tuple(params) if None not in solve(CallableInfo(infos, ObjectInfo()), infos).values() else f.params

@@ -138,6 +138,7 @@ class Walk:
         known = [(v, v) for v in dim_vars] + [(tensor_dims(q.info)[axis], new) for (q, axis), new in fresh.items()]
         original, changed = (ShapeInfo(tuple(side)) for side in (zip(*known, strict=True) if known else ((), ())))
         meaning = solve(CallableInfo((original,), ObjectInfo()), (changed,), self.env)
+        # All symbols are solved for or none: a dim that mentions two unknown symbols determines neither.
         if not fresh or free or None in meaning.values():
             frame.values.update({p: q for p, q in zip(f.params, sharper, strict=True) if p is not q})
             return sharper
@@ -220,8 +221,10 @@ class Walk:
         try:
             result = ask()
         except DeduceError as e:
+            # On a side of a branch a contradiction is no error yet, since the side may never be executed.
             kind = DeduceError if self.certain else DivergentBranch
             raise kind(f"{self.stack[0]}: {frame.where}{e}\n{frame.excerpt(node)}") from None
+        # Checks run when the function is called, so only bindings that every call executes may add one.
         if self.certain:
             known = {(c.cond, c.values) for c in self.checks}
             for c in ctx.checks:
@@ -244,6 +247,7 @@ class Walk:
             self.branch(b, b.value, frame)
             return
         value = self.value(b.value, frame)
+        # A second name of a value needs no binding: readers get the first one.
         if value.is_atom:
             frame.values[b.var] = value
             return
@@ -331,6 +335,7 @@ class Walk:
 
         for v in new:
             size = solved[v]
+            # Before the checks, which refer to these symbols.
             frame.meaning[v] = self.bound_symbol(v, len(self.stack) > 1) if size is None else size
         self.guarded(ask, ctx, frame, b)
         info = self.info(b.info, frame)
@@ -376,6 +381,7 @@ class Walk:
         inner = Frame(f, f"{frame.where}{f.name}: ")
         for v in own_symbols(callee_info):
             size = solved[v]
+            # A new symbol for every inlined copy: two calls may have different sizes.
             inner.meaning[v] = self.bound_symbol(v, True) if size is None else size
         for p, a in zip(f.params, args, strict=True):
             info = self.info(p.info, inner)
@@ -421,6 +427,7 @@ class Walk:
             for is_true, body in ((True, value.then), (False, value.orelse)):
                 self.out = []
                 self.env = side_env(env, cond, is_true)
+                # Each side starts from what is known before the branch; what it binds must not reach the other side.
                 inner = replace(frame, values=dict(frame.values), meaning=dict(frame.meaning))
                 self.bindings(body.bindings, inner)
                 ret = self.value(body.ret, inner)

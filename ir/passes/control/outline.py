@@ -111,6 +111,7 @@ def is_straight_line(f: g.Function) -> bool:
     """Return whether a function is a sequence of operators on tensors of known dims."""
     if not all(is_known(p.info) for p in f.params) or not _tensors(f.ret.info):
         return False
+    # Values that kernels cannot compute: control flow, and shapes, which the host computes as numbers.
     stays = (g.If, g.CallFunction, g.CallHost, g.ShapeValue, g.PrimValue, g.FunctionRef)
     computed = [b for b in f.bindings if not _asserts(b)]
     for v in (x for b in computed for x in (b.value, *b.value.operands)):
@@ -194,6 +195,7 @@ class Outliner:
             sides = []
             for side in (b.value.then, b.value.orelse):
                 sides.append(g.Body(graph_walk.into_blocks(self.body(side)), side.ret))
+                # What a side binds is unknown after it.
                 self.symbols = set(known)
             b = replace(b, value=g.If(b.value.cond, sides[0], sides[1]))
         self.symbols.update(new)
@@ -221,6 +223,8 @@ class Outliner:
             return inside and not binds and is_known(value.info) and is_known(b.info)
         if isinstance(value, g.TupleItem):
             return inside
+        # A view moves no data, and the host makes it without a kernel. One that reads the pending subgraph stays in
+        # it, since it would be postponed otherwise.
         if is_view(value) and not inside:
             (x,) = value.operands
             return isinstance(x, g.Constant)
@@ -250,6 +254,8 @@ class Outliner:
         results: list[g.GVar] = []
         tuples: list[g.AnyBinding] = []
         for b in tuple(line.region):
+            # Only values that bindings outside of the region read become results. All others stay free to be fused
+            # away.
             if all(id(r) in inside for r in line.readers.get(b.var, ())):
                 continue
             if not isinstance(b.var.info, TupleInfo):
@@ -269,6 +275,7 @@ class Outliner:
         bound = {b.var for b in steps}
         outer = tuple(dict.fromkeys(v for b in steps for v in used_vars(b.value) if v not in bound))
         symbols = dict.fromkeys(v for b in steps for v in b.symbols())
+        # A symbol that is a bare dim is read off the argument. Every other one has to be given.
         dims = {d for p in outer for d in tensor_dims(p.info) if isinstance(d, Var)}
         # symbols that no dim of a parameter determines are passed as a shape value
         sizes = tuple(v for v in (*symbols, *_symbols(outer)) if v not in dims)

@@ -71,6 +71,8 @@ class RuntimeShapeInliner(Walk):
         super().emit(b, value, info, frame)
         var = frame.values.get(b.var, b.var)
         assert isinstance(var, GVar)
+        # A data-dependent dim gets a name right where it is computed. Operators that follow are lowered over that
+        # symbol.
         dims = self.with_dims(var.info, var.name)
         if dims is not var.info:
             cast = GVar(self.fresh(var.name), dims)
@@ -86,6 +88,8 @@ class RuntimeShapeInliner(Walk):
             info = self.with_dims(b.info, b.var.name)
             super().match_cast(b if info is b.info else replace(b, info=info), frame)
             return
+        # The cast stays, with symbols that it binds at run time: replacing them by their solved values would lose the
+        # check of their bounds.
         known = free_vars(*(frame.meaning[v] for v in info_symbols(b.info) if v not in new))
         for v in new:
             frame.meaning[v] = self.bound_symbol(v, len(self.stack) > 1)
@@ -101,6 +105,8 @@ class RuntimeShapeInliner(Walk):
         if f.name in self.recursive:
             return True
         solved = solve(signature(f), infos, self.env)
+        # A call whose sizes may violate the bounds of the callee stays a call, which checks them on entry. Inlined,
+        # the bounds would be assumed without a check.
         return any(v in self.declared and self.unsure(v, size, frame, b) for v, size in solved.items())
 
     def unsure(self, v: Var, size: Expr | None, frame: Frame, b: AnyBinding) -> bool:

@@ -119,6 +119,8 @@ class FuseOps:
         self, func: Function, table: FunctionTable, kinds: dict[str, PatternKind]
     ) -> Iterator[list[FusionNode]]:
         """Yield the groups of two or more calls in all blocks of a function."""
+        # A merged function runs where its last call stood. Calls around in-place outputs must keep their place, so
+        # they count as opaque.
         uses, fixed = Counter(v for value in all_uses(func) for v in used_vars(value)), ordering_constrained(func)
         for block in all_blocks(func):
             nodes = _nodes(block, table, kinds, fixed)
@@ -134,10 +136,13 @@ class FuseOps:
         for i, node in enumerate(nodes):
             for r in node.reads:
                 readers[r].append(i)
+        # A value with readers in another block, or that the function returns, must exist in memory: it ends a group.
         escaping = {n.var for n, block_readers in zip(nodes, readers) if uses.get(n.var, 0) > len(block_readers)}
         dominators = _post_dominators(nodes, readers, escaping)
         groups = _Groups(nodes)
         unpacked = {p for p, rs in enumerate(readers) if _unpacks_for_contractions(nodes, p, rs, table)}
+        # In this order, as in TVM: what follows a contraction or reduction joins it, and producers then see these
+        # groups as their readers.
         for rule in (self._epilogue, self._producer):
             for i in range(len(nodes)):
                 sink = groups.sink(i)
@@ -173,6 +178,7 @@ class FuseOps:
         groups: _Groups, nodes: Sequence[FusionNode], i: int, end: int, path: Sequence[int], table: FunctionTable
     ) -> bool:
         """Return whether a contraction or reduction may fuse with the elementwise functions that read its result."""
+        # Attention rules write their result tile by tile and know these two epilogues only.
         if groups.kind(i) is PatternKind.CHAIN:
             permutes = nodes[end].kind is PatternKind.INJECTIVE and _permutes(nodes[end], table)
             return len(path) == 1 and (permutes or _casts(nodes[end], table))
@@ -204,6 +210,8 @@ class FuseOps:
         if any(groups.kind(p) > PatternKind.INJECTIVE for p in path[:-1]):
             return False
         kind = nodes[end].kind
+        # Each part of a concatenation is copied by a separate loop nest, so a producer in it is computed once per
+        # element.
         if len(path) == 1 and _concatenates(nodes[end], table):
             return not any(_divides(nodes[m], table) for m in groups.members(i))
         if kind in (PatternKind.OUT_FUSIBLE, PatternKind.CHAIN):
@@ -264,6 +272,8 @@ def _nodes(
             assert isinstance(callee, PrimFunc)
             if callee.outputs == 1 and b.var not in fixed:
                 if call.callee not in kinds:
+                    # Remembered by name: layers call the same function many times, and proofs about its dims are the
+                    # costly part.
                     kinds[call.callee] = pattern_kind(callee)
                 kind = kinds[call.callee]
         nodes.append(FusionNode(b.var, call, kind, tuple(at[v] for v in used_vars(b.value) if v in at)))
@@ -344,6 +354,7 @@ def _unpacks(node: FusionNode, table: FunctionTable) -> bool:
     if blocks is None or len(blocks) != 1 or uses_math(func):
         return False
     output = func.output_buffers[0]
+    # An input of lower rank is broadcast and adds few bytes.
     read = dict.fromkeys(r.buffer for r in block_loads(blocks[0]) if len(r.buffer.shape) >= len(output.shape))
     if not read:
         return False
@@ -374,6 +385,7 @@ def _compared_copies(nodes: Sequence[FusionNode], members: Sequence[int], table:
         inputs = [b for a, b in zip(call.args, func.input_buffers, strict=True) if a in computed]
         if any(compares_copies_of(func, b) for b in inputs):
             return True
+        # The result is rounded if this function rounds, or passes on what an earlier member has rounded.
         if inputs or any(map(rounds, plain_blocks(func) or ())):
             computed.add(nodes[m].var)
     return False

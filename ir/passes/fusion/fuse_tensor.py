@@ -76,6 +76,7 @@ def fuse_stages(name: str, stages: Sequence[FusionStage], env: Env) -> FusedStag
         symbols = bind_symbols(stage.func, infos, stage.call.out, stage.call.scalars)
         buffers: dict[Buffer, Buffer] = {}
         for buffer, arg in zip(stage.func.input_buffers, stage.call.args, strict=True):
+            # By name, since two uses of a weight are two `Constant` objects, which must become one argument.
             key: object = ("constant", arg.name) if isinstance(arg, Constant) else arg
             if key not in buffer_of:
                 buffer_of[key] = replace(buffer, name=unique(buffer.name), shape=_dims(buffer, symbols, env))
@@ -85,6 +86,7 @@ def fuse_stages(name: str, stages: Sequence[FusionStage], env: Env) -> FusedStag
                     consts.append(buffer_of[key])
             buffers[buffer] = buffer_of[key]
         (result,) = stage.func.output_buffers
+        # Every stage gets new buffers: two stages may be calls of one function, whose buffers are the same objects.
         for buffer in (result, *stage.func.allocs):
             buffers[buffer] = replace(buffer, name=unique(buffer.name), shape=_dims(buffer, symbols, env))
         buffer_of[stage.out] = buffers[result]
@@ -115,6 +117,8 @@ def inline(blocks: Sequence[Block], output: Buffer) -> list[Block]:
         readers = [i for i, b in enumerate(left) if i != at and any(r.buffer is target for r in block_loads(b))]
         writers = [b for b in left if b.body.buffer is target]
         axes = store_axes(block)
+        # The terms of a reduction would be summed again for each element that reads it. A buffer with several writers
+        # (a concatenation) has no single expression for an element.
         if target is output or block.is_reduction or axes is None or len(writers) != 1 or not readers:
             continue
         if len(readers) > 1 and not is_trivial(block):  # each reader would repeat the arithmetic
@@ -154,6 +158,8 @@ def _write_through(blocks: list[Block], output: Buffer) -> list[Block]:
     is_intermediate = any(b.body.buffer is source for b in blocks[:-1])
     if not is_intermediate or access_of(last, value) not in (Access.IDENTITY, Access.PERMUTATION):
         return blocks  # if the block reads a part of the buffer only, producers would write the other elements out of bounds
+    # The producer stores at the indices of the intermediate. The k-th index of the output is the one at which the
+    # last block read it.
     positions = [value.indices.index(v) for v in axes]
 
     def order(indices: Sequence[Expr]) -> tuple[Expr, ...]:

@@ -62,6 +62,7 @@ def bind_symbols(
             raise VerifyError(f"call of {func.name}: expected {buffer!r}, got {info!r}")
         for dim, value in zip(buffer.shape, info.shape, strict=True):
             if isinstance(dim, Var):
+                # The first occurrence decides. The verifier has compared the others with it.
                 values.setdefault(dim, value)
     return values
 
@@ -165,6 +166,7 @@ def lift_symbols(func: PrimFunc, env: Env | None = None, derived: bool = False) 
     meaning: dict[Var, Expr] = {}
     # simplified, so that equal dims of shapes, extents and indices are the same node
     parts = _parts_of(func).map_exprs(lambda e: simplify(e, known) if e.dtype.is_int and not _reads(e) else e)
+    # Two dims may be equal only by a fact. As two symbols, the function could not know that they are equal.
     parts = parts.replaced(_representatives([d for d in parts.dims if not isinstance(d, (Var, Const))], known))
     dims = parts.dims
     dim_vars = {d for d in dims if isinstance(d, Var)}
@@ -188,6 +190,7 @@ def lift_symbols(func: PrimFunc, env: Env | None = None, derived: bool = False) 
             names.add(name)
             fresh = Var(name, v.dtype)
             renamed[v], meaning[fresh] = fresh, v
+        # A kernel reads symbols from the dims of its parameters. A symbol that is no whole dim has to be passed.
         if v not in readable:
             scalars.append(fresh)
     return LiftedFunction(_build(func, parts, renamed, tuple(scalars)), meaning)

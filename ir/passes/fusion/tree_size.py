@@ -32,6 +32,7 @@ def _written(func: PrimFunc, inner: Sequence[int]) -> int:
     for block in plain_blocks(func) or ():
         for e in postorder((block.body.value,)):
             own = arguments.get(e.buffer, 1) if isinstance(e, Load) else 1
+            # Counted per occurrence and not per node: the text has no names for shared parts.
             counts[e] = own + sum(counts[c] for c in e.children)
         most = max(most, counts[block.body.value])
     return most

@@ -80,6 +80,8 @@ class Canonicalise:
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
                 def stays(same: Value) -> bool:
+                    # The existing value must satisfy at least the same annotation: a less precise one could make a
+                    # later operator undeducible.
                     return binding.var in required or not is_certain(binding.var.info, same.info, out.env)
 
                 old = out.value(binding.value)

@@ -39,6 +39,7 @@ class Deduce:
 
         def visit(out: Emitter, binding: AnyBinding, f: Function) -> None:
             value = out.value(binding.value)
+            # A match_cast states what deduction cannot know, so its annotation stays.
             if isinstance(binding, MatchCast):
                 out.keep(binding)
                 return
@@ -81,6 +82,8 @@ class CancelViews:
                     return
                 values[binding.var] = value
                 dims = tuple(Deduction(out.env).simplify(d) for d in reshape.shape)
+                # The key is the source and the simplified dims: two views of one value under equal dims are one view,
+                # however their dims are written.
                 known = out.known.setdefault((value.operands[0], dims), binding.var)
                 if known is not binding.var:
                     out.mapping[binding.var] = known
@@ -114,6 +117,7 @@ class DeadCode:
         constants = {n: a for n, a in new.constants.items() if n in named}
         if len(functions) == len(new.functions) and len(constants) == len(new.constants):
             return new
+        # A module without graph functions has no caller that could tell which tensor functions are needed.
         if not new.graphs:
             return new
         return replace(new, functions=functions, constants=constants)
@@ -133,6 +137,8 @@ class TidyNames:
         used = {n for n, f in module.functions.items() if not isinstance(f, PrimFunc)}
         for old, f in module.functions.items():
             if isinstance(f, PrimFunc):
+                # Numbers come from the order in which passes added functions. Without them, the names of a model do
+                # not change when a pass is added.
                 names[old] = name = fresh(re.sub(r"(_\d+)+(?=_|$)", "", old), used)
                 used.add(name)
         if all(a == b for a, b in names.items()):

@@ -60,6 +60,7 @@ class CollapseDims:
                 if call.callee not in done:
                     done[call.callee] = collapse(func)
                 collapsed = done[call.callee]
+                # Several outputs would each need a view, bound to fields of a tuple.
                 if collapsed is None or len(call.out) != 1:
                     out.keep(binding)
                     return
@@ -181,8 +182,11 @@ def _open_seams(func: PrimFunc, blocks: Sequence[Block]) -> set[Seam]:
                     and isinstance(right, Var)
                     and left in extents
                     and right in extents
+                    # Neighbours in the nest, too: merging moves the inner loop out to the place of the outer one,
+                    # which must not change the order of the others.
                     and position[right] == position[left] + 1
                     and extents[left].kind == extents[right].kind
+                    # The iterators must traverse the dims whole, or the merged iterator would leave gaps.
                     and extents[left].extent is buffer.shape[p]
                     and extents[right].extent is buffer.shape[p + 1]
                 ):
@@ -198,6 +202,8 @@ def _open_seams(func: PrimFunc, blocks: Sequence[Block]) -> set[Seam]:
                     if (buffer, p) in places[block_pair] and indices[p : p + 2] == (left, right)
                 ]
                 mentions = sum(v in (left, right) for i in indices for v in _mentions(i))
+                # A single occurrence (a bias that is indexed by n only) needs the separate value of the iterator,
+                # which the merged one could give only by a division.
                 if mentions != 2 * len(adjacent):
                     broken.add(block_pair)
             if left in single or right in single:
@@ -217,6 +223,7 @@ def _stable_seams(
         places: The seams where each pair occurs.
         broken: Pairs that cannot merge; pairs across closed seams are added.
     """
+    # From the largest set downwards: a fixpoint that starts empty could not open seams that depend on each other.
     open_seams = set(crossings)
     changed = True
     while changed:
@@ -233,6 +240,8 @@ def _stable_seams(
 
 
 def _keeps_last(buffer: Buffer, p: int) -> bool:
+    # Rules choose vector widths that divide a constant last dim. Merged with a symbolic dim, it would become
+    # symbolic.
     return p + 2 == len(buffer.shape) and isinstance(buffer.shape[-1], Const) and buffer.shape[-1] is not const(1)
 
 

@@ -59,6 +59,7 @@ class Linear:
     @property
     def alike(self) -> tuple[object, ...]:
         """A key that is equal for linear functions that one wide matmul can compute."""
+        # `transpose_b` is False or True, that is axis 0 or 1: the axis that is summed.
         rows = None if self.weight.info.shape is None else self.weight.info.shape[self.matmul.transpose_b]
         return (self.x, self.matmul, self.dtype, rows, repr(self.unary))
 
@@ -108,6 +109,7 @@ class CombineParallelMatmuls:
             home = {p.end: (w, i) for w in wides for i, p in enumerate(w.parts)}
             inner = {v for w in wides for p in w.parts for v in p.steps}
             combined: dict[Wide, GVar] = {}
+            # A view of a part selects its columns itself, in the dims of the view.
             read_directly = {v for value in all_uses(f) if not is_view(value) for v in used_vars(value) if v in home}
 
             def columns(out: Emitter, end: GVar, dims: Sequence[Expr]) -> CallTIR:
@@ -196,6 +198,7 @@ class CombineParallelMatmuls:
         hint = head.steps[0].name
         var = out.bind(Call(head.matmul, (out.value(head.x), weight)), info, f"{hint}_merged")
         if any(p.bias is not None for p in parts):
+            # Adding zero changes no result but the sign of a zero.
             zero = [np.zeros(p.width, head.dtype.numpy) for p in parts]
             rows = [z if p.bias is None else constants[p.bias.name] for p, z in zip(parts, zero, strict=True)]
             var = out.bind(Call(Add(), (var, concatenated("merged_bias", rows, 0))), info, f"{hint}_biased")
@@ -227,6 +230,7 @@ def _linears(block: AnyBlock, readers: Mapping[GVar, list[Value]]) -> list[Linea
             if not isinstance(call, Call) or id(call) not in variable_of or variable_of[id(call)].info != info:
                 break
             other = [a for a in call.args if a is not steps[-1]]
+            # Only before the elementwise functions: f(x @ w) + b cannot be merged as f(x @ w + b).
             if isinstance(call.op, Add) and not unary and bias is None and len(other) == 1:
                 if not isinstance(other[0], Constant) or other[0].info.shape != (const(width),):
                     break

@@ -63,6 +63,7 @@ class FoldConstants:
                 if info is None or binding.var in results:
                     out.keep(binding)
                     return
+                # Remembered even if it is not folded: a value computed from it may be small enough again.
                 static.values[binding.var] = value
                 steps, sources = static.origin(binding.var)
                 # larger results pay only if they save operators at every call; unpacking is cheaper in the kernel that reads it
@@ -72,6 +73,7 @@ class FoldConstants:
                 try:
                     result = static.evaluate(binding.var) if fits else None
                 except (DeduceError, UserError) as error:
+                    # On a side of a branch the error belongs to run time, since the side may never run.
                     if out.depth == 0:
                         raise DeduceError(f"{f.name}: {error}\n{excerpt(f, binding)}") from None
                     result = None
@@ -97,6 +99,8 @@ class FoldConstants:
         parts = info_parts(info)
         for p in parts:
             dims = [as_int(d) for d in p.shape] if isinstance(p, TensorInfo) and p.shape is not None else [None]
+            # The limit is on elements of any intermediate value, since folding a large one could exhaust the memory
+            # of the compiler.
             if None in dims or math.prod(d for d in dims if d is not None) > self.limit:
                 return None
         return info
@@ -162,6 +166,7 @@ class _StaticValues:
     def _order(self, var: GVar) -> list[Value]:
         """Return `var` and all values it depends on, each after its operands."""
         order: dict[Value, None] = {}
+        # With an explicit stack, since chains of operators on weights may be longer than Python's recursion limit.
         stack: list[tuple[Value, bool]] = [(var, False)]
         while stack:
             v, ready = stack.pop()
@@ -181,6 +186,7 @@ class _StaticValues:
             dtypes = [p.dtype for p in info_parts(infer_value(value, Deduction())) if isinstance(p, TensorInfo)]
             computed = op.evaluate(args)
             if isinstance(computed, np.ndarray) and len(dtypes) == 1 and dtypes[0] is not None:
+                # Kernels give infinity where a value exceeds the type, without a warning.
                 with np.errstate(over="ignore"):
                     return computed.astype(dtypes[0].numpy, copy=False)
             return computed

@@ -26,6 +26,8 @@ from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
 
 Array = NDArray[Any]
+# Weights of one shape differ in most elements, so a sample decides almost all comparisons without reading whole
+# arrays.
 SAMPLE = 64
 """Elements of a weight that are compared first, before all elements."""
 
@@ -79,6 +81,8 @@ class CommonSubexpressions:
                     and known is not binding.var
                     and is_certain(binding.var.info, known.info, ctx.env)
                 ):
+                    # Also for values that are computed again: their readers are still equal to readers of the first
+                    # one.
                     number[binding.var] = known
                     if binding.var not in results | fixed and known not in overwritten and not repeats(value):
                         out.mapping[binding.var] = known
@@ -125,6 +129,7 @@ def _key(value: g.Value, number: Mapping[g.Value | str, g.Value | str], ctx: Ded
         info = value.callee.info
         if not isinstance(info, CallableInfo) or not info.pure:
             return None
+    # Both sides of an `if` would have to be compared. Their parts are shared one by one.
     elif isinstance(value, (*g.ATOMS, g.If)):
         return None
     args = tuple(_atom(a, number, ctx) for a in value.operands)
@@ -145,6 +150,7 @@ def _plain(x: object, ctx: Deduction) -> object:
     """Return attributes and annotations in comparable form: simplified dims, numbers with their type and sign."""
     if isinstance(x, Expr):
         return ctx.simplify(x) if x.dtype.is_int else x
+    # 0.0 == -0.0 and 1 == 1.0 == True in Python, but they are different attributes; NaN is not equal to itself.
     if isinstance(x, float):
         return ("float", repr(x))
     if isinstance(x, tuple):

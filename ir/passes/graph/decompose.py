@@ -79,6 +79,7 @@ class _Writer:
 
     def literal(self, value: float, dtype: DType) -> Constant:
         key = (value, dtype)
+        # One weight for equal literals: the scale of every attention layer is the same number.
         if key not in self.literals:
             self.literals[key] = add_constant(self.constants, "literal", np.asarray(value, dtype.numpy))
         return self.literals[key]

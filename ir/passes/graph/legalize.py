@@ -61,6 +61,7 @@ class Legalize:
                     )
                 out.keep(binding)
                 return
+            # A tensor function would copy. As a view it costs nothing, and fusion looks through it.
             if isinstance(op, Reshape):
                 out.keep(binding)
                 return
@@ -68,6 +69,7 @@ class Legalize:
                 dims = shape_of(known_outs[0])
                 out.bindings.append(Binding(binding.var, Call(Reshape(dims), (out.value(value.operands[0]),))))
                 return
+            # A weight may be packed when the program is built, which schedules need to know.
             consts = [isinstance(a, Constant) for a in value.operands]
             lifted = lift_symbols(op.legalize(op.name, known_infos, consts, ctx), out.env)
             name = table.add(lifted.func)

@@ -69,6 +69,7 @@ def _lifted(f: g.Function, weights: list[g.GVar]) -> list[g.GVar]:
         if not isinstance(b, g.Binding) or not isinstance(b.value, (g.Call, g.CallTIR, g.TupleItem)):
             continue
         known = [a for a in args if isinstance(a, g.GVar)]
+        # `FoldConstants` computes values that depend on constants only.
         if not known or not all(isinstance(a, g.Constant) or a in sources for a in args):
             continue
         size = _nbytes(b.var.info)
@@ -78,6 +79,7 @@ def _lifted(f: g.Function, weights: list[g.GVar]) -> list[g.GVar]:
         computed[b.var] = b
         if isinstance(b.var.info, TensorInfo) and size <= sum(_nbytes(w.info) or 0 for w in sources[b.var]):
             fits.add(b.var)
+    # Only the last values of a chain are passed on: the others are read by lifted computations only.
     inside = {id(computed[v].value) for v in fits}
     read = {v for value in graph_walk.all_uses(f) if id(value) not in inside for v in used_vars(value)}
     return [v for v in computed if v in fits and v in read]
@@ -144,6 +146,7 @@ def _rest(f: g.Function, lifted: list[g.GVar], weights: tuple[str, ...]) -> g.Fu
 
 def _without_unread(f: g.Function, steps: set[g.GVar]) -> g.Function:
     """Remove the bindings of `steps` that are no longer read."""
+    # In a loop, since removing a binding may leave its operands unread.
     while True:
         read = {v for value in graph_walk.all_uses(f) for v in used_vars(value)}
         dead = {b.var for b in graph_walk.all_bindings(f) if b.var in steps and b.var not in read}

@@ -48,6 +48,7 @@ class ComputeWide:
             if op is None or exact or half is None or not isinstance(info, TensorInfo):
                 out.keep(binding)
                 return
+            # Intermediate values may stay in 16 bits, as the operator decides; only its arithmetic is widened.
             wide = Call(op.storing(half), tuple(self._up(out, a) for a in value.operands))
             result = infer_value(wide, Deduction(out.env, choices=True))
             assert isinstance(result, TensorInfo)
@@ -157,6 +158,7 @@ class _PrecisionRewriter:
 
     def _name(self, value: Value) -> None:
         for v in used_vars(value):
+            # Results, branches and called functions have declared types, which the pass does not change.
             self._use(v).needs_variable = self._use(v).needs_f32 = True
 
     def _read(self, binding: AnyBinding) -> None:
@@ -171,9 +173,12 @@ class _PrecisionRewriter:
             return
         needs, moved = self._use(binding.var), op.half_policy in MOVING
         weights = [a for a in value.operands if isinstance(a, Constant) and _is_f32(a)] if moved else []
+        # A table is read a few rows at a time: halving it saves memory even if the readers of the rows need float32.
         large = op.half_policy == "table" and bool(weights)
+        # A cast from 16 bits has its stored form already, which is its argument.
         if _is_f32(binding.var) and not (isinstance(op, Cast) and _dtype(value.operands[0]) is self.dtype):
             is_half = large or (needs.prefers_half and not needs.needs_f32 and binding.var not in self.static)
+            # All or none: with one weight that does not fit, the operator would have operands of two types.
             if is_half and all(self.weights.half(a) is not None for a in weights):
                 self.chosen.add(binding.var)
         for position, a in enumerate(value.operands):
@@ -218,6 +223,7 @@ class _PrecisionRewriter:
             if unchanged and value is binding.value
             else replace(binding, value=value if unchanged else Call(operator, args))
         )
+        # `out.bind` did not create this binding, so its name has to be reserved here.
         out.names.setdefault(binding.var.name, 1)
         out.bindings.append(new_binding)
         # an operator that only moves values gets no cast of its result: it fuses into the product that reads it
@@ -247,6 +253,7 @@ class _PrecisionRewriter:
         half = self.weights.half(a) if isinstance(a, Constant) else self.halves.get(a) or self.sources.get(a)
         if half is not None:
             return half
+        # One rounded copy of a value for all its readers, whereas casts to float32 are per reader, since they fuse.
         key = ("half", a)
         if key not in out.known:
             out.known[key] = self._round(out, a)

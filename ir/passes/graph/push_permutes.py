@@ -48,6 +48,7 @@ def _without_permutes(site: Site) -> Value | None:
             if len(call.op.axes) != len(axes) or not is_identity(tuple(call.op.axes[a] for a in axes)):
                 return None
             sources[v] = call.args[0]
+        # With another reader the value would be needed in both orders, and computed twice.
         elif call is not None and _elementwise(call) and isinstance(v, GVar) and scope.readers.get(v) == 1:
             order[v] = call
             stack.extend(call.args)

@@ -65,6 +65,7 @@ class QuantizeWeights:
             if matmul is None or not isinstance(weight, Constant) or weight.name not in chosen:
                 out.keep(binding)
                 return
+            # Scales belong to columns of the product, which are rows of the stored weight if it is transposed.
             key = weight.name, matmul.transpose_b
             if key not in done:
                 done[key] = self._weight(weight, matmul.transpose_b, constants)
@@ -87,6 +88,7 @@ class QuantizeWeights:
     ) -> tuple[Constant, Constant, Dequantize]:
         """Return the integers of a weight, its scales, and the operator that dequantises them."""
         array = constants[weight.name]
+        # An infinite weight would make the scale infinite, and every other weight of its column 0.
         if not np.isfinite(array.astype(np.float32)).all():
             raise UserError(f"weight {weight.name!r}: expected finite numbers to quantise, got infinity or NaN")
         number, scale, back = self._numbers(array, transposed)
@@ -106,6 +108,7 @@ class QuantizeWeights:
         if group is None:
             largest = wide.max(axis=rows, initial=0)
         else:
+            # The last group may have fewer rows, which `reduceat` allows and a reshape does not.
             starts = np.arange(0, array.shape[rows], group)
             largest = np.maximum.reduceat(wide, starts, axis=rows) if len(starts) else wide
         # Symmetric: the most negative code is not used. Rows of zeros are divided by their scale too, so it is not 0.
@@ -131,6 +134,8 @@ def _read_by_products_only(module: IRModule) -> dict[str, set[bool]]:
     for f in module.functions.values():
         if not isinstance(f, Function):
             continue
+        # A weight that any other operator reads has to be stored as it is, too; quantising it would add bytes instead
+        # of saving them.
         others.update(v.name for v in (f.ret,) if isinstance(v, Constant))
         for value in nested_values(f):
             for position, arg in enumerate((value.cond,) if isinstance(value, If) else value.operands):

@@ -26,6 +26,7 @@ from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function,
 LARGEST = 127
 OFFSET = 128
 """Offset of the quantised activations, since processors multiply unsigned by signed bytes (VNNI)."""
+# Far below every scale of real activations, and far above the smallest normal float, so that 1 / TINY is finite.
 TINY = 1e-30
 """Smallest scale, for rows of zeros."""
 
@@ -84,6 +85,7 @@ def _weight(matmul: Matmul, value: Value, values: dict[GVar, Value]) -> _Weight 
         return None
     dequantized = values.get(value.operands[1])
     op = None if dequantized is None else operator_of(dequantized, Dequantize)
+    # A third operand is a zero point, whose contribution would need the sum of each row of activations.
     if dequantized is None or op is None or op.axis is None or len(dequantized.operands) != 2:
         return None
     numbers, scale = dequantized.operands
@@ -94,7 +96,9 @@ def _weight(matmul: Matmul, value: Value, values: dict[GVar, Value]) -> _Weight 
         return None
     columns = 0 if matmul.transpose_b else 1
     if op.group is None:
+        # Scales per row of the sum cannot be moved out of it.
         return _Weight(op, numbers, scale, False) if op.axis % 2 == columns else None
+    # Even groups, since two 4-bit numbers share a byte; whole groups, so that every group sum has as many terms.
     fits = op.axis % 2 != columns and op.group % 2 == 0 and depth % op.group == 0
     inner = values.get(numbers) if isinstance(numbers, GVar) else None
     packed = inner is not None and operator_of(inner, Unpack4) is not None
@@ -118,6 +122,8 @@ def _summed_exactly(out: Emitter, matmul: Matmul, operands: Sequence[Value], wei
 def _summed_by_groups(out: Emitter, matmul: Matmul, operands: Sequence[Value], weight: _Weight) -> Value:
     """Emit a product of integers converted to floats, for scales per group of rows; a schedule may sum a group in int32."""
     x = operands[0]
+    # Bytes are multiplied as 16-bit integers whose products are summed in pairs; 4-bit numbers fit the instructions
+    # for bytes (`ir/hardware/dots`).
     kind = "numbers" if weight.packed else "shorts"
     if (kind, x) not in out.known:
         out.known[kind, x] = _numbers(out, x) if weight.packed else _emit(out, Cast(i16), _numbers(out, x))

@@ -42,6 +42,7 @@ class RoundWeights:
     def __call__(self, module: IRModule) -> IRModule:
         constants: dict[str, Array] = dict(module.constants)
         rounded: dict[str, Constant] = {}
+        # Sorted: the set's order differs between processes, and the order decides the names of weights.
         for name in sorted(_roundable(module)):
             half = self.types.get(name, self.others)
             array = None if half is None else round_array(constants[name], half)
@@ -57,6 +58,7 @@ class RoundWeights:
             if op is None or not any(is_rounded) or not isinstance(binding, Binding):
                 out.keep(binding)
                 return
+            # The gather moves 16-bit rows and its result is cast, so that the whole table is never converted.
             if op.half_policy == "table":
                 (table, *rest) = value.operands
                 assert isinstance(table, Constant)

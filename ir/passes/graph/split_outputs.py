@@ -65,6 +65,7 @@ class SeparateOutputs:
                         return
                 call = binding.value
                 parts: tuple[OutputGroup, ...] = ()
+                # The positions of in-place outputs refer to the whole call.
                 if isinstance(call, CallTIR) and len(call.out) > 1 and not call.inplace:
                     if call.callee not in done:
                         done[call.callee] = separate(table.prim(call.callee), env)
@@ -144,6 +145,8 @@ def separate(func: PrimFunc, env: Env) -> tuple[OutputGroup, ...]:
     groups: list[tuple[list[int], set[Block]]] = []
     for i, output in enumerate(func.output_buffers):
         outputs, needed = [i], _needed(func, blocks, output)
+        # A block that two outputs share joins their groups, and through it groups may join that shared nothing
+        # before.
         for other in [g for g in groups if g[1] & needed]:
             groups.remove(other)
             outputs, needed = other[0] + outputs, other[1] | needed

@@ -68,12 +68,15 @@ def _appended(f: Function) -> tuple[Appended, ...]:
         if not isinstance(field, GVar) or not isinstance(value, Call) or not isinstance(value.op, Concat):
             continue
         past = value.args[0]
+        # Any other reader of the old cache would need it in the model's order of dims, or would see it extended.
         if not isinstance(past, GVar) or past not in f.params or readers.get(past) != [value] or past in returned:
             continue
         info = past.info
         if not isinstance(info, TensorInfo) or info.shape is None or info.dtype is None or past in value.args[1:]:
             continue
         axis = value.op.axis % len(info.shape)
+        # Attention reads through the permute without a copy, since the permute is fused into it. Other readers would
+        # copy the whole cache at every step.
         attended = all(isinstance(u, Call) and isinstance(u.op, Attention) for u in readers.get(field, ()))
         if as_int(info.shape[axis]) is None and attended and fields.count(field) == 1:
             appended.append(Appended(f.params.index(past), number, axis))
@@ -103,6 +106,7 @@ def _rewritten(f: Function, pairs: tuple[Appended, ...]) -> Function:
         for v in map(out.value, rest):
             moved = _outermost(v.info, axis)
             assert moved.shape is not None
+            # Moving a dim of one element moves no data, and a reshape is a view, whereas a permute is a kernel.
             reorder = Reshape(moved.shape) if as_int(moved.shape[0]) == 1 else Permute(order)
             parts.append(out.bind(Call(reorder, (v,)), moved, b.var.name) if axis else v)
         grown[b.var] = var = GVar(b.var.name, _outermost(info, axis))

@@ -44,6 +44,8 @@ def pack(ranges: Sequence[LiveRange], env: Env) -> tuple[tuple[Expr, ...], tuple
     # relative to the peak of each point, so that points with large sizes do not dominate
     shares = [b / least for b in bytes_at]
     arrival = sorted(range(len(ranges)), key=lambda i: (ranges[i].first, i))
+    # Largest first wastes least where sizes differ much: small ranges then fill the gaps. Arrival order is best where
+    # sizes are alike, as it follows the chain of layers.
     orders = [arrival, sorted(arrival, key=lambda i: -shares[i].sum())]
     orders += [sorted(arrival, key=lambda i: -shares[i][p]) for p in range(len(least))]
     plans = [
@@ -141,6 +143,7 @@ def _bytes_at_points(sizes: Sequence[Expr], env: Env) -> dict[Expr, NDArray[np.f
         row = [as_int(substitute(e, point)) for e in sizes]
         if None not in row:
             rows.append([max(x or 0, 0) for x in row])
+    # float64, since products of large dims exceed int64 at the far ends of open ranges.
     table = np.array(rows or [[1] * len(sizes)], dtype=np.float64)
     return {e: table[:, at] for at, e in enumerate(sizes)}
 
@@ -150,6 +153,7 @@ def _sample_points(symbols: Sequence[Var], env: Env) -> list[dict[Var, Expr]]:
     ends: dict[Var, tuple[int, int]] = {}
     for v in symbols:
         low, high = env.range_of(v)
+        # The scale is logarithmic, so the range may not start at 0.
         start = max(low or 0, 1)
         ends[v] = start, max(start * _FAR if high is None else high, start)
 
@@ -161,5 +165,6 @@ def _sample_points(symbols: Sequence[Var], env: Env) -> list[dict[Var, Expr]]:
 
     points = [at({}, t) for t in _GRID]
     if len(symbols) > 1:
+        # Symbols that grow together cannot tell which of two sizes is larger when only one symbol grows.
         points += [at({v: end}, 0.5) for v in symbols for end in (0.0, 1.0)]
     return points

@@ -46,10 +46,13 @@ def multiply_by_reciprocal(func: PrimFunc, block: str) -> PrimFunc:
     """
     node = find_block(func, block)
     path = enclosing(func, node)
+    # Only a divisor that the innermost loop does not change gains: otherwise each iteration would divide once and
+    # multiply in addition.
     moving = {i.var for i, b in zip(node.iters, node.bindings) if path and path[-1].var in free_vars(b)}
     reciprocals: set[Expr] = set()
 
     def rewritten(e: Expr) -> Expr | None:
+        # The reciprocal of a 16-bit float would be rounded to 11 or 8 bits, far more than the last bit of the result.
         if e.op != "div" or not e.dtype.is_float or e.dtype.is_half:
             return None
         top, bottom = e.args
@@ -85,6 +88,8 @@ def _require_continuous_uses(func: PrimFunc, node: Block, reciprocals: set[Expr]
             for e in postorder((store.value,)):
                 reads = isinstance(e, Load) and e.buffer in touched
                 known[e] = reads or (b is node and e in reciprocals) or any(known[c] for c in e.children)
+                # A quotient of exactly 3 may become 2.9999998, which floor makes 2: no longer a difference in the
+                # last bit.
                 whole = e.op in DISCONTINUOUS or (e.op == "cast" and not e.dtype.is_float)
                 if whole and any(known[c] for c in e.children):
                     raise ScheduleError(
@@ -141,6 +146,7 @@ def _is_softmax_sum(func: PrimFunc, x: Load) -> bool:
     term, top = difference.args
     assert isinstance(top, Load)
     largest = _reduction(func, top, "max", -math.inf)
+    # The maximum must be over the same terms as the sum. Then the largest term is exp(0), and the sum is at least 1.
     if largest is None or top.indices != adds.body.indices:
         return False
     maxima_at = [*largest.body.indices, *(i.var for i in largest.iters if i.kind == "reduce")]

@@ -74,6 +74,7 @@ def fuse_block_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFu
         )
     for loop in nest:
         require_serial(func, loop, "fuse_block_iters")
+    # An extent that depends on another loop (a triangle) has no quotient and remainder that give both loops back.
     require_rectangular(func, path, "fuse_block_iters")
     joined = [next(i for i, b in zip(node.iters, node.bindings) if b is loop.var) for loop in nest]
     if len({i.kind for i in joined}) != 1:
@@ -170,6 +171,8 @@ def _row_and_column(func: PrimFunc, node: Block, path: Sequence[For], names: Seq
     if path.index(inner) != path.index(outer) + 1:
         raise ScheduleError(f"{func.name}: flatten_rows expects {names[1]!r} directly inside {names[0]!r}")
     out = node.body.buffer
+    # Floats only: elements in the gaps are computed too, from arbitrary neighbours, where a division of integers
+    # could trap.
     plain = out in func.allocs and out.dtype.is_float and len(writers(func, out)) == 1 and writes_everything(node)
     if not plain or node.body.indices[-2:] != (i.var, j.var):
         raise ScheduleError(
@@ -192,6 +195,7 @@ def _rows_of(func: PrimFunc, node: Block, buffer: str, i: IterVar, j: IterVar) -
         parts = [linear(e, (i.var, j.var)) for e in x.indices[-2:]]
         leading = {i.var, j.var} & set(free_vars(*x.indices[:-2]))
         steps = [p and p[0] for p in parts]
+        # Strides of 1 in both dims: only then is the read at a fixed distance from the flat position.
         if x.buffer.name != buffer or leading or loads(*x.indices) or steps != [{i.var: const(1)}, {j.var: const(1)}]:
             raise ScheduleError(
                 f"{func.name}: flatten_rows expects {node.name!r} to read {buffer!r} at {i.var.name} and {j.var.name} and shifts in "
@@ -202,6 +206,8 @@ def _rows_of(func: PrimFunc, node: Block, buffer: str, i: IterVar, j: IterVar) -
             raise ScheduleError(f"{func.name}: flatten_rows expects all of {buffer!r} written, got it in parts")
         (_, a), (_, b) = (p for p in parts if p is not None)
         pitch = x.buffer.shape[-1]
+        # The gaps lie between the first and the last element that are read, so they are inside whenever both ends
+        # are.
         inside = and_(le(0, a), le(i.extent + a, x.buffer.shape[-2]), le(0, b), le(j.extent + b, pitch))
         if prove(inside, env) is not Proof.YES:
             raise ScheduleError(f"{func.name}: flatten_rows cannot prove that {x!r} stays inside {x.buffer!r}")
@@ -296,6 +302,8 @@ def _require_inside(func: PrimFunc, node: Block, access: Load, dims: Sequence[in
     """
     env, used = Env(), {v for d in dims for v in free_vars(access.indices[d])}
     for i in node.iters:
+        # The copy runs over the iterators of the index only. If another loop of the block is empty, the block reads
+        # nothing, and the copy must be proved without it.
         env = env.with_loop(i.var, i.extent, i.var in used)
     if all(i.var in used or prove(le(1, i.extent)) is Proof.YES for i in node.iters):
         return

@@ -67,6 +67,8 @@ def region_of(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: B
             relaxed = {v: inner[v] for v in free_vars(e) if v in inner}
             parts = linear(e, tuple(relaxed), env)
         used = set(free_vars(e))
+        # An index that no outer loop changes covers the same region in every iteration; the whole dim is the simplest
+        # bound.
         if loads(e) or parts is None or (relaxed and not used & outer):
             box.append((const(0), dim))
             continue
@@ -97,6 +99,8 @@ def _union(boxes: Sequence[Sequence[DimRegion]], buffer: Buffer) -> list[DimRegi
             extents = [const(1) if extent is None else extent for _, extent in options]
             result.append((starts.pop(), simplify(reduce(maximum, extents))))
         else:
+            # Two starts have no common interval that is smaller than the dim for all sizes, unless their order can be
+            # proved.
             result.append((const(0), dim))
     return result
 
@@ -116,6 +120,8 @@ def spatial_of(block: Block) -> list[Var]:
 def _outer_guards(others: Sequence[Block], path: Sequence[For]) -> list[Expr]:
     """Return the conditions over only the loops of `path` that all the blocks share."""
     known = {p.var for p in path}
+    # A producer needs to run only where its readers do. Only conditions that all readers share may be inherited,
+    # since any reader may be the one that runs.
     sets = [[c for c in conjuncts(b.predicate) if set(free_vars(c)) <= known | _not_loops(c, path)] for b in others]
     return [c for c in sets[0] if all(c in rest for rest in sets[1:])] if sets else []
 
@@ -159,6 +165,7 @@ def _nest_over(
         inner_env = inner_env.with_loop(var, extent, it.kind == "spatial" or block.init is None)
         bindings.append(start + var)
         guards += [le(0, start + var), lt(start + var, it.extent)]
+    # After the loops: the conditions mention loop variables, whose bounds make the proofs below possible.
     for fact in inherited:
         inner_env = inner_env.with_fact(fact)
     needed = [*inherited, *(g for g in guards if prove(g, inner_env) is not Proof.YES)]
@@ -208,6 +215,7 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     alike = all(len(_outer_guards((b,), path)) == len(inherited) for b in consumers)
     iterators = spatial_of(node)
     nest = _nest_over(func, node, dict(zip(iterators, box)), inherited, env, iterators if alike else ())
+    # At the start of the body, before all readers, wherever these are in the loop.
     moved = replace(target, body=seq(nest, target.body))
     body = replace_node(func.body, target, moved)
     return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
@@ -265,6 +273,7 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     if any(p is not producer or x.indices != access.indices for p, x in sources):
         raise ScheduleError(f"{func.name}: {block!r} reads several regions produced inside {loop!r}; one is supported")
     for it, bound in zip(producer.iters, producer.bindings):
+        # Inside the loop the sum is a partial one; a consumer may only read it after the loop.
         if it.kind == "reduce" and any(v in {p.var for p in path} for v in free_vars(bound)):
             raise ScheduleError(
                 f"{func.name}: inside {loop!r} the reduction over {it.var.name!r} of {producer.name!r} is not complete"
@@ -278,6 +287,8 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         if not is_dense(e, within, env):
             raise ScheduleError(f"{func.name}: the values of {e!r} in one iteration of {loop!r} are not an interval")
         ranges = {p.var: p.extent for p in full_path if p.var in free_vars(e)}
+        # A tile that overlaps another would be consumed before the other has changed it again; a gap would never be
+        # consumed.
         if linear(e, tuple(ranges)) is not None and not is_dense(e, ranges):
             raise ScheduleError(f"{func.name}: the tiles of {producer.name!r} overlap or leave gaps: {e!r}")
     box = region_of(written, full_path, target, producer.body.buffer, env)

@@ -120,6 +120,8 @@ def reverse_compute_inline(func: PrimFunc, block: str) -> PrimFunc:
     spots = [block_value(joined, e) for e in where]
     for at, p in enumerate(path):
         inner = {q.var: q.extent for q in path[at + 1 :]}
+        # The producer's stores were distinct per iteration. The block stores at other indices, so this is checked
+        # again.
         if p.kind not in ("serial", "unrolled") and not separates(spots, p.var, inner, env):
             raise ScheduleError(
                 f"{func.name}: iterations of the {p.kind} loop {p.var.name!r} may write the same element of {target.name!r}"
@@ -131,6 +133,7 @@ def reverse_compute_inline(func: PrimFunc, block: str) -> PrimFunc:
 def _producer(func: PrimFunc, node: Block) -> tuple[Block, Load]:
     """Return the last spatial block that makes an intermediate for only `node`, and the load that reads it."""
     order, iters = blocks(func.body), {i.var for i in node.iters}
+    # With several producers, the last one has all others computed before it, so that the block can move to its place.
     candidates: list[tuple[int, Block, Load]] = []
     for access in block_loads(node):
         producer = writer(func, access.buffer)

@@ -40,10 +40,13 @@ def pad_softmax_axis(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
             f"{func.name}: pad_softmax_axis expects {block!r} to read scores of an intermediate, got {score!r}"
         )
     require_compute_block(func, "pad_softmax_axis", pattern.row_max, *(s.block for s in pattern.sums))
+    # Without the guard a row of -inf scores only would give exp(-inf - -inf), which is NaN.
     guarded = replace(pattern.weights, body=replace(pattern.weights.body, value=pattern.weight()))
     func = replace(func, body=replace_node(func.body, pattern.weights, guarded))
     func = pad_spatial(func, producers[0].name, at[0], f)
     maker = find_block(func, producers[0].name)
+    # The padding that `pad_spatial` computes repeats the last key; -inf takes it out of the maximum, and its weight
+    # is exp(-inf) = 0.
     masked = select(lt(maker.body.indices[at[0]], extent), maker.body.value, masked_score(score.dtype))
     func = replace(func, body=replace_node(func.body, maker, replace(maker, body=replace(maker.body, value=masked))))
     wider = simplify(mul(ceildiv(extent, f), f))
@@ -65,6 +68,8 @@ def _over(func: PrimFunc, block: str, step: IterVar, wider: Expr, weights: str =
     copies, names = dict[tuple[object, ...], PaddedCopy](), list[str]()
 
     def padded(x: Expr) -> Expr | None:
+        # The weights were padded with their scores. The other factor needs zeros: a weight of 0 times NaN would be
+        # NaN.
         if not isinstance(x, Load) or x.buffer.name == weights or step.var not in free_vars(x):
             return None
         valid = valid_extents(func, node, x, {step.var: wider})

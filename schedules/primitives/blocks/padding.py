@@ -93,6 +93,7 @@ def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimF
             return None
         valid = valid_extents(func, node, x, wider)
         shape = tuple(room.get(i, d) if isinstance(i, Var) else d for i, d in zip(x.indices, x.buffer.shape))
+        # Two reads of one buffer may be padded along different dims, and then need different copies.
         key = x.buffer, valid, shape
         if key not in copies:
             names.append(fresh(func, f"{x.buffer.name}_pad", names))
@@ -159,6 +160,7 @@ def valid_extents(func: PrimFunc, node: Block, x: Load, wider: dict[Var, Expr]) 
 
 def _fill_value(func: PrimFunc, node: Block, wider: dict[Var, Expr]) -> float:
     """Return the value of the padding, neutral for the padded reduction. Raises ScheduleError without such a value."""
+    # An initial value that is read would be read at padded positions, too.
     if node.init is not None and loads(node.init.value):
         raise ScheduleError(f"{func.name}: pad expects an initial value of {node.name!r} that reads nothing")
     for e in postorder((node.body.value,)):

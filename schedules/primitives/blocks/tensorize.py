@@ -55,6 +55,8 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
             f"{func.name}: {intrinsic} adds to its output, and {body.name!r} stores an initial value; use "
             "decompose_reduction first"
         )
+    # Compared without the predicate: code generation calls the instruction only where it holds for the whole tile,
+    # and otherwise runs the loops.
     candidate = nest_of(replace_node(node, body, replace(body, predicate=TRUE)))
     if candidate is None or match(instruction, nest, candidate[1]) is None:
         raise ScheduleError(

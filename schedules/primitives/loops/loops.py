@@ -126,6 +126,8 @@ def _require_division(func: PrimFunc, node: For, inner: Expr) -> None:
     """Check that `inner` divides the extent: proved if shapes matter, else not disproved."""
     rest = floormod(node.extent, inner)
     proof = prove(eq(rest, 0), loop_env(enclosing(func, node)))
+    # A promise over shapes could be broken by a call; one over tunables is checked for each candidate before it is
+    # compiled.
     if proof is Proof.NO or (proof is Proof.UNKNOWN and not only_tunables(rest)):
         may = "does not" if proof is Proof.NO else "may not"
         raise ScheduleError(f"{func.name}: split({node.var.name!r}): {inner!r} {may} divide the extent {node.extent!r}")
@@ -207,6 +209,8 @@ def reorder(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
                 f"{func.name}: reorder expects a perfect nest; {a.var.name!r} holds more than {b.var.name!r}"
             )
     inside = nest[-1].body
+    # With several blocks in the nest, one iteration of the inner loops may use what another block stored, and the
+    # order of iterations matters.
     if len(blocks(inside)) != 1:
         names_inside = ", ".join(b.name for b in blocks(inside))
         raise ScheduleError(f"{func.name}: reorder expects one block inside the nest, got {names_inside}")
@@ -238,6 +242,8 @@ def _require_first_point(func: PrimFunc, block: Block) -> None:
     fed: dict[str, set[Var]] = {"spatial": set(), "reduce": set()}
     for it, bound in zip(block.iters, block.bindings):
         fed[it.kind].update(free_vars(bound))
+    # A loop such as a fused one walks through elements and reduction points at once. In another order, the point that
+    # stores the initial value may come after others.
     mixed = {loop.var for loop in enclosing(func, block)} & fed["spatial"] & fed["reduce"]
     if mixed:
         raise ScheduleError(
@@ -294,6 +300,7 @@ def _require_independent(func: PrimFunc, node: For, kind: LoopKind) -> None:
         where = [regroup_sums(block_value(block, i), block.predicate) for i in block.body.indices]
         path = enclosing(func, block)
         inner = {p.var: p.extent for p in path[path.index(node) + 1 :]}
+        # Vector lanes are iterations of one thread and share its local memory; hence the exception below.
         is_private = target.scope == "local" or (target.scope in ("shared", "warp") and kind == "group")
         shared = not is_private or kind == "vectorized"
         # points excluded by a guard write nothing
@@ -308,6 +315,7 @@ def _require_independent(func: PrimFunc, node: For, kind: LoopKind) -> None:
                 f"{func.name}: {kind} expects iterations that write different elements, but iterations of {node.var.name!r} may "
                 f"write the same element of {target.name!r} in block {block.name!r}"
             )
+        # Between work-items, lowering puts barriers between stores and reads of shared memory.
         carried = carried_read(func, node, block) if shared and kind != "item" else None
         if carried is not None:
             raise ScheduleError(
@@ -395,6 +403,7 @@ def copy_async(func: PrimFunc, loop: str) -> PrimFunc:
         raise ScheduleError(f"{func.name}: copy_async expects a vectorized loop, got {loop!r}, which is {node.kind}")
     (block, *more) = blocks(node.body)
     value = block.body.value
+    # `cp.async` fills with zeros what it does not copy, so a bounds check with 0 needs no branch.
     if value.op == "select" and value.args[2].value == 0:
         value = value.args[1]
     target = block.body.buffer
@@ -430,6 +439,7 @@ def fuse_sibling_loops(func: PrimFunc, first: str, second: str) -> PrimFunc:
     require_compute_block(func, "fuse_sibling_loops", *blocks(a.body), *blocks(b.body))
     _require_movable_before(func, a, between)
     require_same_iteration(func, "fuse_sibling_loops", a, a.body, body_b)
+    # Both loops must agree on the lowering of the tail. A predicate is right for any body.
     tail: Tail = a.tail if a.tail == b.tail else "predicate"
     merged = replace(a, body=seq(a.body, body_b), tail=tail)
     rest = [s for s in parent.stmts if s is not b and s not in between]

@@ -66,6 +66,7 @@ def partition(func: PrimFunc, loop: str, factor: ExprLike | None = None, at: Exp
     node = find_loop(func, loop)
     require_serial(func, node, "partition")
     for below in loops(node.body):
+        # A grid axis is the launch itself; two loops over it would need two launches.
         if below.kind in ("group", "item"):
             raise ScheduleError(f"{func.name}: partition would run the grid axis {below.var.name!r} in two loops")
     require_compute_block(func, "partition", *blocks(node.body))
@@ -76,6 +77,7 @@ def partition(func: PrimFunc, loop: str, factor: ExprLike | None = None, at: Exp
     main = map_blocks(node.body, lambda b: _over_subdomain(func, b, node, paths[b], None, length))
     tail = map_blocks(node.body, lambda b: _over_subdomain(func, b, node, paths[b], length, left))
     tail = clone_stmt(func, _shift_tail(tail, node.var, rest, length), "_tail")
+    # Lowering shrinks a buffer to what one iteration touches, which it can do only if a single loop moves through it.
     clones = {b: replace(b, name=fresh(func, f"{b.name}_tail")) for b in _iteration_private_buffers(func, node)}
     after = For(rest, left, replace_buffers(tail, clones))
     body = replace_node(func.body, node, seq(replace(node, extent=length, body=main), after))
@@ -146,6 +148,8 @@ def _over_subdomain(
     if not fed:
         return block
     kinds = {i.kind for i in block.iters if i.var in fed}
+    # If the main loop may be empty, the first iteration of the tail would have to store the initial values, which the
+    # tail does not do.
     runs = prove(le(1, extent if start is None else start)) is Proof.YES
     _require_unmixed_loops(func, block, node, moved if runs else set(around), kinds)
     moving_loops = [p for p in path if p.var in moved]

@@ -67,6 +67,7 @@ def cache_read(func: PrimFunc, block: str, buffer: str, scope: Scope = "global")
         read_names = ", ".join(sorted({x.buffer.name for x in block_loads(node)}))
         raise ScheduleError(f"{func.name}: block {block!r} does not read {buffer!r}; it reads {read_names}")
     around = enclosing(func, node)[:1] or (node,)
+    # The copy is filled before the whole nest, when a producer inside of it has not run yet.
     if any(b.body.buffer is source for b in blocks(around[0])):
         raise ScheduleError(
             f"{func.name}: cache_read expects {buffer!r} complete before the nest of {block!r}, which writes it"
@@ -135,6 +136,7 @@ def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
     if scope == "local":
         require_thread_private(func, old)
     if scope != "global":
+        # A `prepack` block runs before any call, and only global memory outlives it.
         require_compute_block(func, "set_scope", *writers(func, old))
     if old.row_alignment is not None and (scope == "global" or (old.swizzle and scope != old.scope)):
         raise ScheduleError(
@@ -237,6 +239,7 @@ def _require_not_overwritten(func: PrimFunc, user: Block, last: Block, buffer: B
             continue
         read = [simplify(block_value(user, e), env) for e in access.indices]
         local = {p.var for path in paths for p in path if p.var not in known}
+        # Dims in which both use the same index can separate iterations. In all others, the two may touch any element.
         alike = [a for a, b in zip(read, written) if a is b and not local & set(free_vars(a))]
         for at, p in enumerate(shared):
             if not separates(alike, p.var, {q.var: q.extent for q in shared[at + 1 :]}, env):

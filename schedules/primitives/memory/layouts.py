@@ -61,6 +61,8 @@ def tile_layout(func: PrimFunc, buffer: str, dim: int, factor: ExprLike, order: 
 
 def _quotient_remainder(e: Expr, f: Expr) -> tuple[Expr, Expr]:
     """Return quotient and remainder of an index; in a circular buffer of whole tiles, the slot of the tile and the remainder."""
+    # For c a multiple of f: (x % c) // f == (x // f) % (c // f), and (x % c) % f == x % f. Later steps then see the
+    # tile number x // f.
     if e.op == "floormod" and simplify(e.args[1] % f) is const(0):
         return floormod(e.args[0] // f, simplify(e.args[1] // f)), e.args[0] % f
     return e // f, e % f
@@ -107,6 +109,7 @@ def transform_layout(func: PrimFunc, buffer: str, index_map: str, factors: Seque
         if by is not None and (set(free_vars(by)) & set(dims) or prove(le(1, by)) is not Proof.YES):
             raise ScheduleError(f"{func.name}: transform_layout divides by numbers and factors, got {n!r}")
     ranges = dict(zip(dims, old.shape))
+    # Two elements at one place would overwrite each other.
     if not injective(indices, ranges):
         raise ScheduleError(
             f"{func.name}: cannot prove that {index_map!r} puts different elements of {old.name!r} into different places"

@@ -103,6 +103,7 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: ExprLike = 
     _require_own_storage(func, buffer, spans[along], path[:at])
     for reader in readers(func, buffer):
         require_reads_own_iteration(func, node, reader, target, spans, env)
+    # The data of all stages. Neighbouring stages may overlap, so each further one adds only its step.
     ring = simplify(mul(spans[along].step, stages - 1) + spans[along].extent)
     shape = (*buffer.shape[:along], ring, *buffer.shape[along + 1 :])
 
@@ -185,6 +186,8 @@ def written_ranges(func: PrimFunc, node: Block, path: Sequence[For], at: int, en
 def _require_own_storage(func: PrimFunc, buffer: Buffer, span: WrittenRange, around: Sequence[For]) -> None:
     for p in around[:-1]:
         threads = p.kind in ("parallel", "group", "item")
+        # The ring holds one sequence of iterations. Two threads at different positions of it would overwrite each
+        # other's slots.
         if p.var in free_vars(span.start) and not (
             p.kind in ("serial", "unrolled") or (threads and buffer.scope == "local")
         ):

@@ -63,6 +63,8 @@ def unmasked_range(
     first: Expr = const(0)
     end = loop.extent
     for part in _conditions(func, score, inner):
+        # An iteration can be skipped if the condition fails for all rows of the tile: if even the largest slack is
+        # negative.
         room = _slack(part)
         most = None if room is None else bound_over(room, inner, True, env)
         parts = None if most is None else linear(most, (loop.var,), env)
@@ -72,10 +74,13 @@ def unmasked_range(
         if prove(le(1, slope), env) is Proof.YES:  # slope * step + rest >= 0
             if not from_first:
                 continue
+            # slope * step + rest >= 0 from step = ceil(-rest / slope) on; adding slope - 1 turns the ceiling into a
+            # floor.
             least = sub(sub(slope, 1), rest)
             # max(least, 0), written so that `least` stays whole: quotients of x - 8 and of x + 24 differ in form
             first = maximum(first, floordiv(sub(least, minimum(least, 0)), slope))
         elif prove(le(slope, -1), env) is Proof.YES:
+            # rest - fall * step >= 0 up to step = rest // fall; one more `fall` makes it the count of these steps.
             fall = simplify(mul(slope, -1), env)
             last = _in_proof_form(floordiv(maximum(add(rest, fall), 0), fall), env)
             end = end if prove(le(end, last), env) is Proof.YES else minimum(end, last)
@@ -114,6 +119,7 @@ def _definition(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> Expr | 
     if not isinstance(score, Load) or score.buffer not in func.allocs:
         return None
     blocks = writers(func, score.buffer)
+    # A separate block may write minus infinity first, once `decompose_reduction` has split the maximum.
     starts = [b for b in blocks if not b.is_reduction and b.init is None and _is_masked(b.body.value)]
     makers = [b for b in blocks if b not in starts]
     if len(makers) != 1 or (starts and not makers[0].is_reduction):

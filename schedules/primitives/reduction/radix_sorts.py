@@ -133,6 +133,8 @@ class _RadixSort(RowNests):
                 "clear", [("spatial", passes, None), ("spatial", self.radix, None)],
                 lambda r, x: BufferStore(self.counts, (*r, *x), const(0, self.positions)),
             ),
+            # The digits of all passes are counted in one sweep: sorting changes the order of keys, not how many have
+            # a digit.
             self.block("count", [("spatial", self.length, None), ("spatial", passes, None)], counted),
             *(s for number in range(self.passes) for s in self.one_pass(number)),
             replace(self.slot_loop, body=self.block("", [("spatial", self.slot.extent, self.slot_loop.var)], result)),
@@ -177,6 +179,7 @@ class _RadixSort(RowNests):
         def counted(r: Row, x: Row) -> BufferStore:
             return BufferStore(self.first, begin(r, x[0]), add(load(self.first, begin(r, x[0])), one))
 
+        # The last pass needs no keys after it, so it moves only the places.
         moves = [self.block(f"move_{number}", elements, moved)]
         if number + 1 < self.passes:
             moves.append(self.block(f"move_key_{number}", elements, move_key))

@@ -116,6 +116,7 @@ def serial_scan(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         nests.nest(block, total, pattern.step, update),
         nests.nest(f"{block}_store", total, pattern.position, result),
     ]
+    # An exclusive scan stores the total before it adds the term of the position.
     scanned = replace(target, body=seq(*(parts[::-1] if pattern.exclusive else parts)))
     first = nests.nest(f"{block}_start", total, None, start)
     return with_body(replace(func, allocs=(*func.allocs, total)), replace_node(func.body, target, seq(first, scanned)))

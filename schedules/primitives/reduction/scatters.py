@@ -127,6 +127,7 @@ class _Scatter:
         pattern, dtype = self.pattern, self.total.dtype
         extents = {i.var: i.extent for i in self.node.iters}
         inside = [c for v, e in pattern.targets.items() for c in (le(const(0), e), lt(e, extents[v]))]
+        # In the form before, which compares an index with every position, one outside of the results changes none.
         value = select(and_(*inside), pattern.term, pattern.neutral)
         # The clamp only keeps accesses inside the buffer: an update outside the results is neutral by now.
         where = tuple(

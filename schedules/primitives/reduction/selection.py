@@ -97,6 +97,7 @@ class _Selection(RowNests):
             return minimum(old, select(best, cast(e, self.dtype), cast(self.size, self.dtype)))
 
         over: Iters = (("spatial", self.chunks, None), ("reduce", self.size, None))
+        # The last chunk is filled up with the lowest key, so that loops over chunks need no condition.
         rest = sub(mul(self.chunks, self.size), self.length)
         return (
             self.block("key", [("spatial", self.length, None)], keyed),
@@ -120,6 +121,7 @@ class _Selection(RowNests):
     def left(self, r: tuple[Expr, ...], e: Expr) -> Expr:
         """Return whether an element of the chosen chunk follows the selected one in order."""
         value = self.element(r, self.chosen(r), e)
+        # Equal keys follow each other by place, which makes the order total: no element is selected twice.
         tied = and_(eq(value, load(self.top, r)), lt(load(self.at, r), cast(e, self.dtype)))
         return or_(lt(value, load(self.top, r)), tied)
 
@@ -128,6 +130,8 @@ class _Selection(RowNests):
         dtype, size, j = self.dtype, cast(self.size, self.dtype), self.slot_loop.var
 
         def first(old: Expr, r: tuple[Expr, ...], c: Expr) -> Expr:
+            # A place equal to the size marks a chunk without elements left, whose best key is the lowest and may tie
+            # with real ones.
             is_best = and_(eq(load(self.best, (*r, c)), load(self.top, r)), lt(load(self.places, (*r, c)), size))
             return minimum(old, select(is_best, cast(c, dtype), self.highest))
 

@@ -84,6 +84,8 @@ def stream_k(func: PrimFunc, block: str, tiles: Sequence[str], steps: str, worke
     count = positive(func, f"stream_k({block!r})", workers, node)
     operation, term = combiner(node)
     reads_no_sums = all(x.buffer is not node.body.buffer for x in loads(term))
+    # A worker starts its piece of a tile from the initial value, so a value that counts would be added once for each
+    # piece.
     if not starts_neutral(node) or not reads_no_sums or node.predicate is not TRUE:
         raise ScheduleError(
             f"{func.name}: stream_k expects {block!r} to combine elements of other buffers, under no condition and from an initial value "
@@ -336,6 +338,8 @@ class _Rewrite:
             iters=(*lead, *(replace(i, extent=sizes[i.var]) for i in copy.iters)),
             bindings=(*loops, *(simplify(substitute(b, first)) for b in copy.bindings)),
             body=BufferStore(parts, (*(i.var for i in lead), *copy.body.indices), load(small, sums_read(copy).indices)),
+            # Piece 0 is stored even without steps, since the fix-up reads the first piece of each worker that it
+            # visits.
             predicate=or_(lt(loops[1], 1), lt(0, count)),
         )
 
@@ -358,6 +362,7 @@ class _Rewrite:
                 number = mul(number, p.extent) + digits.get(p.var, const(0))
             return number
 
+        # The first worker of a tile is the last one whose range starts before or at the first step of the tile.
         worker = work.workers_before(mul(tile(dims), work.steps) + 1) - 1 + vr
         piece = tile(dims) - work.tile_of(worker, const(0))
         inside = [v if self.tilings[u].loop is None else floormod(v, self.tilings[u].size) for u, v in zip(at, dims)]

@@ -61,6 +61,7 @@ class WorkRanges:
     @property
     def max_tiles_per_worker(self) -> Expr:
         """The largest number of tiles that a range touches."""
+        # One more than the mean, since a range may begin and end within a tile.
         return ceildiv(self.tiles, self.workers) + 1
 
     def start(self, worker: Expr) -> Expr:
@@ -73,6 +74,7 @@ class WorkRanges:
 
     def first_step(self, worker: Expr, piece: Expr) -> Expr:
         """Return the worker's first step within the tile."""
+        # Only the first piece may begin within a tile; the others begin at its first step.
         return select(lt(piece, 1), floormod(self.start(worker), maximum(self.steps, 1)), 0)
 
     def step_count(self, worker: Expr, piece: Expr) -> Expr:

@@ -35,6 +35,7 @@ def sum_as(func: PrimFunc, block: str, dtype: str) -> PrimFunc:
     require_compute_block(func, "sum_as", node)
     steps = [as_int(i.extent) for i in node.iters if i.kind == "reduce"]
     product, largest = _whole(func, term)
+    # Below 2^31 the sum is exact in int32, and f32 would round it from 2^24 on.
     if None in steps or prod(n or 0 for n in steps) * largest >= 1 << 31:
         raise ScheduleError(f"{func.name}: sums of {block!r} over {steps} steps may pass 2^31")
     new = replace(target, dtype=i32)

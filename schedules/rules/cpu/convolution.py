@@ -95,6 +95,7 @@ def build(func: PrimFunc, hardware: HardwareInfo, choice: ConvolutionChoice) -> 
     """Apply one structural choice. Raises ScheduleError where it does not fit the function."""
     s = Schedule(func)
     main = reductions(func)[0].name
+    # Only producers that may be repeated for each window are inlined. The others stay as a copy, which workers share.
     producer = inline_around_windows(s, main)
     if s.buffer_of(main) in s.func.output_buffers:
         s.cache_write(block=main, scope="global")
@@ -112,6 +113,7 @@ def build(func: PrimFunc, hardware: HardwareInfo, choice: ConvolutionChoice) -> 
 
 def _rows(s: Schedule, hardware: HardwareInfo, choice: ConvolutionChoice, main: str, roles: ConvolutionRoles) -> None:
     """Compute blocks of whole rows for a few channels in scratch memory, from which the epilogue takes the output's rows."""
+    # Along whole rows, neighbouring vector lanes read neighbouring elements only without strides.
     if len(roles.windows) < 2 or any(w.stride != 1 for w in roles.windows[-2:]):
         raise ScheduleError(f"{s.func.name}: expected windows of stride 1 in rows")
     after, extents = output_loops(s, main), _extents(s, main)
@@ -128,6 +130,8 @@ def _rows(s: Schedule, hardware: HardwareInfo, choice: ConvolutionChoice, main: 
     lines = s.tunable("LB", _blocks_of(as_int(s.extent(after[line]))))
     pitch = as_int(roles.source.buffer.shape[-1])
     if length is not None and pitch is not None:
+        # The sums of a block of rows are in scratch memory until the epilogue reads them. The other half of L2 is for
+        # the input.
         s.require(le(mul(tile.height, lines) * (4 * pitch), hardware.l2_bytes // 2))
     l_0, l_1 = s.split(after[line], [None, lines])
     j_0, j_1 = tile.split_channel(s, after[roles.channel])
@@ -164,6 +168,7 @@ def _guesses_of_rows(
     options: dict[tuple[int, int], tuple[float, int]] = {}
     domain = s.tunables["LB"].domain
     fitting = [n for n in domain if (n + taps - 1) * deep * 4 * row <= hardware.l2_bytes // 2] or domain[:1]
+    # From the largest: with equal costs the first one stays, which has the fewest blocks to start.
     for lines in reversed(fitting):
         blocks = ceil(rows / lines) if rows else hardware.workers
         idle = 1.0 if choice.order == "blocks" else ceil(blocks / hardware.workers) * hardware.workers / blocks
@@ -245,6 +250,8 @@ def _lines(s: Schedule, hardware: HardwareInfo, choice: ConvolutionChoice, main:
     p_0, p_1 = s.split(nest[column.place], [None, width])
     s.set_tail(p_0, "peel")
     batch = [n for v, n in nest.items() if v not in (line.place, column.place, *roles.steps)]
+    # Taps along the lines go innermost: neighbouring lines of a tile read the same input lines at shifted taps, which
+    # stay in registers.
     taps = [nest[v] for v in roles.steps if v is not line.tap]
     s.reorder([*batch, l_0, p_0, *taps, nest[line.tap], l_1, p_1])
     epilogue_loops = s.reverse_compute_at(final_block(s.func).name, p_0)
@@ -276,6 +283,7 @@ def _channels(
     """
     extents = _extents(s, main)
     count = roles.each or extents[roles.channel]
+    # A vector of channels multiplies one input element, which channels with separate inputs do not share.
     if roles.each == 1 or (count is not None and count < hardware.lanes):
         raise ScheduleError(f"{s.func.name}: no vector of channels reads the same input")
     options = [hardware.lanes * v for v in (1, 2, 3, 4)]
@@ -290,6 +298,7 @@ def _channels(
     out = find_block(s.func, main).body
     dim = out.indices.index(roles.channel)
     s.set_scope(buffer=out.buffer.name, scope="local")
+    # Accumulators are registers, so their layout is free. With channels last, each is one vector.
     s.permute_layout(buffer=out.buffer.name, order=[*(d for d in range(len(out.indices)) if d != dim), dim])
     nest, places, epilogue = loops_by_iter(s, main), [w.place for w in roles.windows], final_block(s.func)
     j_0, j_1 = s.split(nest[roles.channel], [None, width], divides=bool(exact))
@@ -302,6 +311,7 @@ def _channels(
     reduce = [nest[v] for v in roles.steps]
     rows_of_tile: list[str] = []
     if most is not None:
+        # The number of lines in a tile divides their count, so that no tile needs a condition on the line.
         lines[-1], line = s.split(lines[-1], [None, most], divides=True)
         rows_of_tile = [line]
     outers = {
@@ -378,6 +388,7 @@ def _rows_of_a_tile(extents: Mapping[Var, int | None], roles: ConvolutionRoles) 
     places = [w.place for w in roles.windows]
     lines = extents[places[-2]] if len(places) > 1 else None
     length = extents[places[-1]]
+    # A row of more than half the tallest tile fills the registers by itself.
     if lines is None or lines == 1 or length is None or 2 * length > TALLEST:
         return []
     return [n for n in (1, 2, 3, 4) if lines % n == 0]
@@ -413,6 +424,7 @@ def _accumulate(s: Schedule, main: str, reduce: Sequence[str], row: str, vector:
     s.reorder([*reduce, row, vector])
     s.unroll(row)
     s.vectorize(vector)
+    # Taps are few and known. A symbolic or long loop (the depth) would only make the code larger.
     if (as_int(s.extent(reduce[-1])) or unrolled + 1) <= unrolled:
         s.unroll(reduce[-1])
     s.decompose_reduction(block=main, loop=reduce[0])
@@ -445,6 +457,8 @@ class _ConvolutionTile:
     def of(s: Schedule, hardware: HardwareInfo, main: str, roles: ConvolutionRoles) -> _ConvolutionTile:
         count = roles.each or _extents(s, main)[roles.channel]
         fair = [d for d in range(1, TALLEST + 1) if count and count % d == 0]
+        # With a prime number of channels the only divisors are 1 and itself: then tiles of any height with a tail
+        # reuse the input better. A group must be whole, since the next group reads other inputs.
         exact = bool(fair) and (roles.each is not None or fair[-1] >= 4 or fair[-1] == count)
         height = s.tunable("MR", fair if exact else range(1, TALLEST + 1))
         width = s.tunable("NR", [hardware.lanes * v for v in (1, 2, 3, 4, 6, 8)])
@@ -487,6 +501,7 @@ def _parallelise(
     exact: bool,
 ) -> None:
     """Spread blocks of positions or channels over threads (C), or both over work-groups (OpenCL)."""
+    # A peeled loop becomes two loops in the code, so it cannot be fused with others.
     peeled = find_loop(s.func, places).tail != "predicate"
     if hardware.has_grid:
         for axis, name in enumerate([channels, places] if choice.order == "panels" else [places, channels]):

@@ -72,6 +72,7 @@ def _interleave(s: Schedule, descent: str, around: str) -> None:
     """Descend step by step, each step for all places in registers."""
     s.set_scope(buffer=s.buffer_of(descent).name, scope="local")
     *places, step = s.inner_loops(descent, around)
+    # Steps outside, places inside: the loads of one step are independent of each other, so they overlap.
     s.reorder([step, *places])
     decompose(s, descent, [step])
     for block in (b.name for b in blocks(s.func.body) if b.body.buffer is s.buffer_of(descent)):
@@ -85,6 +86,7 @@ def build_rows(func: PrimFunc, hardware: HardwareInfo, parallel: bool) -> Schedu
     block, group, together = s.split(row, [None, s.tunable("G", GROUPS), s.tunable("R", TOGETHER)])
     s.guess({"G": 16, "R": 8})
     s.set_tail(block, "peel")
+    # The tree is outside of the groups: its nodes are read into the cache once for the whole block of rows.
     s.reorder([block, tree, group, together, column])
     s.decompose_reduction(block=total, loop=tree)
     s.compute_at(descent, group)
@@ -97,6 +99,7 @@ def build_rows(func: PrimFunc, hardware: HardwareInfo, parallel: bool) -> Schedu
 def build_trees(func: PrimFunc, hardware: HardwareInfo, parallel: bool) -> Schedule:
     """Descend several trees by one row at a time."""
     s, descent, total = _inlined(func)
+    # The places that the descents end at are stored for all trees; a second nest adds up the leaves of a row.
     copy = s.cache_write(block=descent, scope="local")[-1]
     row, tree = s.loops_of(copy)
     group, together = s.split(tree, [None, s.tunable("T", TOGETHER)])

@@ -36,6 +36,8 @@ def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Sche
     s, handled = Schedule(func), set[str]()
     for block in () if hardware.is_gpu else picks(func):
         handled |= _select(s, block, hardware)
+    # Computed by the plain nest, a scan or a scatter reduces over all elements for each result: quadratic work. The
+    # ordered forms are linear.
     ordered = {b.name for b in serial_scans(func, hardware)}
     scattered = {b.name for b in serial_scatters(func, hardware)}
     for block in blocks(func.body):
@@ -72,6 +74,7 @@ def _scatter(s: Schedule, block: Block, hardware: HardwareInfo) -> bool:
 
 def _select(s: Schedule, block: Block, hardware: HardwareInfo) -> set[str]:
     """Select or sort the elements row by row. Return the names of the blocks that this replaces, none where it does not fit."""
+    # The state is restored where a step fails half-way: this rule must succeed for every function.
     before, pattern, length = (s.func, list(s.steps)), pick(block), row_length(block)
     if length is not None and length <= FEW:
         return set()
@@ -85,6 +88,7 @@ def _select(s: Schedule, block: Block, hardware: HardwareInfo) -> set[str]:
     except ScheduleError:
         s.func, s.steps = before
         return set()
+    # The ranks are not needed any more: the selection finds the places without counting.
     return set() if pattern is None else {block.name, *(b.name for b in writers(before[0], pattern.ranks.buffer))}
 
 
@@ -126,10 +130,13 @@ def _cut_nest(s: Schedule, block: Block, hardware: HardwareInfo) -> None:
     if spatial:
         last = [i for i in node.iters if i.kind == "spatial"][-1]
         column, extent = last.var, last.extent
+        # A chunk of a short row would start a worker for a few elements.
         if not reduce and len(spatial) > 1 and _is_short(extent):
             spatial = [s.fuse(spatial)]
             extent = find_loop(s.func, spatial[0]).extent
         outer, inner = s.split(spatial[-1], [None, _chunk_size(extent)])
+        # Summing along memory reads each element once either way. Across memory, the reduction outside lets the
+        # compiler vectorise the points of a chunk.
         across = bool(reduce) and _is_contiguous_along(node, column)
         s.reorder([*spatial[:-1], outer, *reduce, inner] if across else [*spatial[:-1], outer, inner, *reduce])
         top = s.fuse([*spatial[:-1], outer])

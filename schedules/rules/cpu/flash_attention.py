@@ -55,13 +55,19 @@ def build(func: PrimFunc, hardware: HardwareInfo, skip: Skip = SKIPS[0]) -> Sche
     width = s.tunable("NR", value_widths(r.width, lanes))
     tile, block = mul(groups, height), mul(steps, unroll)
     s.require(eq(floormod(tile, lanes), 0))
+    # Registers of the weighted values: the sums, a row of values, and one broadcast weight.
     s.require(le(height * ceildiv(width, lanes) + ceildiv(width, lanes) + 1, hardware.registers))
+    # Registers of the scores: a sum for each key and vector of queries, the queries, and one broadcast element of a
+    # key.
     s.require(le(unroll * (tile // lanes) + tile // lanes + 1, hardware.registers))
+    # In cache: scores and weights of a block of keys, the transposed queries, and the sums of the values, in float32.
+    # The keys and values that stream through have the other half.
     s.require(le(tile * (block * 2 + r.depth + r.width) * 4, hardware.l2_bytes // 2))
 
     s.cache_read(block=r.product, buffer=r.query, scope="local")
     transposed = writer_of(s, f"{r.query}_cache")
     s.permute_layout(buffer=f"{r.query}_cache", order=with_last(r.query_rank, [r.query_dim]))
+    # Whole tiles of queries: lanes are queries, so a partial tile would need a condition in each vector operation.
     s.pad_spatial(block=r.row_max, dim=r.row_max_dim, factor=tile)
     s.split_k_update(block=r.row_max, factor=block)
     for a in s.func.allocs:
@@ -108,6 +114,7 @@ def _exponentials(s: Schedule, r: AttentionRoles, key: str) -> None:
     s.compute_at(r.weights, key)
     lanes, keys = (loops_of_iter(s, r.weights, key, v) for v in (r.weight_row, r.weight_key))
     s.reorder([*keys, *lanes])
+    # One pass: a weight is added to the sum while it is in a register.
     s.fuse_sibling_loops(keys[0], step)
     s.set_tail(keys[0], "peel")
 
@@ -124,6 +131,7 @@ def _scores(s: Schedule, r: AttentionRoles, key: str, unroll: Tunable) -> None:
     lanes, keys = (loops_of_iter(s, r.scores, key, v)[0] for v in (r.score_row, r.score_key))
     j_0, j_1 = s.split(keys, [None, unroll])
     s.reorder([j_0, j_1, lanes])
+    # The maximum of a few scores is taken while they are in registers.
     s.fuse_sibling_loops(j_0, m_0)
     s.set_tail(j_0, "pow2")
     s.unroll(j_1)

@@ -34,12 +34,14 @@ def build(func: PrimFunc, hardware: HardwareInfo) -> Schedule:
     s = Schedule(func)
     r = find_attention_roles(s)
     lanes = hardware.lanes
+    # Lanes run along the depth, and a partial vector would multiply elements of the next key.
     if r.depth % lanes:
         raise ScheduleError(f"{func.name}: queries of {r.depth} elements are not multiples of a vector")
     queries, together = s.tunable("MR", (1, 2, 4)), s.tunable("KU", (1, 2, 4, 8))
     keys = mul(s.tunable("KR", (4, 8, 16, 32, 64)), lanes)
     width = s.tunable("NR", value_widths(r.width, lanes))
     s.require(le(mul(queries, together + ceildiv(width, lanes)), const(hardware.registers)))
+    # Keys last: the maxima and sums then run along memory.
     for name in (r.product, r.scores, r.weights):
         buffer = s.buffer_of(name)
         rank = len(buffer.shape)
@@ -95,6 +97,7 @@ def _scores(s: Schedule, r: AttentionRoles, step: str, together: Tunable, lanes:
 
 def _combine(s: Schedule, r: AttentionRoles, width: Tunable, hardware: HardwareInfo) -> None:
     """Combine the partial results of all blocks of keys for every query."""
+    # The factor exp(block maximum - maximum) is read once per block and query, so inlining repeats nothing.
     s.compute_inline(f"{r.row_max}_scale")
     nest = s.iter_loops(r.output)
     query = nest[r.row]

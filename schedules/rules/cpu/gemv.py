@@ -101,6 +101,7 @@ def build(func: PrimFunc, hardware: HardwareInfo, choice: GemvChoice) -> Schedul
     epilogue = final_block(s.func)
     roles = contraction_roles(s, main)
     rows = roles.known_extent(roles.row)
+    # With more rows the arithmetic bounds the time, and the tiles of the matmul rule reuse the panels better.
     if rows is not None and rows > FEW_ROWS and not _is_decoded(roles):
         raise ScheduleError(f"{func.name}: {rows} rows are too many")
     with suppress(ScheduleError):  # no factor may be independent of the reduction
@@ -120,6 +121,7 @@ def _columns(
         raise ScheduleError(f"{s.func.name}: no factor is constant over a group of steps")
     dot = _dot_of(s, roles, hardware, group) if choice.whole else ""
     matrix = roles.operand.buffer
+    # Panels that stay in the caches need no prefetch.
     if choice.prefetch and (hardware.has_grid or not choice.parallel or fits_worker_cache(matrix, hardware)):
         raise ScheduleError(f"{s.func.name}: prefetches need C, and panels larger than the workers' caches")
     nest = s.iter_loops(main)
@@ -136,6 +138,8 @@ def _columns(
     i_0, i_1 = _row_tiles(s, roles, nest)
     *others, k = [nest[v] for v in roles.reduce]
     if choice.grouped and group is not None:
+        # The outermost part is one group of steps, which share a scale; the innermost ones are what an instruction
+        # multiplies.
         steps = s.split(k, [None, group // prod(at_once), *at_once])
     else:
         steps = s.split(k, [None, halves]) if halves > 1 else [k]
@@ -146,6 +150,7 @@ def _columns(
     sums = mul(s.tunables["MR"], panels) if i_1 else panels
     # totals change once for a group of whole numbers
     accumulators = mul(sums, 2) if choice.grouped and not choice.whole else sums
+    # Besides the sums: a vector of each panel, the broadcast element, and one for decoding.
     s.require(le(add(add(accumulators, panels), 2), hardware.registers))
     heights = [{"MR": h} for h in (4, 2, 1) if h in s.tunables["MR"].domain] if i_1 else [{}]
     s.guess(*({"V": v, **h} for h in heights for v in (4, 2, 1) if v in panels.domain))
@@ -160,14 +165,17 @@ def _columns(
         s.unroll(steps[-1])
     if choice.prefetch:
         each = matrix.dtype.bytes * hardware.lanes
-        grouped = choice.grouped and group is not None
-        distance = GROUPS_PREFETCH_BYTES // (each * (group or 1) // halves) if grouped else PREFETCH_BYTES // each
-        s.prefetch(loop=over_steps, iterations=max(1, distance))
+        s.prefetch(loop=over_steps, iterations=_distance(each, halves, group if choice.grouped else None))
     for stage in blocks(s.func.body):
         if stage.name != epilogue and stage.role == "compute" and not (choice.whole and stage.name == f"{main}_rf"):
             _set_kinds(s, [x for x in s.loops_of(stage.name)[len(outer) :] if x not in reduce][-len(inner) :])
     _parallelise(s, hardware, choice, batch, j_0)
     return s
+
+
+def _distance(each: int, halves: int, group: int | None) -> int:
+    """Return the iterations ahead that a prefetch is for: bytes ahead, divided by the bytes of a panel that an iteration reads."""
+    return max(1, PREFETCH_BYTES // each if group is None else GROUPS_PREFETCH_BYTES // (each * group // halves))
 
 
 def _sum_groups(
@@ -244,6 +252,7 @@ def _dots(
     step = roles.reduce[0]
     for x in block_loads(block):
         along = [i for i, d in zip(x.indices, x.buffer.shape, strict=True) if as_int(d) != 1][-1:]
+        # Dims of 1 at the end do not change how the elements lie in memory.
         if step in free_vars(*x.indices) and (along != [step] or sum(step in free_vars(i) for i in x.indices) != 1):
             raise ScheduleError(f"{s.func.name}: the reduction does not run along {x.buffer.name!r}")
     nest = s.iter_loops(main)
@@ -269,6 +278,7 @@ def _dots(
         _set_kinds(s, [name for name in s.loops_of(stage)[len(outer) :] if name != k_0])
     for stage in (main, f"{main}_init"):
         s.unroll(*s.loops_of(stage)[len(outer) :][: len(inner)])
+    # With few columns there are fewer tiles of columns than workers, so tiles of rows are shared instead.
     narrow = (roles.known_extent(roles.column) or hardware.lanes) < hardware.lanes
     _parallelise(s, hardware, choice, batch, i_0[0] if narrow and i_0 and not batch else j_0)
     return s
@@ -301,6 +311,7 @@ def _pack_panels(s: Schedule, main: str, roles: Contraction, hardware: HardwareI
             continue
         dims = [d for d, e in enumerate(access.indices) if e is roles.column]
         rank = len(access.indices)
+        # Packing in the call would read the matrix once and write it once, more than the product itself reads.
         if access.buffer not in s.func.consts or rank == 1:
             if dims != [rank - 1]:
                 raise ScheduleError(f"{s.func.name}: columns of {access.buffer.name!r} are not next to each other")

@@ -43,6 +43,7 @@ def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Sche
     possible = _useful_forms(func, hardware)
     yield from _along_rows(func, hardware, possible)
     for form, inside in TRANSPOSED:
+        # Tiles narrower than a cache line would bypass the caches with parts of lines.
         if form not in possible or (form == "nontemporal" and hardware.lanes * 4 < LINE_BYTES):
             continue
         try:
@@ -113,6 +114,7 @@ def build(func: PrimFunc, hardware: HardwareInfo, form: Form) -> Schedule:
         *outer, column = s.loops_of(block.name)
         if outer:
             c_0, c_1, c_2 = s.split(column, [None, run, width])
+            # Split by the number of parts and not by their size, so that all workers get equal shares at every shape.
             top, rest = s.split(s.fuse([*outer, c_0]), [parts, None])
         else:
             top, rest, c_1, c_2 = s.split(column, [parts, None, run, width])
@@ -143,6 +145,7 @@ def _transposed(func: PrimFunc, hardware: HardwareInfo, form: Form, inside: Insi
     if node.body.indices[-1] is not column or node.bindings[-1] is not find_loop(s.func, loops[-1]).var:
         raise ScheduleError(f"{func.name}: {name!r} does not write along its last iterator")
     reads = transposed_reads(node, column)
+    # Square tiles of one vector per side: reads and writes are then both whole vectors.
     tile = hardware.lanes
     at = next(k for k, i in enumerate(node.iters) if i.var is reads[0].indices[-1])
     copies = []
@@ -152,6 +155,8 @@ def _transposed(func: PrimFunc, hardware: HardwareInfo, form: Form, inside: Insi
     others = [n for k, n in enumerate(loops[:-1]) if k != at]
     r_0, r_1 = s.split(loops[at], [None, tile])
     c_0, c_1 = s.split(loops[-1], [None, tile])
+    # Either writes or reads run along memory from tile to tile. The faster one depends on the sizes and on the cache,
+    # so both are sketches.
     spread, inner = ([*others, r_0], c_0) if inside == "column" else ([*others, c_0], r_0)
     s.reorder([*spread, inner, r_1, c_1])
     for copy, access in zip(copies, reads, strict=True):

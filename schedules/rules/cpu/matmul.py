@@ -19,6 +19,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.dtype import DType, bf16, f32, i8, i16, i32, u8
 from relax_tune.ir.core.expr import Expr, Var, add, as_int, ceildiv, const, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block
 from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
 from relax_tune.schedules.rules.shared.contraction import (
@@ -146,6 +147,8 @@ def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Sche
 
 def _dots_of(hardware: HardwareInfo) -> Iterator[Dots]:
     """Yield the dot products that are worth a sketch on the hardware, the likeliest first."""
+    # Four products of bytes in one instruction before two of 16-bit integers: half as many instructions, and rows
+    # need no widened copy.
     if hardware.has_byte_dots:
         yield QUADS
     yield PAIRS
@@ -166,18 +169,16 @@ def build(func: PrimFunc, hardware: HardwareInfo, choice: MatmulChoice) -> Sched
     width: Expr = s.tunable("NR", widths) if not choice.dots else _vectors(s, widths, hardware)
     copies = _pad_operands(s, roles, width) if choice.packed else ()
     in_call = any(not c.constant for c in copies)
+    # A constant operand is packed before any call, so that packing everything first is the same as `panels`.
     if choice.order == "blocks" and not in_call:
         raise ScheduleError(f"{func.name}: no operand is packed in the call")
     widened = _prepare_rows(s, roles, choice.dots) if choice.dots else None
     if not choice.packed:
         _require_contiguous(s, roles)
-    if not choice.packed and s.buffer_of(main) in s.func.output_buffers:
-        s.cache_write(block=main, scope="local")
-    else:
-        s.set_scope(buffer=s.buffer_of(main).name, scope="local")
-    epilogue = final_block(s.func)
+    epilogue = _keep_sums(s, main, choice)
 
     nest = s.iter_loops(main)
+    # Packed panels are padded to whole widths in any case. Unpacked columns need a tail unless each width divides them.
     divides = not choice.packed and _always_divides(roles, widths)
     wide = [s.tunables["V"], hardware.lanes] if choice.dots else [width]
     j_0, *columns = s.split(nest[roles.column], [None, *wide], divides=divides)
@@ -196,13 +197,14 @@ def build(func: PrimFunc, hardware: HardwareInfo, choice: MatmulChoice) -> Sched
     tile = rows[0] if rows else [*group, j_0][0]
     if widened is not None:
         s.compute_at(widened, tile)
+    # The epilogue reads the sums while they are in registers.
     e_loops = s.reverse_compute_at(epilogue.name, tile)
     s.vectorize(e_loops[-1])
-    tiled = choice.dots is not None and choice.dots.tiled
-    s.unroll(*e_loops[:-1], *([] if tiled else rows[1:]))
-    if not choice.dots:
-        s.vectorize(columns[0])
+    # An instruction that takes a tile contains the loop over its rows.
+    s.unroll(*e_loops[:-1], *([] if choice.dots and choice.dots.tiled else rows[1:]))
+    s.vectorize(*([] if choice.dots else columns))
     s.decompose_reduction(block=main, loop=reduce[0])
+    # Only now: the layout changes the indices of the copy, where the steps above look for the dimension of columns.
     for copy in copies:
         _store_in_panels(s, copy, width)
     if choice.dots:
@@ -211,9 +213,19 @@ def build(func: PrimFunc, hardware: HardwareInfo, choice: MatmulChoice) -> Sched
         _prefetch(s, roles, hardware, choice, reduce[0])
     panel = _bind_tiles(s, hardware, choice.order, batch, j_0, group)
     if not divides:
+        # The last panel is computed in as many whole vectors as its columns need; its padding holds zeros.
         s.set_tail(panel, "narrow")
     s.guess(*_guesses(s, roles, hardware, choice.dots))
     return s
+
+
+def _keep_sums(s: Schedule, main: str, choice: MatmulChoice) -> Block:
+    """Put the sums of the product in registers. Returns the block that writes the output."""
+    if not choice.packed and s.buffer_of(main) in s.func.output_buffers:
+        s.cache_write(block=main, scope="local")
+    else:
+        s.set_scope(buffer=s.buffer_of(main).name, scope="local")
+    return final_block(s.func)
 
 
 def build_tiles(func: PrimFunc, hardware: HardwareInfo, choice: MatmulChoice) -> Schedule:
@@ -230,6 +242,7 @@ def build_tiles(func: PrimFunc, hardware: HardwareInfo, choice: MatmulChoice) ->
     copies = _pad_operands(s, roles, width)
     if [c.constant for c in copies] != [True]:
         raise ScheduleError(f"{func.name}: tiles need one constant operand with columns")
+    # AMX reads rows of 64 bytes, so the number of steps must be a multiple of what such a row holds.
     _prepare_rows(s, roles, replace(dots, steps=TILE * dots.steps))
     s.set_scope(buffer=s.buffer_of(main).name, scope="local")
     epilogue = final_block(s.func)
@@ -242,6 +255,7 @@ def build_tiles(func: PrimFunc, hardware: HardwareInfo, choice: MatmulChoice) ->
     _place_copy(s, copies[0], choice, hardware, width, j_0)
     e_loops = s.reverse_compute_at(epilogue.name, rows[0])
     s.vectorize(e_loops[-1])
+    # The initial values are stored for the whole tile before its instruction, which runs over all steps.
     s.decompose_reduction(block=main, loop=rows[1])
     s.vectorize(s.loops_of(f"{main}_init")[-1])
     _store_in_panels(s, copies[0], width)
@@ -279,6 +293,8 @@ def _split_rows(
         depth = roles.known_extent(roles.reduce[0]) or 0
         s.require(le(mul(height, choice.dots.left.bytes * depth), STACK_BYTES))
     group: list[str] = []
+    # Groups of rows share the work of one panel. With panels that are packed in the call, each group would pack its
+    # panel again.
     if choice.order == "blocks" or (choice.order == "panels" and not in_call):
         groups = s.tunable("RG", [g for g in GROUPS if g <= most])
         i_g, *rows = s.split(nest[roles.row], [groups, None, height])
@@ -302,6 +318,7 @@ def _prepare_rows(s: Schedule, roles: Contraction, dots: Dots) -> str | None:
     """
     name, main = s.func.name, roles.block
     depth = [as_int(i.extent) for i in main.iters if i.var in roles.reduce]
+    # An instruction multiplies all of its steps. Padding the depth would cost another copy of the rows.
     if len(depth) != 1 or depth[0] is None or depth[0] % dots.steps:
         raise ScheduleError(f"{name}: expected one constant number of steps, a multiple of {dots.steps}, got {depth}")
     operands = [x for x in block_loads(main) if x.buffer is not main.body.buffer]
@@ -333,6 +350,7 @@ def _multiply_at_once(
 
 def _store_steps_together(s: Schedule, dots: Dots, copy: PaddedOperand) -> None:
     """Store the steps that an instruction multiplies at once next to each other in the panels."""
+    # The panels are (batch..., panel, depth, column); the depth is split, and its inner part becomes the last dim.
     rank, steps = len(find_alloc(s.func, copy.buffer).shape), copy.batch + 1
     order = [*range(steps + 1), *range(steps + 2, rank + 1), steps + 1]
     s.tile_layout(buffer=copy.buffer, dim=steps, factor=dots.steps, order=order)
@@ -464,6 +482,7 @@ def _panel_widths(roles: Contraction, hardware: HardwareInfo, choice: MatmulChoi
     if choice.packed:
         return fitting
     exact = [w for w in options if extent % w == 0]
+    # A vector that is narrower than a register wastes lanes, but needs no tail for the columns.
     narrow = [w for w in (2, 4, 8, hardware.lanes) if w <= hardware.lanes and extent % w == 0]
     return exact or narrow or fitting
 
@@ -492,6 +511,7 @@ def _guesses(s: Schedule, roles: Contraction, hardware: HardwareInfo, dots: Dots
         panels = 1 if columns is None else -(-columns // width)
         if "RG" in s.tunables:
             groups = s.tunables["RG"].domain
+            # With eight tiles per worker the uneven rest is at most an eighth of the time.
             shared = (g for g in groups if panels * g % hardware.workers == 0 or panels * g >= 8 * hardware.workers)
             values["RG"] = next(shared, groups[-1])
         guesses.append({n: v for n, v in values.items() if n in s.tunables})

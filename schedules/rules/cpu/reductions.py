@@ -67,6 +67,7 @@ def build(func: PrimFunc, hardware: HardwareInfo, parallel: bool) -> Schedule:
     strip, lanes = s.split(column, [None, width], divides)
     if not divides:
         s.set_tail(strip, "peel")
+    # Last stage first: a stage can move only where all of its readers are already.
     for block in reversed(stages):
         s.compute_at(block.name, strip)
     for block in stages:

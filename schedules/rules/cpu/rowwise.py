@@ -48,6 +48,7 @@ def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Sche
             except ScheduleError:
                 continue
             short = short or in_registers
+            # Forms that inline or keep the same stages give the same schedule, which would be searched twice.
             text = schedule.trace.to_json()
             if text not in traces:
                 traces.add(text)
@@ -64,6 +65,8 @@ def build(func: PrimFunc, hardware: HardwareInfo, parallel: bool, keep: Keep, in
     s = Schedule(func)
     for block in blocks(func.body):
         current = find_block(s.func, block.name)
+        # Several stages read an elementwise stage, such as exp of a softmax. Storing it costs a pass over the row,
+        # computing it again its arithmetic.
         if inlinable(s.func, current) and (keep == "none" or (keep == "expensive" and not is_expensive(current))):
             s.compute_inline(block.name)
     for block in reductions(s.func):
@@ -97,6 +100,7 @@ def _widths(func: PrimFunc, hardware: HardwareInfo) -> list[int]:
     known = [e for e in extents if e is not None]
     longest = max(known) if known and len(known) == len(extents) else None
     options = [hardware.lanes * u for u in (1, 2, 4)]
+    # A vector beyond the longest row would have idle lanes in every stage.
     return [w for w in options if longest is None or w < longest + hardware.lanes] or options[:1]
 
 
@@ -110,6 +114,7 @@ def _require_short(func: PrimFunc, hardware: HardwareInfo) -> None:
     """Raise ScheduleError unless every row fits in half of the vector registers."""
     for block in _along_rows(func):
         extent = as_int(block.iters[-1].extent)
+        # The other half is for accumulators, constants, and the stages that are computed from the row.
         if extent is None or -(-extent // hardware.lanes) > hardware.registers // 2:
             raise ScheduleError(f"{func.name}: the rows of block {block.name!r} do not fit in registers")
 
@@ -146,6 +151,7 @@ def _under_output(s: Schedule, per_thread: Tunable, in_registers: bool) -> tuple
         s.compute_at(block.name, f_1)
     for block in others:
         buffer = s.buffer_of(block.name)
+        # One number per row is a register; a stage along the row is not.
         if in_registers or len(block.body.indices) == rows or all(_is_one(d) for d in buffer.shape[rows:]):
             s.set_scope(buffer=buffer.name, scope="local")
         else:

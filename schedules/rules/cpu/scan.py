@@ -78,6 +78,8 @@ def build_chunks(func: PrimFunc, hardware: HardwareInfo, parallel: bool) -> Sche
     """Sum chunks of every row, scan the sums in order, and scan the chunks from these sums, several together."""
     s, node = _inlined(func, hardware)
     extent = as_int(scan_of(node).position.extent)
+    # Each element is read twice, once for the sum of its chunk and once for the scan: with a single chunk that is
+    # only a loss.
     lengths = [n for n in CHUNKS if extent is None or 2 * n <= extent]
     if not lengths:
         raise ScheduleError(f"{func.name}: rows of {extent} elements are too short for chunks")
@@ -90,6 +92,7 @@ def build_chunks(func: PrimFunc, hardware: HardwareInfo, parallel: bool) -> Sche
     summed = s.fuse([*rows, chunk])
     *rows, chunk, step = s.loops_of(before)
     s.reorder([*rows, chunk, step])
+    # The scan of the sums stays serial. There are few chunks, and each needs the sum before it.
     s.serial_scan(block=before, loop=chunk)
     s.set_scope(buffer=s.buffer_of(before).name, scope="local")
     *rows, chunk, place, step = s.loops_of(node.name)

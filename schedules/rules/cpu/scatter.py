@@ -36,6 +36,7 @@ def build(func: PrimFunc, hardware: HardwareInfo, parallel: bool) -> Schedule:
     (scatter,) = serial_scatters(func, hardware)
     s = inline_except(func, scatter)
     new = s.serial_scatter(block=scatter.name)
+    # A block after the scatter is applied to each result where it is stored for the last time.
     for block in blocks(s.func.body):
         if block.name not in (scatter.name, *new):
             s.reverse_compute_inline(block=block.name)
@@ -66,6 +67,8 @@ def _over_results(s: Schedule, block: str, hardware: HardwareInfo, width: Expr, 
 def _updates(s: Schedule, block: str, hardware: HardwareInfo, parallel: bool) -> None:
     """Combine the updates in their order, each strip of columns independently."""
     *rows, step = s.loops_of(block)
+    # Updates of one result must keep their order (floating-point sums), so without columns there is nothing to share
+    # between workers.
     if not rows or _is_short(s, rows[-1], hardware):
         s.reorder([*rows[:-1], step, *rows[-1:]])
         return

@@ -118,12 +118,14 @@ def _reduces_columns(block: Block, hardware: HardwareInfo) -> bool:
     plain = all(e is step or step not in free_vars(e) for x in reads for e in x.indices)
     if len(reduce) != 1 or not plain or (ends != {step} and (fast is None or ends != {fast})):
         raise ScheduleError(f"block {block.name!r} steps neither along memory nor across its results, in one dimension")
+    # A diagonal moves along two dims at once, so its elements are no neighbours.
     if ends == {step} and any(step in x.indices[:-1] for x in reads):
         raise ScheduleError(f"block {block.name!r} reads diagonals")
     length = as_int(reduce[0].extent)
     results = 1
     for i in block.iters:
         results *= (as_int(i.extent) or 1) if i.kind == "spatial" else 1
+    # With 64 results per worker, spreading the results occupies all workers evenly, and no second pass is needed.
     if (length is not None and length < SHORT) or results >= 64 * hardware.workers:
         raise ScheduleError(f"block {block.name!r} has enough rows for all workers, or too few steps")
     return ends != {step}
@@ -159,6 +161,7 @@ def _reduce_columns(s: Schedule, block: Block, numbers: _ColumnChunks, kind: str
     part = reduce_in_chunks(s, block.name, chunk, len(outer))
     partial_sums = s.buffer_of(part)
     rank = len(partial_sums.shape)
+    # Results last, so that the sums of a strip are one vector; `rfactor` puts the new dim last.
     s.permute_layout(buffer=partial_sums.name, order=[*range(rank - 2), rank - 1, rank - 2])
     s.rfactor(block=part, loop=row)
     sums = next(b for b in s.func.allocs if b.name == f"{partial_sums.name}_rf")

@@ -92,6 +92,7 @@ def build_shared(func: PrimFunc, hardware: HardwareInfo, parallel: bool) -> Sche
     s = Schedule(func)
     main, last = _windows_and_epilogue(s)
     node = find_block(s.func, main)
+    # Along one axis there is nothing that neighbouring windows could share.
     if sum(i.kind == "reduce" and as_int(i.extent) != 1 for i in node.iters) < 2:
         raise ScheduleError(f"{func.name}: expected windows along two axes")
     loops = {i.kind: b for i, b in zip(node.iters, node.bindings)}  # the last of each kind
@@ -208,6 +209,7 @@ def _parts(s: Schedule, main: str, row: str) -> tuple[list[str], str]:
         loop = _column_loop(s, inside, row)
         start = simplify(minimum(low, s.extent(loop)))
         if as_int(start) != 0:
+            # The first part is the edge; the rest, which `partition` creates, may be cut again at its end.
             edges, (inside,) = [inside], s.partition(loop=loop, at=start)
     if high is not None:
         loop = _column_loop(s, inside, row)
@@ -232,11 +234,15 @@ def _inside(block: Block, column: Var) -> tuple[Expr | None, Expr | None]:
         factor = None if parts is None else as_int(parts[0].get(column, const(0)))
         if parts is None or not factor:
             continue
+        # For integers, a < b is a + 1 <= b.
         most: Expr = parts[1] if e.op == "le" else parts[1] + 1
         reach = [interval(k * (steps[v] - 1), env)[1] for v, k in parts[0].items() if v is not column]
         if None in reach:
             continue
+        # The condition must hold at every point of the window, so the largest contribution of the taps counts.
         most = most + sum(max(r or 0, 0) for r in reach)
+        # factor * column + most <= 0: an upper end for positive factors, a lower end for negative ones, rounded
+        # towards the inside.
         if factor > 0:
             highs.append(floordiv(sub(const(0), most), const(factor)) + 1)
         else:

@@ -81,6 +81,8 @@ def _implicit_gemm(func: PrimFunc, hardware: HardwareInfo, split: bool, ahead: b
     """
     s = Schedule(func)
     main, roles, producer = _prepared(s)
+    # In a grouped convolution a channel reads its part of the input only; as one matrix product it would be mostly
+    # zeros.
     if roles.each is not None:
         raise ScheduleError(f"{func.name}: expected channels that all read the same input")
     node, places = find_block(s.func, main), [w.place for w in roles.windows]
@@ -93,6 +95,7 @@ def _implicit_gemm(func: PrimFunc, hardware: HardwareInfo, split: bool, ahead: b
     after, epilogue = output_loops(s, main), final_block(s.func).name
     nest = loops_by_iter(s, main)
     s.reorder([nest[v] for v in nest if v not in roles.steps] + [nest[v] for v in roles.steps])
+    # One iterator of places and one of steps make the convolution a product as `tile_product` expects it.
     s.fuse_block_iters(block=main, names=[nest[v] for v in places])
     s.fuse_block_iters(block=main, names=[nest[v] for v in roles.steps])
     s.fuse_block_iters(block=epilogue, names=[after[v] for v in places])
@@ -126,6 +129,7 @@ def _im2col(s: Schedule, main: str, roles: ConvolutionRoles, producer: str | Non
     """
     name = roles.source.buffer.name
     s.reindex(block=main, buffer=name, dims=[w.dim for w in roles.windows])
+    # Inlined after the reindexing, the producer is computed by the copy, not by each thread that multiplies.
     if producer is not None:
         s.compute_inline(producer)
     buffer = f"{name}_reindex"
@@ -159,6 +163,7 @@ def _direct(func: PrimFunc, hardware: HardwareInfo) -> Schedule:
     s.decompose_reduction(block=main, loop=steps[0])
     s.unroll(*after, *(s.loops_of(b)[-1] for b in (main, f"{main}_init")))
     for v in roles.steps:
+        # Unrolled taps make the overlap of neighbouring windows visible to the compiler, which then loads it once.
         if (as_int(s.extent(nest[v])) or TAPS + 1) <= TAPS:
             s.unroll(nest[v])
     s.bind(c_t, "item", 0)

@@ -131,6 +131,8 @@ def _prepared(s: Schedule, hardware: HardwareInfo, split: bool) -> GemvProduct:
     if split:
         main, last = split_k(s, main, hardware)
         roles = contraction_roles(s, main, last)
+        # The first guess divides the steps into this many shares, so its unroll factor must divide the steps of one
+        # share.
         steps //= FIRST_SHARES
     return GemvProduct(roles, last, packed, group, widths, steps, split)
 
@@ -147,6 +149,7 @@ def _dots(s: Schedule, p: GemvProduct, hardware: HardwareInfo) -> None:
     width, unroll = s.tunable("VL", p.widths[0]), s.tunable("KU", AT_ONCE)
     limit_threads(s, hardware, mul(mul(tx, parts), ty))
     nest = s.iter_loops(main)
+    # Each column of each row keeps one sum for each lane of a vector until the end, hence the product.
     i_0, i_1 = _rows(s, roles, nest, mul(columns, width))
     j_0, j_t, j_1 = s.split(nest[roles.column], [None, ty, columns])
     vectors, lanes = s.split(nest[step], [None, width], divides=_is_constant(s.extent(nest[step])))
@@ -183,6 +186,7 @@ def _dots(s: Schedule, p: GemvProduct, hardware: HardwareInfo) -> None:
 def _columns(s: Schedule, p: GemvProduct, hardware: HardwareInfo) -> None:
     """Give VL columns to each of TX threads; TY threads share the steps of a column, in runs with one float scale."""
     roles, main, step = p.roles, p.roles.block.name, p.roles.reduce[0]
+    # Prepacking runs once when the program is loaded, so its threads are not tuned.
     _prepack_columns(s, roles, min(256, hardware.group_size))
     tx, ty = s.tunable("TX", [n for n in thread_counts(hardware, 8) if n <= 128]), s.tunable("TY", (1, 2, 4, 8, 16))
     extent = roles.known_extent(roles.column)

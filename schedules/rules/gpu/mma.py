@@ -118,6 +118,7 @@ def build(
         s.tunable("WM", WARPS), s.tunable("WN", WARPS), s.tunable("MT", TILES), s.tunable("NT", COLUMN_TILES)
     )
     limit_threads(s, hardware, mul(tile.warps, HIGH * WIDE))
+    # An instruction of 16 x 8 leaves 128 sums in 32 threads, four in each: ROWS // HIGH rows of EACH columns.
     s.require(le(mul(tile.high, tile.wide) * (ROWS // HIGH * EACH), const(MOST_SUMS)))
     operands = stage_operands(s, roles, tile.rows, tile.columns, steps, least=PAIR)
     convert_to(s, operands, dtype)
@@ -150,6 +151,8 @@ def _split_tiles(
     block = find_block(s.func, roles.block.name)
     nest = s.iter_loops(block.name)
     rows, columns, steps = (divides_warp_tile(roles, which) for which in range(3))
+    # The order of the factors is the fragment of `mma`: thread 4 y + x holds rows y and y + 8, and columns 2 x and 2
+    # x + 1.
     i_0, i_w, i_m, i_r, i_y = s.split(nest[row], [None, tile.down, tile.high, ROWS // HIGH, HIGH], divides=rows)
     j_0, j_w, j_n, j_x, j_c = s.split(nest[roles.column], [None, tile.across, tile.wide, WIDE, EACH], divides=columns)
     k_0, k_1, k_2 = s.split(nest[roles.reduce[0]], [None, mul(pairs, 2), STEPS], divides=steps)
@@ -188,6 +191,7 @@ def _stage(s: Schedule, x: StagedOperand, k_0: str, tile: WarpTile, steps: Expr,
     if stages is not None and x.width(VECTOR) == 1:
         raise ScheduleError(f"{s.func.name}: single elements of 16 bits are not copied asynchronously")
     ring = None if stages is None else PipelineRing(stages, len(rest) + x.k_major, steps)
+    # Vectors run along the last dimension of global memory only.
     lanes = x.width(VECTOR) if columns == len(buffer.shape) - 1 else 1
     plan = CopyPlan((tile.warps, HIGH, WIDE), lanes, pipeline=ring, asynchronous=ring is not None)
 
@@ -195,6 +199,7 @@ def _stage(s: Schedule, x: StagedOperand, k_0: str, tile: WarpTile, steps: Expr,
         row, column = row_and_column_loops(s, name, copy_loops, rows, columns)
         copy_rows(s, name, [row], column, plan)
 
+    # Swizzled after the ring has added its dimension, since the pattern depends on the final layout of rows.
     def swizzle() -> None:
         s.swizzle(buffer=buffer.name, vector=VECTOR)
 

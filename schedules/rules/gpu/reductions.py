@@ -86,6 +86,7 @@ def _share_steps(s: Schedule, block: str, first: str, rest: list[str], height: E
     partial = reduce_across_threads(s, block, [item], single, axis=1)
     left = s.buffer_of(partial)
     rank = len(left.shape)
+    # Consecutive threads have consecutive columns: with the sharing threads in front, they write different banks.
     s.permute_layout(buffer=left.name, order=[rank - 1, *range(rank - 1)])
 
 
@@ -107,6 +108,7 @@ def _two_pass(func: PrimFunc, hardware: HardwareInfo) -> Schedule:
             continue
         *outer, along = s.loops_of(block.name)
         c, inside = s.split(along, [None, chunk])
+        # The two passes are two kernels, since thread blocks of one kernel cannot wait for each other.
         part = reduce_in_chunks(s, block.name, c, len(outer))
         _reduce_in_thread_block(s, part, inside, across)
         s.bind(s.fuse(s.loops_of(part)[: len(outer) + 1]), "group")

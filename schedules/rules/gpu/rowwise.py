@@ -76,6 +76,7 @@ def build(func: PrimFunc, hardware: HardwareInfo, many: bool, in_registers: bool
     limit_threads(s, hardware, mul(items, height))
     outer, f_0, f_1 = _by_rows(s, rows, height)
     for name in row_buffers:
+        # A row in registers must fit the vectors of its threads; longer rows would spill to memory.
         s.require(le(find_alloc(s.func, name).shape[-1], mul(mul(items, width), MOST_ROUNDS)))
     for a in s.func.allocs:
         if a.name not in row_buffers:
@@ -85,6 +86,8 @@ def build(func: PrimFunc, hardware: HardwareInfo, many: bool, in_registers: bool
         if inner:
             rounds, item, lanes = split_over_threads(s, inner[-1], across, width)
             s.reorder([*item, *inner[:-1], rounds, lanes])
+            # Registers have no index at run time: the loop over a thread's vectors must be unrolled to name each of
+            # them.
             if in_registers:
                 s.unroll(rounds)
             if block.is_reduction:
@@ -94,6 +97,7 @@ def build(func: PrimFunc, hardware: HardwareInfo, many: bool, in_registers: bool
                 bind_threads(s, item)
     for name in row_buffers:
         dim = len(find_alloc(s.func, name).shape) - 1
+        # From the elements of a vector outwards: after each split, `dim` is the quotient, which the next one divides.
         for factor in (width, *reversed(across)):
             rank = len(find_alloc(s.func, name).shape)
             s.tile_layout(buffer=name, dim=dim, factor=factor, order=[*range(rank + 1)])

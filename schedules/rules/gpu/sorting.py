@@ -39,7 +39,9 @@ def build(func: PrimFunc, hardware: HardwareInfo) -> Schedule:
     length = row_length(chosen)
     if length is None or length > MOST_LENGTH:
         raise ScheduleError(f"{func.name}: expected rows of a known number of elements, at most {MOST_LENGTH}")
+    # A bitonic network sorts powers of two; the missing ones get the largest key, which comes last.
     size = max(4, 1 << (length - 1).bit_length())
+    # Keys of 64 bits, element and place, before and after a step: 16 bytes for each.
     if 16 * size > hardware.local_bytes:
         raise ScheduleError(f"{func.name}: expected {16 * size} bytes of shared memory, got {hardware.local_bytes}")
     items = s.tunable("TX", [n for n in thread_counts(hardware, 32) if n <= max(size // 2, 32)])

@@ -89,6 +89,7 @@ def build(func: PrimFunc, hardware: HardwareInfo, asynchronous: bool = True) -> 
     roles, row = matrix_roles(s, main, last)
     dtype = operand_dtype(s, roles)
     groups = s.tunable("WG", GROUPS)
+    # The warpgroups are stacked along the rows only: one instruction is wide enough for up to 256 columns.
     tile = WarpTile(mul(groups, WARPS), const(1), s.tunable("MT", TILES), s.tunable("NT", COLUMN_TILES), WARPS)
     limit_threads(s, hardware, mul(tile.warps, HIGH * WIDE))
     s.require(le(mul(tile.high, tile.wide) * (ROWS_OF_WARP // HIGH * EACH), const(MOST_SUMS)))
@@ -143,6 +144,7 @@ def _stage(
     lanes = x.width(CORE) if columns == len(buffer.shape) - 1 else 1
     rest = [d for d in range(len(buffer.shape)) if d not in (rows, columns)]
     s.permute_layout(buffer=buffer.name, order=[*rest, rows, columns])
+    # As in the rule for `mma`, where the sizes are listed that `cp.async` takes.
     if stages is not None and lanes == 1:
         raise ScheduleError(f"{s.func.name}: single elements of 16 bits are not copied asynchronously")
     ring = None if stages is None else PipelineRing(stages, len(rest) + x.k_major, steps, len(rest))

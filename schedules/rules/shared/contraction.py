@@ -49,6 +49,7 @@ def register_tiles(
         # Registers for the accumulators, one row of the second operand, and the broadcast element of the first (Goto
         # and van de Geijn, 2008).
         most = max((h for h in heights if h * vectors + vectors + 1 <= hardware.registers), default=0)
+        # Also the largest power of two: it divides the usual numbers of rows, for which the highest tile wastes some.
         for height in {most, 1 << most.bit_length() - 1} & set(heights) if most else ():
             waste = 1.0
             for extent, tile in ((columns, width), (rows, height)):
@@ -104,9 +105,11 @@ def find_contraction(block: Block, column: Var) -> Contraction:
         raise ScheduleError(f"block {block.name!r}: no operand is indexed by {column.name!r}")
     spatial = [i for i in block.iters if i.kind == "spatial" and i.var is not column]
     reduce = tuple(i.var for i in block.iters if i.kind == "reduce")
+    # A bias or a scale may depend on the column too; the matrix is what depends on most of the summed iterators.
     operand = max(with_column, key=lambda x: len(set(free_vars(*x.indices)) & set(reduce)))
     free_rows = [i for i in spatial if not any(i.var in free_vars(*x.indices) for x in with_column)]
     used = [i for i in free_rows if any(i.var in free_vars(*x.indices) for x in loads)]
+    # The innermost iterator that the matrix does not depend on; further ones repeat the product as a batch.
     row = used[-1].var if used else None
     batch = tuple(i.var for i in spatial if i.var is not row)
     return Contraction(block, column, row, batch, reduce, operand)
@@ -174,6 +177,7 @@ def output_column(s: Schedule, main: str, epilogue: Block) -> Var:
     if not last.body.indices or not block.body.indices:
         raise ScheduleError(f"{s.func.name}: expected an output with columns, got a scalar")
     fast, stored = last.body.indices[-1], block.body.indices
+    # The column may be stored in two dimensions, as the heads of an attention are: the last one is its remainder.
     if fast.op == "floormod":
         fast = fast.args[0]
     read = next((x.indices for x in block_loads(last) if x.buffer is block.body.buffer), stored)
@@ -198,4 +202,5 @@ def packed_steps(block: Block, roles: Contraction) -> tuple[int, int | None]:
                 group = size if group is None else min(group, size)
             elif size <= 8:
                 halves = max(halves, size)
+    # A group consists of whole bytes, and of more than one, so that a scale for it can be taken out of its sum.
     return halves, group if group is not None and group % halves == 0 and group > halves else None

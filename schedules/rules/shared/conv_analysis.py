@@ -67,6 +67,7 @@ def find_convolution(block: Block) -> ConvolutionRoles | None:
     accesses, kinds = block_loads(block), {i.var: i.kind for i in block.iters}
     if len(accesses) != 2 or not block.body.value.op or combiner(block)[0] != "add":
         return None
+    # Either factor may come first, since a product may be written in both orders.
     for source, weights in (accesses, accesses[::-1]):
         candidates = {v: k for v, k in kinds.items() if k == "reduce" or v not in weights.indices}
         windows = tuple(w for d, e in enumerate(source.indices) if (w := _window(d, e, candidates)) is not None)
@@ -131,6 +132,7 @@ def copy_taps(s: Schedule, hardware: HardwareInfo, main: str, roles: Convolution
     order = [*(d for d in range(first.dim)), *taps, first.dim, *places]
     loops = [s.loops_of(copy)[d] for d in order]
     s.permute_layout(buffer=copied, order=order)
+    # Grouped by the remainder, places at a distance of one stride become neighbours.
     if first.stride > 1:
         at = order.index(first.dim)
         by_remainder = [*range(at), at + 1, at, *range(at + 2, len(order) + 1)]

@@ -139,6 +139,7 @@ def _find_stages(s: Schedule) -> _Stages:
     """Find the seven blocks of an attention and inline all others."""
     func = s.func
     maxima = [b for b in reductions(func) if b.body.value.op == "max"]
+    # Three sums: the product of queries and keys, the row sum, and the weighted values.
     if len(maxima) != 1 or len(reductions(func)) != 4:
         raise ScheduleError(f"{func.name}: expected a product, a maximum and two sums, got {len(reductions(func))}")
     (row_max,) = maxima

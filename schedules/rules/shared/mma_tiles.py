@@ -71,6 +71,7 @@ def operand_dtype(s: Schedule, roles: Contraction) -> DType:
         ScheduleError: Unless the block sums plain products in f32 of such operands.
     """
     value = roles.block.body.value
+    # The value is the sum so far plus a product of two casts.
     terms = value.args[1].args if value.op else ()
     loads = [e.args[0] for e in terms if e.op == "cast" and e.dtype is f32]
     types = {x.buffer.dtype for x in loads if isinstance(x, Load)}
@@ -149,6 +150,7 @@ def fragment_layout(s: Schedule, buffer: str, row: int, column: int | None) -> N
     """Lay a buffer out as fragments along its dimensions of rows and columns; `column` may be missing."""
     rank = len(find_alloc(s.func, buffer).shape)
     dims = [(row, (HIGH,)), *([] if column is None else [(column, (COLUMNS, EACH))])]
+    # From the last dimension on: a split moves the numbers of all later dimensions.
     for dim, factors in sorted(dims, reverse=True):
         for at, factor in enumerate(factors):
             s.tile_layout(buffer=buffer, dim=dim + at, factor=factor, order=[*range(rank + 1)])

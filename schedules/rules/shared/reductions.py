@@ -24,6 +24,8 @@ def require_rowwise(block: Block) -> None:
     steps = [i.var for i in block.iters if i.kind == "reduce"]
     reads = [x for x in block_loads(block) if set(steps) & set(free_vars(*x.indices))]
     rows = [set(free_vars(*x.indices)) - set(steps) for x in reads]
+    # Operands of one row depend on nested sets of rows, as a bias does; a product of matrices has rows of both
+    # operands.
     if any(not (a <= b or b <= a) for a in rows for b in rows):
         raise ScheduleError(f"block {block.name!r} combines different rows: a contraction")
     for access in reads:
@@ -77,6 +79,7 @@ def reduce_in_chunks(s: Schedule, block: str, chunk: str, outer: int) -> str:
     Args:
         outer: The number of loops around `chunk`.
     """
+    # A start other than the neutral element must enter the result once, not once for each partial result.
     unique = not starts_neutral(find_block(s.func, block))
     if unique:
         start = s.decompose_reduction(block=block, loop=chunk)[0]

@@ -191,6 +191,8 @@ def _stage(s: Schedule, x: StagedOperand, k_0: str, tile: RegisterTile, steps: E
         s.compute_at(x.block, k_0)
     buffer = s.buffer_of(x.block)
     last, size = len(buffer.shape) - 1, buffer.dtype.bytes
+    # Operands with steps last are transposed on their way to shared memory. `cp.async` can do this for single
+    # elements only, since the bytes of one copy are contiguous on both sides.
     single = stages is not None and x.k_major and size in ACCESS_BYTES
     width = 4 if x.width(4) == 4 and not single else 1
     ring = None if stages is None else PipelineRing(stages, x.step, steps)
@@ -226,6 +228,7 @@ def _stage(s: Schedule, x: StagedOperand, k_0: str, tile: RegisterTile, steps: E
     stage_tile(s, x.block, k_0, plan, spread=spread)
     order = [*(d for d in range(last + 1) if d not in (x.step, x.place)), x.step, x.place]
     s.permute_layout(buffer=buffer.name, order=order if stages is None else [0, *(d + 1 for d in order)])
+    # Threads write a transposed operand across its rows; padding moves the starts of rows to different banks.
     if x.k_major:
         s.storage_align(buffer=buffer.name, factor=4, offset=4)
     return bypasses_registers

@@ -32,8 +32,11 @@ def marginal_gain(mean: FloatArray, std: FloatArray, best: FloatArray, weights: 
     At one shape this orders as expected improvement does. A shape at which nothing can be dispatched yet (`best` is
     inf) counts as if the slowest belief could be.
     """
+    # An infinite reference would give every candidate the same infinite gain.
     reference = np.where(np.isfinite(best), best, mean.max(axis=0, initial=-np.inf))
     terms = log_expected_improvement(mean, std, reference[None, :]) + np.log(weights)[None, :]
+    # The largest term is taken out before exponentiation (log-sum-exp), since the gains may be below the smallest
+    # float.
     top = terms.max(axis=1)
     return np.asarray(top + np.log(np.exp(terms - top[:, None]).sum(axis=1)))
 
@@ -60,6 +63,7 @@ def choose_batch(
     spread = belief.std[:, known]
     left = {id(c): c.copy() for c in covariance.values()}
     amplitude = spread / np.sqrt(np.stack([np.maximum(np.diag(covariance[s]), 1e-10) for s in known], axis=1))
+    # Log gain plus log probability: the expected gain counts only if the candidate works.
     chance = np.log(belief.works)
     chosen: list[int] = []
     optimistic = round(explore * count)

@@ -96,6 +96,7 @@ class GradientBoostedModel:
         features, log_time, groups = _checked(features, log_time, groups)
         works = np.isfinite(log_time)
         self._heads, self._ranker = [], None
+        # One time has no spread, from which heads could learn a difference.
         if works.sum() < 2:
             return
         # The trees start from 0 (`base_score`). Few of them at a small learning rate would not reach the mean.
@@ -106,6 +107,7 @@ class GradientBoostedModel:
     def _train_ranker(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:
         import xgboost as xgb
 
+        # xgboost expects rows of a group next to each other. Stable, so that equal inputs give equal models.
         order = np.argsort(groups, kind="stable")
         relevance = relative_relevance(log_time, groups)
         data = xgb.DMatrix(features[order], label=relevance[order], qid=_dense(groups[order]), nthread=1)

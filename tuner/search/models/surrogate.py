@@ -181,6 +181,7 @@ class Surrogate:
         for group in self._groups:
             white = group.whitener @ _matern(_distances(group.rows, points, self._lengths))
             covariance = prior - white.T @ white
+            # The same array for all shapes of a group; `choose_batch` updates it once per group by its identity.
             out.update(dict.fromkeys(group.shapes, covariance))
         return out
 
@@ -208,6 +209,7 @@ def _grouped(points: FloatArray, log_time: FloatArray) -> list[_Group]:
     masks: dict[bytes, list[int]] = {}
     for shape in range(log_time.shape[1]):
         known = np.isfinite(log_time[:, shape])
+        # Standardising needs a spread, and one time has none.
         if known.sum() >= 2:
             masks.setdefault(known.tobytes(), []).append(shape)
     groups = []

@@ -44,10 +44,13 @@ class GridSearch:
         space = self._history.problem.space
         out: list[Candidate] = []
         while len(out) < n and self._sketch < len(space.sketches):
+            # In chunks: a box may have far more points than fit in memory, most of them illegal.
             box = space.sketches[self._sketch].box
             stop = min(self._next + GRID_CHUNK, box)
             codes = self._rows(self._next, stop)
             legal = self._history.fresh(codes[space.valid(codes)])[: n - len(out)]
+            # Only part of the chunk may have been used, so the walk continues behind the last point that was
+            # returned.
             if len(legal) and len(out) + len(legal) == n:
                 self._next += int(np.flatnonzero(space.keys(codes) == space.keys(legal[-1:]))[0]) + 1
             else:

@@ -83,6 +83,8 @@ class CPrelude(Prelude):
             return (), f"STATIC $V $N($E a) {{ return {parts}; }}"
         if name in ("loadm", "storem"):
             return (), self._masked(name, dtype, width)
+        if name in ("gather", "gatherm", "scatter", "scatterm"):
+            return (), self._spaced(name, width)
         if name == "stream":
             return (), self._stream(dtype.bytes * width)
         if name == "alternate":
@@ -216,6 +218,23 @@ class CPrelude(Prelude):
         (first, text), *others = forms
         rest = "".join(f"#elif defined({macro})\n{head} {body}\n" for macro, body in others)
         return f"#ifdef {first}\n{head} {text}\n{rest}#else\n{called}\n#endif"
+
+    def _spaced(self, name: str, width: int) -> str:
+        """Return an access to elements that are `s` elements apart; a masked one accesses the first n, and other lanes load 0.
+
+        Masked accesses are loops in functions that are not inlined, as in `_masked`.
+        """
+        is_load = name.startswith("gather")
+        head = "$V $N(const $E *p, i64 s" if is_load else "void $N($E *p, i64 s, $V v"
+        if name.endswith("m"):
+            step = f"for (int k = 0; k < {width}; k++) if (k < n)"
+            body = f"$V r = {{0}}; {step} r[k] = p[k * s]; return r;" if is_load else f"{step} p[k * s] = v[k];"
+            return f"static __attribute__((noinline)) {head}, i64 n) {{ {body} }}"
+        if is_load:
+            body = f"return {self.literal('$V', [f'p[{k} * s]' for k in range(width)])};"
+        else:
+            body = " ".join(f"p[{k} * s] = v[{k}];" for k in range(width))
+        return f"STATIC {head}) {{ {body} }}"
 
     def _avx512_masked(self, is_load: bool, dtype: DType, width: int) -> list[tuple[str, str]]:
         """Return a masked access by a mask register as (macro of its extension, body); [] if there is no instruction."""

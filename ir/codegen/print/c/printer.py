@@ -10,12 +10,13 @@ Tests: `tests/ir/codegen/test_text.py`, `tests/ir/codegen/test_codegen.py`, `tes
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import isinf, isnan
 
 import numpy as np
 
-from relax_tune.ir.codegen.lower.affine import Algebra, Poly
+from relax_tune.ir.codegen.lower.affine import ONE, Algebra, Monomial, Poly
 from relax_tune.ir.codegen.lower.guards import conditional_groups
 from relax_tune.ir.codegen.lower.registers import RegisterLayout
 from relax_tune.ir.codegen.print.addressing import Address, Lane, bracketed
@@ -26,8 +27,8 @@ from relax_tune.ir.codegen.print.prelude import Prelude, stored
 from relax_tune.ir.codegen.work import FEW, at_least, steps
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, i32, i64, u32, u64
-from relax_tune.ir.core.expr import Expr, Load, postorder
-from relax_tune.ir.core.stmt import For, Stmt, walk
+from relax_tune.ir.core.expr import Expr, Load, Var, postorder
+from relax_tune.ir.core.stmt import BufferStore, For, Stmt, walk
 
 # Macro of the extension that has vector registers, by f32 lanes.
 REGISTERS = {4: "__SSE__", 8: "__AVX__", 16: "__AVX512F__"}
@@ -37,6 +38,8 @@ PIN = """#if defined({macro}) && defined(__GNUC__)
 #define RT_KEEP_{width}(v)
 #endif"""
 
+# Characters of the varying part of an offset above which it gets a name: gcc took half of its time for repeated parts.
+LONG_OFFSET = 40
 # Loops of at most this many iterations are unrolled completely, by gcc at -O3 or by this printer.
 UNROLLED_TRIPS = 32
 # Passes of gcc 12 that are turned off for a function, by what it has. Explicit vectors are not affected.
@@ -65,6 +68,10 @@ class CPrinter(CValues, CFamilyPrinter):
 
     Attributes:
         declared: C type of each name that the text so far declares.
+        offsets: For each open block, the text of the varying part of each offset that it computes.
+        early: For each factor of the offsets so far, whether it reads nothing, and whether its divisors are never 0.
+        is_certain: Whether the store being printed accesses memory without conditions of its own.
+        is_masked: Whether the store being printed has inactive lanes.
     """
 
     streamed = False
@@ -74,11 +81,15 @@ class CPrinter(CValues, CFamilyPrinter):
     chained = frozenset(AVX)
     kernel_name: str
     body: Stmt
+    is_certain = False
+    is_masked = False
     casts_back: bool | None = None
 
     def __init__(self, prelude: Prelude, algebra: Algebra, lanes: int, layouts: dict[Buffer, RegisterLayout]) -> None:
         super().__init__(prelude, algebra, lanes, layouts)
         self.declared: dict[str, str] = {}
+        self.offsets: list[dict[frozenset[tuple[Monomial, int]], str]] = [{}]
+        self.early: dict[Expr, tuple[bool, bool]] = {}
 
     def constant(self, kind: str, name: str, text: str) -> str:
         self.declared[name] = kind
@@ -87,6 +98,59 @@ class CPrinter(CValues, CFamilyPrinter):
     def variable(self, kind: str, name: str, text: str = "") -> str:
         self.declared[name] = kind
         return super().variable(kind, name, text)
+
+    @contextmanager
+    def indented(self, head: str) -> Iterator[None]:
+        with super().indented(head):
+            self.offsets.append({})
+            yield
+            self.offsets.pop()
+
+    def offset_text(self, p: Poly) -> str:
+        """Return the offset of an element. Offsets that differ by a constant share the text of the rest, under a name if it is long."""
+        offset = p.get(ONE, 0)
+        rest = {m: c for m, c in p.items() if m}
+        if not rest or abs(offset) > 1 << 62 or not self.can_compute_early(rest):
+            return self.poly_text(p)
+        key = frozenset(rest.items())
+        text = next((known[key] for known in reversed(self.offsets) if key in known), None)
+        if text is None:
+            text = self.poly_text(rest)
+            if len(text) > LONG_OFFSET:
+                name = self.fresh("at")
+                self.line(self.constant("i64", name, text))
+                text = name
+            self.offsets[-1][key] = text
+        return f"{text} {'-' if offset < 0 else '+'} {abs(offset)}" if offset else text
+
+    def can_compute_early(self, p: Poly) -> bool:
+        """Return whether an offset may be computed in front of the statement of its access.
+
+        It may if it reads nothing, and divides by no number that may be 0 where the access has a condition.
+        """
+        return all(self._can_compute_early(a) for a in {a for m in p for a in m if not isinstance(a, Var)})
+
+    def _can_compute_early(self, atom: Expr) -> bool:
+        if atom not in self.early:
+            nodes = list(postorder((atom,)))
+            lows = [
+                self.algebra.interval(self.algebra.poly(e.args[1]))[0]
+                for e in nodes
+                if e.op in ("floordiv", "floormod")
+            ]
+            reads = any(isinstance(e, Load) or e.dtype.is_float for e in nodes)
+            self.early[atom] = not reads, all(low is not None and low > 0 for low in lows)
+        reads_nothing, divides = self.early[atom]
+        # the first of several masked lanes is active, and any later one may not be
+        certain = self.is_certain and (self.lane is not None or not self.is_masked)
+        return reads_nothing and (divides or certain)
+
+    def store(self, s: BufferStore) -> None:
+        outer = self.is_certain, self.is_masked
+        self.is_certain = not any(e.op in ("select", "and", "or") for e in postorder((s.value, *s.indices)))
+        self.is_masked = self.lane is not None and self.lane.count is not None
+        super().store(s)
+        self.is_certain, self.is_masked = outer
 
     def counting(self, kind: str, name: str, end: str) -> str:
         self.declared[name] = kind
@@ -124,6 +188,14 @@ class CPrinter(CValues, CFamilyPrinter):
         if lane.count is not None:
             return f"{self.prelude.helper('storem', dtype, lane.width)}({at.text}, {value}, {lane.count});"
         return f"*({name}u *)({at.text}) = {value};"
+
+    def load_spaced(self, b: Buffer, at: Address, step: str, lane: Lane) -> str:
+        name, count = ("gather", "") if lane.count is None else ("gatherm", f", {lane.count}")
+        return f"{self.prelude.helper(name, b.dtype, lane.width)}({at.text}, {step}{count})"
+
+    def store_spaced(self, b: Buffer, at: Address, step: str, value: str, lane: Lane) -> str:
+        name, count = ("scatter", "") if lane.count is None else ("scatterm", f", {lane.count}")
+        return f"{self.prelude.helper(name, b.dtype, lane.width)}({at.text}, {step}, {value}{count});"
 
     def store_nontemporal(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
         self.streamed = True
@@ -169,7 +241,9 @@ class CPrinter(CValues, CFamilyPrinter):
         around, lines, indent = dict(self.declared), self.lines, self.indent
         lanes_outside, self.stores_lanes = self.stores_lanes, False
         self.lines, self.indent = [], "  "
+        self.offsets.append({})
         count = self.part_body(f, extent, nested)
+        self.offsets.pop()
         attribute = self.attribute_of(f)
         self.stores_lanes = lanes_outside
         body, self.lines, self.indent = self.lines, lines, indent

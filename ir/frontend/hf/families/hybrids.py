@@ -94,6 +94,7 @@ def _granite(c: ConfigFields, stack: Stack) -> Stack:
     m = _state_space(c, stack, c.whole("mamba_expand", 2) * stack.hidden)
     stack = _alternating(stack, m, [t not in MAMBA for t in types])
     if c.data.get("position_embedding_type") is None:
+        # State space layers see the order of positions, so attention may do without it.
         stack = stack.with_layers(lambda _, layer: replace(layer, rope=None))
     else:
         c.only("position_embedding_type", "rope")
@@ -128,6 +129,7 @@ def _falcon_h1(c: ConfigFields, stack: Stack) -> Stack:
         stack, attention_scales=(_number(c, "attention_in_multiplier"), _number(c, "attention_out_multiplier")),
         mlp_scales=factors("mlp_multipliers", 2),
     )  # fmt: skip
+    # A factor of the keys scales the scores, so it becomes part of their scale.
     return stack.with_layers(lambda _, layer: replace(layer, state_space=m, scale=layer.scale * key))
 
 

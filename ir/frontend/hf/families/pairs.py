@@ -107,5 +107,6 @@ def read_pair(data: Mapping[str, Any], where: str) -> EncoderDecoder:
     decoder = read_stack(CROSS_DECODERS[d.data["model_type"]], d)
     if d.data.get("cross_attention_hidden_size") is not None:
         d.only("cross_attention_hidden_size", encoder.out)
+    # With a cross-attention of the encoder's width no projection is needed between the two.
     same = encoder.out == decoder.hidden or d.data.get("cross_attention_hidden_size") is not None
     return EncoderDecoder(encoder, decoder, separate=True, projected="" if same else LINK)

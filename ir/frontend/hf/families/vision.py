@@ -68,6 +68,7 @@ def _dinov2(c: ConfigFields, stack: Stack) -> Stack:
     if not gated:
         return replace(stack, inner=inner)
     names = replace(stack.names, gate_up="mlp.weights_in", down="mlp.weights_out")
+    # Two thirds of the width, as a gated block has three matrices instead of two, rounded up to a multiple of 8.
     return replace(stack, names=names, inner=(inner * 2 // 3 + 7) // 8 * 8, activation="silu")
 
 
@@ -85,6 +86,7 @@ def _beit(c: ConfigFields, stack: Stack) -> Stack:
     name = "relative_position_bias"
     bias = GridBias(f"encoder.{name}" if shared else "", f"attention.attention.{name}" if each else "")
     pooler = Pooler("first")
+    # With mean pooling the norm follows the mean, and the encoder has none.
     if c.truth("use_mean_pooling", True):
         pooler, names = Pooler("patches", norm="pooler.layernorm"), replace(names, last_norm=None)
     outputs = Outputs(pooler=pooler, image_classes=("pooled",))

@@ -130,6 +130,9 @@ class WindowAttention(ImageLayer):
         near = table[grid_distance(side, side)].transpose(2, 0, 1)[None]
         if not self.shift:
             return np.asarray(near)
+        # After the roll, the last windows hold parts of opposite borders of the image, which are not neighbours:
+        # positions of different regions are hidden from each other. Along an axis the regions are: before the last
+        # window, the part of it that stayed, and the part that was rolled in.
         region = [
             (np.arange(n * side) >= (n - 1) * side).astype(int) + (np.arange(n * side) >= n * side - self.shift)
             for n in (rows, columns)
@@ -158,6 +161,7 @@ class PatchMerge(ImageLayer):
             z = g.call(Slice(1, const(row), const(height + height % 2), 2), y)
             return g.call(Slice(2, const(column), const(across + across % 2), 2), z)
 
+        # Columns vary slowest, the order in which the weights of the reduction are stored.
         joined = ImageValue(g.call(Concat(3), *(part(row, column) for column in (0, 1) for row in (0, 1))), last=True)
         layers = (
             ChannelNorm(f"{self.path}.norm", 1e-5),

@@ -51,6 +51,7 @@ def _residual_stages(
         for i in range(depth):
             path, stride = f"encoder.stages.{k}.layers.{i}", 2 if i == 0 and (k or first) else 1
             body, act = block(path, before, out, stride)
+            # A sum needs equal dims: only blocks that change them have a projection.
             shortcut = (_normed(f"{path}.shortcut", out, 1, stride),) if before != out or stride != 1 else ()
             layers.append(Residual(body, shortcut, act))
             before = out
@@ -70,6 +71,7 @@ def _resnet(c: ConfigFields) -> ImageSpec:
         # transformers uses ReLU inside a block, for any activation in the configuration
         if kind == "basic":
             return (_normed(f"{path}.layer.0", out, 3, stride, act="relu"), _normed(f"{path}.layer.1", out, 3)), act
+        # The paper strides in the first convolution, later models in the 3 x 3 one, which sees all elements.
         narrow, strides = out // 4, (stride, 1) if early else (1, stride)
         body = (
             _normed(f"{path}.layer.0", narrow, 1, strides[0], act="relu"),
@@ -97,6 +99,7 @@ def _regnet(c: ConfigFields) -> ImageSpec:
             _normed(f"{path}.layer.1", out, 3, stride, groups, act),
         ]
         if kind == "y":
+            # Squeeze-and-excitation; its width follows from the channels before the block, as in the paper.
             body.append(
                 _excite(f"{path}.layer.2.attention.0", f"{path}.layer.2.attention.2", round(before / 4), out, "relu")
             )
@@ -289,6 +292,8 @@ def _efficientnet(c: ConfigFields) -> ImageSpec:
             step = 1 if j else stride
             if step > 1 and half == 0 and number not in square:
                 raise c.wrong("kernel_sizes", "kernels of at least 2 where the stride is 2, unless padding is square")
+            # TensorFlow's padding of a stride of 2 has one element less in front; even kernels have one less in front
+            # at any stride.
             side: Padding = half if number in square else (half - 1, half)
             side = side if step > 1 else ((kernel - 1) // 2, half)
             body = block(f"encoder.blocks.{number}", before, out, kernel, step, ratio, side)

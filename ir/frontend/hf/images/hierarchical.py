@@ -103,7 +103,9 @@ def _segformer(c: ConfigFields) -> ImageSpec:
         first, parts = maps[0], list[ImageValue]()
         for k, x in enumerate(maps):
             y = e.laid_out(PointwiseLinear(f"decode_head.linear_c.{k}.proj", hidden).emit(e, x), last=False)
+            # The first stage has the largest maps; the others are brought to its size.
             parts.append(y if k == 0 else resized(e, y, first.height, first.width))
+        # From the last stage to the first, the order of the stored weights.
         joined = ImageValue(e.g.call(Concat(1), *(y.value for y in reversed(parts))))
         fuse = Convolution("decode_head.linear_fuse", hidden, norm="decode_head.batch_norm", activation="relu")
         return e.run((fuse, Convolution("decode_head.classifier", labels, biased=True)), joined)

@@ -96,6 +96,7 @@ class AttentionBlocks(Blocks):
             bias = biases.disentangled_bias(self, s.position_bias, q, k, bias, layer.path, self.positions)
         # only a mask of booleans may hide all columns of a row; added biases are finite
         hides = bias is self.visible if bias is not None else s.causal
+        # The operator's window counts backwards only; the two-sided windows of encoders are biases.
         offset, window, group = (self.past, layer.window, self.packed) if s.causal else (const(0), None, 1)
         operator = Attention(layer.scale, s.causal, offset, group, window, s.scores_cap, hides)
         gate = self.linear(x, gate_projection(s, layer.path), s.width, s.biases.query) if s.gated else None
@@ -127,11 +128,13 @@ class AttentionBlocks(Blocks):
         """
         g, s, (batch, length), size = self.g, self.stack, self.dims, const(self.stack.size)
         path, names = s.layers[number].path, s.names.cross if cross and s.names.cross is not None else s.names
+        # Cross-attention sees positions of another text, so only the scores of self-attention rotate.
         rope = None if cross or part == "value" else s.layers[number].rope
         rule = None if cross or part == "value" else s.head_norm
         norm = f"{path}.{names.query_norm if part == 'query' else names.key_norm}"
         at = attention_projection(s, names, path, part, rope)
         y = self.linear(x, at, width, getattr(s.biases, part))
+        # A norm over all heads comes before they are split; the other norms see single heads.
         if rule is not None and rule.over == "all":
             y = self.norm(y, norm, at.width, rule.norm, rope)
         if s.clip is not None:
@@ -159,6 +162,7 @@ class AttentionBlocks(Blocks):
             pair = self.cache[number]
             assert pair is not None
             new = self.g.call(Concat(2), pair[part == "value"], new, hint=f"{part}_{number}")
+        # Stored before the cast back to float32, as the cache holds them.
         self.results.append(new)
         return self.cast(new, f32)
 
@@ -178,6 +182,7 @@ class AttentionBlocks(Blocks):
         g, s, (batch, length) = self.g, self.stack, self.dims
         size, shared = const(s.size), operator.group
         y = g.call(operator, q, k, v, *(() if bias is None else (bias,)))
+        # Packed rows are (positions, heads of a group): they are split again before heads move behind positions.
         split = (const(s.heads), length) if shared == 1 else (const(s.groups), length, const(shared))
         if shared > 1:
             y = g.call(Reshape((batch, *split, size)), y)
@@ -194,6 +199,8 @@ class AttentionBlocks(Blocks):
 
             def part(of: str) -> Constant:
                 def make() -> NDArray[Any]:
+                    # The file's own table counts: it may have been computed in 16 bits, which another computation
+                    # would not repeat.
                     if table is not None and self.parameters.has(table):
                         stored = self.parameters.get(table, self.stack.positions, size)
                         return np.split(stored, 2, 1)[of == "cos"][: self.positions]
@@ -220,6 +227,7 @@ class AttentionBlocks(Blocks):
                 stored = get(f"{name}.weight", heads, s.size)
             return self.turned(stored, rope).reshape(*count, s.size)
 
+        # Each head has its own weights, which a norm with one vector cannot hold, so they are multiplied afterwards.
         y = self.norm(x, name, s.size, Norm(rule.norm.eps, rule.norm.kind, weight=False))
         return self.g.call(Mul(), y, self.constant(f"{self.parameters.full(name)}.weight", make))
 
@@ -246,12 +254,14 @@ class AttentionBlocks(Blocks):
     def _bias(self, window: int | None, number: int) -> Value | None:
         g, layer, by_position = self.g, self.stack.layers[number], self.stack.position_bias
         if self.visible is not None:
+            # A mask of booleans is enough without another bias; sums need it as numbers.
             if window is None and by_position is None and self.place_bias is None:
                 return self.visible
             self.hidden_bias = self.hidden_bias or self.mask_bias(g.call(Cast(f32), self.mask, hint="visible"))
         bias: Value | None = self.hidden_bias
         if window is not None:
             near = biases.window_bias(self, window)
+            # The minimum, since the sum of two lowest numbers would be minus infinity.
             bias = near if bias is None else g.call(Minimum(), bias, near)
         if self.place_bias is not None and bias is not None:
             bias = g.call(Add(), self.place_bias, bias)

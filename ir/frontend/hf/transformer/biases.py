@@ -49,8 +49,11 @@ def alibi_table(alibi: Alibi, heads: int, positions: int, scale: float) -> NDArr
     """Return the biases of all columns, (heads, positions). scale: of the scores"""
     numbers = alibi_slopes(heads) if alibi.largest is None else mpt_slopes(heads, alibi.largest)
     slopes = np.asarray(numbers, np.float32)[:, None]
+    # The paper's bias is slope * (column - row). Adding slope * row to a row does not change its softmax, so
+    # positions of columns suffice, and the bias is the same for all rows.
     at = np.arange(1 - positions if alibi.from_end else 0, 1 if alibi.from_end else positions, dtype=np.float32)
     if alibi.half:
+        # As in transformers: in bfloat16, positions beyond 256 lose their last digits.
         slopes, at = (t.astype(bf16.name).astype(np.float32) for t in (slopes, at))
     table = slopes * at
     table = table.astype(bf16.name).astype(np.float32) if alibi.half else table
@@ -73,6 +76,7 @@ def by_distance(e: Blocks, name: str, table: NDArray[Any]) -> GVar:
     columns = g.call(Iota(total), hint="columns")
     new = columns if past is const(0) else g.call(Slice(0, past, total), columns)
     distance = g.call(Sub(), g.call(ExpandDims((0,)), columns), g.call(ExpandDims((1,)), new), hint="distance")
+    # Distances beyond the table share its first or last row.
     place = g.call(MaximumScalar(0), g.call(AddScalar((rows - 1) // 2), distance))
     place = g.call(Minimum(), place, e.scalar(f"last_of_{rows}", rows - 1, np.int64))
     return g.call(Permute((2, 0, 1)), g.call(Take(), e.constant(name, lambda: table), place), hint="by_distance")
@@ -80,6 +84,7 @@ def by_distance(e: Blocks, name: str, table: NDArray[Any]) -> GVar:
 
 def window_bias(e: Blocks, window: int) -> GVar:
     """Emit the bias that hides columns further away than `window`, in both directions."""
+    # One row more at each end than the window has distances: these two rows stand for everything further away.
     near = np.zeros((2 * window + 3, 1), np.float32)
     near[[0, -1]] = LOWEST
     return by_distance(e, f"window_{window}", near)
@@ -95,6 +100,8 @@ def distance_bucket(distance: NDArray[Any], count: int, furthest: int, causal: b
     far = np.maximum(-distance, 0) if causal else np.abs(distance)
     with np.errstate(divide="ignore"):
         ratio = np.log(far.astype(np.float32) / np.float32(exact)) / np.float32(np.log(furthest / exact))
+        # Half of the buckets hold single distances, the others grow logarithmically up to `furthest`. float32
+        # throughout: in float64 a distance at the border of two buckets may fall into the other one.
         large = exact + np.nan_to_num(ratio * np.float32(half - exact), neginf=0).astype(np.int64)
     bucket = np.where(far < exact, far, np.minimum(large, half - 1))
     return np.asarray(bucket if causal else bucket + half * (distance > 0))
@@ -135,6 +142,7 @@ def grid_bias(e: Blocks, b: GridBias, path: str) -> Value:
     p, heads = e.stack.embedding, e.stack.heads
     assert isinstance(p, Patches)
     rows, columns = p.grid
+    # Offsets reach from -(n - 1) to n - 1 along an axis of n patches.
     count = (2 * rows - 1) * (2 * columns - 1) + 3
     place = np.full((p.positions, p.positions), count - 3)  # from the token to a patch
     place[:, 0], place[0, 0], place[1:, 1:] = count - 2, count - 1, grid_distance(rows, columns)
@@ -168,6 +176,8 @@ def disentangled_bias(
     table = get(d.table, 2 * d.span, s.hidden)
     if d.norm:
         gamma, beta = (get(f"{d.norm}.{part}", s.hidden) for part in ("weight", "bias"))
+        # The table and its projections are weights, so that everything up to the products with queries and keys is
+        # done at import.
         table = LayerNorm(s.norm.eps).evaluate([table, gamma, beta])
     reach = np.arange(1 - positions, positions)
     # columns before a row have negative distances, but positive relative positions
@@ -189,6 +199,8 @@ def disentangled_bias(
         where = place if term == "c2p" else g.call(Permute((0, 2, 1)), place)
         where = g.call(BroadcastTo((e.dims[0], const(s.heads), length, length)), where)
         scores = g.call(GatherElements(3), scores, where)
+        # The second term gathers by columns: keys meet the projected queries of positions, transposed back
+        # afterwards.
         scores = scores if term == "c2p" else g.call(Permute((0, 1, 3, 2)), scores)
         scores = g.call(MulScalar(s.layers[0].scale), scores)
         bias = scores if bias is None else g.call(Add(), scores, bias)

@@ -77,6 +77,8 @@ class Blocks:
         def bias() -> NDArray[Any]:
             return np.ascontiguousarray(at.select(p.get(f"{at.name}.bias", at.stored)))
 
+        # Transposed once at import. `constant` shares the array between functions, which `prefill` and `decode` rely
+        # on.
         w = self.constant(f"{p.full(at.label)}.weight", matrix)
         if not biased:
             return g.call(Matmul(), x, w, hint=hint)
@@ -107,6 +109,7 @@ class Blocks:
         """Emit a norm of rows. rope: rotation that reorders the dims of heads in `x`"""
         g, p, width, norm = self.g, parameters or self.parameters, width or self.stack.hidden, norm or self.stack.norm
 
+        # Some families store the weight less 1 (Gemma): the offset adds it back.
         def vector(part: str, offset: float = 0.0) -> Constant:
             def make() -> NDArray[Any]:
                 stored = p.get(f"{name}.{part}", width)

@@ -67,6 +67,8 @@ def _projected(e: AttentionBlocks, x: GVar, m: DeltaRule, name: str, part: str) 
 
     def rows() -> NDArray[np.int64]:
         by_group = np.split(np.arange(stored).reshape(m.groups, -1), np.cumsum(sizes)[:-1], axis=1)
+        # The rows are stored group by group, each with its queries, keys, values and gates; the convolution expects
+        # all queries, all keys, all values.
         chosen = {"mixed": by_group[:3], "gate": by_group[-1:], "beta": by_group[:1], "step": by_group[-1:]}[part]
         return np.concatenate([c.ravel() for c in chosen])
 
@@ -113,6 +115,8 @@ def _inverse(e: AttentionBlocks, system: GVar, at: GVar) -> GVar | None:
             same = g.call(LogicalAnd(), *_both(e, at))
             inverse = g.call(Sub(), g.call(Where(), same, e.scalar("one", 1.0), zero), between)
         else:
+            # For blocks [[A, 0], [B, D]] the inverse is [[A', 0], [-D' B A', D']]: the known inverses of the diagonal
+            # blocks, and one product for the block below.
             change = g.call(Matmul(), g.call(Matmul(), inverse, between), inverse)
             inverse = g.call(Sub(), inverse, change, hint=f"inverse_{2 * size}")
         size *= 2

@@ -55,6 +55,7 @@ def embed_words(e: AttentionBlocks, ids: GVar, types: GVar | None = None, boxes:
     if w.scale != 1:
         x = g.call(MulScalar(float(np.float32(w.scale))), x)
     width = w.width
+    # Each token sees the embeddings of its two neighbours as well (MobileBERT), zeros beyond the ends.
     if w.trigram:
         none, one = const(0), const(1)
         wide = g.call(Pad((none, one, none), (none, one, none)), x)
@@ -69,6 +70,7 @@ def embed_words(e: AttentionBlocks, ids: GVar, types: GVar | None = None, boxes:
         if types is not None:
             x = g.call(Add(), x, g.call(Take(), e.weight(table, w.token_types, width), types))
         else:
+            # Without the input every type is 0, so the table's first row is added as a constant.
             row = lambda: e.parameters.get(table, w.token_types, width)[0]
             x = g.call(Add(), x, e.constant(f"{e.parameters.full(names.types)}.type_0", row))
     if names.positions is not None:
@@ -138,6 +140,7 @@ def _positions(e: AttentionBlocks, name: str, width: int, ids: GVar) -> Value:
     # positions count the tokens that are not padding; padding takes its own row
     other = g.call(Cast(i64), g.call(NotEqual(), ids, e.scalar("padding", padding, np.int64)))
     count = g.call(CumSum(1), other)
+    # Cached tokens count, too; they are taken to be no padding.
     if past is not const(0):
         before = g.call(Slice(0, past, add(past, const(1))), g.call(Iota(add(past, const(1)))), hint="before")
         count = g.call(Add(), count, before)
@@ -166,6 +169,7 @@ def embed_patches(e: AttentionBlocks, batch: Expr, p: Patches) -> GVar:
         x = g.call(Add(), x, e.constant("patch_positions", lambda: table[:, lead:]))
     if p.leading:
         ones = () if p.flat else (1, 1)
+        # The positions of tokens are added at import; registers have none.
         first = np.concatenate([get(name, *ones, width).reshape(1, 1, width) for name in p.tokens], 1) + table[:, :lead]
         if p.registers:
             first = np.concatenate([first, get(p.registers, 1, p.registers_count, width)], 1)
@@ -200,8 +204,11 @@ def embed_patch_rows(e: AttentionBlocks, batch: Expr, count: Expr, p: PatchRows)
         place = g.call(Mul(), g.call(Cast(f32), index), inside)
         center = g.call(AddScalar(-0.5), g.call(Mul(), g.call(AddScalar(0.5), place), scale))
         distance = g.call(Abs(), g.call(Sub(), g.call(ExpandDims((2,)), center), source))
+        # When the grid is smaller than the table, the triangle of weights widens by the scale (antialiasing, as the
+        # model's own resize does it); when it is larger, plain interpolation remains.
         reach = g.call(ExpandDims((2,)), g.call(MaximumScalar(1.0), scale))
         y = g.call(Relu(), g.call(AddScalar(1.0), g.call(MulScalar(-1.0), g.call(Div(), distance, reach))))
+        # At the borders part of the triangle lies outside, so the weights are divided by their sum.
         return g.call(Div(), y, g.call(Sum((2,), True), y))
 
     by_row, by_column = (

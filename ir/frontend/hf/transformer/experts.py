@@ -38,6 +38,7 @@ def mixture(e: Blocks, x: GVar, experts: Experts, path: str) -> GVar:
     # an expert that was not chosen may overflow, and 0 times infinity is NaN
     share, zero = g.call(ExpandDims((3,)), weights), e.scalar("not_chosen", 0.0)
     y = g.call(Where(), g.call(NotEqual(), share, zero), g.call(Mul(), y, share), zero)
+    # The sum over experts is part of this product: side by side, the down projections of all experts are one matrix.
     y = g.call(Reshape((*e.dims, const(count * inner))), y)
     y = g.call(Matmul(), y, _joined(e, experts, path, "down"))
     if experts.shared is None:

@@ -137,9 +137,12 @@ def attention_projection(stack: Stack, names: Names, path: str, part: str, rope:
 
     def rows() -> Rows:
         if stack.gated and part == "query":
+            # Each head stores its query and then its gate.
             by_head = np.arange(2 * heads[0] * size).reshape(-1, 2, size)[:, 0]
             return (by_head[:, rope.order(size)] if rope is not None and turned else by_head).ravel()
         plain = np.arange(heads[which] * size) if names.qkv is None else fused_rows(stack)[which]
+        # Weights are reordered instead of values: the rotation then takes two contiguous halves, at no cost at run
+        # time. Scores do not change, as queries and keys are reordered alike.
         return plain.reshape(-1, size)[:, rope.order(size)].ravel() if rope is not None and turned else plain
 
     width = heads[which] * size

@@ -70,6 +70,7 @@ def decoder_module(
         raise UserError(
             f"bound of positions: expected at most {LONGEST}, the rows of a table, got {longest}; lower the bound"
         )
+    # Two functions share one rotation, so it must hold for the lengths of both.
     shortest = min(n[0], m[0] + 1)
     stack = stack.with_layers(lambda _, x: replace(x, rope=x.rope and for_lengths(x.rope, shortest, longest)))
     model = _Generator(stack, Parameters.of(weights, stack.names), stored, longest)
@@ -162,6 +163,8 @@ class _Generator:
         sources = {"b", "s"} if isinstance(read, Words) else {"b", "f"} if isinstance(read, Sound) else {"b"}
         known = {x.var.name: x for x in module.bounds} if module is not None else {}
         if module is not None:
+            # The functions share the symbols of the batch and of the source, so that a caller cannot mix results of
+            # other sizes.
             shared = tuple(x for x in module.bounds if x.var.name in sources)
             g.include(replace(module, functions={}, constants={}, bounds=shared))
         batch = known["b"].var if known else g.symbol("b", *b)

@@ -41,6 +41,8 @@ class Llama3:
 
     def __call__(self, frequencies: Frequencies, theta: float, dims: int) -> Frequencies:
         turns = self.original * frequencies / np.float32(2 * math.pi)
+        # `turns` is how often a frequency turns within the original length: fast ones saw whole turns in training and
+        # stay.
         unchanged = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
         return np.asarray(frequencies * (unchanged + (1 - unchanged) / self.factor), np.float32)
 
@@ -62,12 +64,14 @@ class Yarn:
 
     def __call__(self, frequencies: Frequencies, theta: float, dims: int) -> Frequencies:
         def dim(turns: float) -> float:
+            # Solves original * theta ** (-2 k / dims) = 2 pi * turns for k, the pair that turns so often.
             return dims * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
         low, high = dim(self.fast), dim(self.slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dims - 1)
+        # Against a division by 0 below.
         high += 0.001 if low == high else 0
         divided = np.clip((np.arange(dims // 2, dtype=np.float32) - low) / (high - low), 0, 1)
         return np.asarray(frequencies / np.float32(self.factor) * divided + frequencies * (1 - divided), np.float32)
@@ -113,6 +117,7 @@ class Rope:
         table = of(np.arange(positions, dtype=np.float32)[:, None] * self.frequencies())
         if self.attention != 1:
             table = np.asarray(table * np.float32(self.attention), np.float32)
+        # Dims that do not rotate have angle 0: cosine 1, sine 0. One operator then serves all families.
         still = of(np.zeros((positions, (size - self.dims) // 2), np.float32))
         return np.concatenate((table, still), axis=1) if still.size else table
 
@@ -267,6 +272,7 @@ def _yarn(c: ConfigFields, r: ConfigFields, theta: float, dims: int) -> Read:
     if attention is None:
         one, all_dims = _optional(r, "mscale"), _optional(r, "mscale_all_dim")
         grown = 0.1 * math.log(factor)
+        # Longer texts flatten the softmax; this factor sharpens it again (Peng et al. 2023).
         attention = (one * grown + 1) / (all_dims * grown + 1) if one and all_dims else grown + 1
     fast, slow = (_optional(r, k) or d for k, d in (("beta_fast", 32.0), ("beta_slow", 1.0)))
     if theta <= 1:

@@ -115,6 +115,7 @@ def _convolution(e: AttentionBlocks, x: GVar, w: Waves, k: int) -> GVar:
     if w.norm == "layer":
         y = e.norm(g.call(Permute((0, 2, 1)), x), f"{path}.layer_norm", out, LAYER_NORM)
         x = g.call(Permute((0, 2, 1)), y)
+    # Group normalisation with one channel for each group follows the first convolution only.
     elif k == 0:
         centred = g.call(Sub(), x, g.call(Mean((2,), True), x))
         variance = g.call(Mean((2,), True), g.call(Mul(), centred, centred))
@@ -138,6 +139,7 @@ def counted(e: AttentionBlocks, count: GVar, kernels: tuple[int, ...], strides: 
     """Emit how many elements convolutions leave of `count` (b,)."""
     g = e.g
     for kernel, stride in zip(kernels, strides, strict=True):
+        # The lengths pass through the same convolutions as the samples: (n - kernel) // stride + 1.
         count = g.call(AddScalar(-kernel), count)
         if stride > 1:
             count = g.call(Quotient(), count, e.scalar(f"stride_{stride}", stride, np.int64))
@@ -159,10 +161,13 @@ def _positions(e: AttentionBlocks, x: GVar, w: Waves) -> GVar:
     if w.batch_norm:
         parts = ("weight", "bias", "running_mean", "running_var")
         gamma, beta, mean, var = (e.parameters.get(f"{path}.batch_norm.{part}", hidden) for part in parts)
+        # Stands before the padding, whose zeros the normalisation must not move, so it cannot be folded into the
+        # kernel.
         factor = gamma / np.sqrt(var + np.float32(LAYER_NORM.eps))
         y = g.call(Mul(), y, e.constant(f"{path}.factor", lambda: factor.reshape(-1, 1)))
         y = g.call(Add(), y, e.constant(f"{path}.shift", lambda: (beta - mean * factor).reshape(-1, 1)))
     none = const(0)
+    # As many frames as before, also for an even kernel, whose last result is dropped.
     front, end = const(w.reach // 2), const((w.reach - 1) // 2)
     for name in [f"{path}.conv"] if w.rounds is None else [f"{path}.layers.{k}.conv" for k in range(w.rounds)]:
         y = g.call(Pad((none, none, front), (none, none, end)), y)

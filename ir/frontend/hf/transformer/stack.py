@@ -77,6 +77,7 @@ class StackEmitter(AttentionBlocks):
             count, self.positions = g.symbol(length, *n), n[1] or embedding.positions
             self.dims = rows, count
             self.ids, self.mask = (g.input(name, (rows, count), i64) for name in ("input_ids", "attention_mask"))
+            # With a single type the input could only be 0.
             types = g.input("token_type_ids", (rows, count), i64) if typed and embedding.token_types > 1 else None
             visible = g.call(NotEqual(), self.mask, self.scalar("hidden", 0, np.int64), hint="visible")
             self.visible = g.call(ExpandDims((1, 2)), visible)
@@ -147,6 +148,7 @@ class StackEmitter(AttentionBlocks):
 
         blocks = self.blocks(number)
         if s.order == "parallel":
+            # Both blocks read the same input; families with one norm share its result.
             first = normed(x, names.before_attention)
             second = first if names.before_mlp is None else normed(x, names.before_mlp)
             results = [result(block(y), *after) for (block, _, *after), y in zip(blocks, (first, second), strict=True)]
@@ -154,6 +156,7 @@ class StackEmitter(AttentionBlocks):
         post = s.order == "post_norm"
         for block, before, after, factor in blocks:
             y = x if post else normed(x, before)
+            # BLOOM's option: the residual sum takes the normed input.
             total = g.call(Add(), result(block(y), after, factor), y if s.residual_is_normed else x)
             x = normed(total, before) if post else total
         return x
@@ -232,6 +235,7 @@ class StackEmitter(AttentionBlocks):
         if head.scale != 1:
             y = g.call(MulScalar(head.scale), y, hint="logits")
         if head.divisor != 1:
+            # A division where the model divides, since a product with the reciprocal may round differently.
             y = g.call(division_by(head.divisor), y, hint="logits")
         if head.cap is None:
             return y

@@ -77,6 +77,7 @@ def convolved(e: Blocks, mixed: GVar, name: str, kernel: int, biased: bool, befo
         wide = g.call(Pad((none, none, lead), (none, none, none)), mixed)
     else:
         wide = g.call(Concat(2), before, mixed)
+    # Of the padded inputs, so that prompts shorter than the kernel keep zeros in front.
     last = g.call(Slice(2, length, add(length, const(kernel - 1))), wide, hint="last_inputs")
     y = g.call(Conv((1,), (1,), channels), wide, e.weight(f"{name}.conv1d.weight", channels, 1, kernel))
     if biased:
@@ -102,6 +103,7 @@ def decays(e: Blocks, decay: GVar) -> tuple[GVar, GVar, GVar]:
     difference = g.call(Sub(), g.call(ExpandDims((3,)), total), g.call(ExpandDims((2,)), total))
     at = g.call(Iota(length), hint="position")
     earlier = g.call(LessEqual(), g.call(ExpandDims((0,)), at), g.call(ExpandDims((1,)), at))
+    # Hidden before the exponential: differences towards earlier positions are positive and could overflow.
     weights = g.call(Exp(), g.call(Where(), earlier, difference, e.scalar("no_state", -np.inf)))
     end = g.call(Slice(2, sub(length, const(1)), length), total)
     return weights, g.call(Exp(), g.call(Sub(), end, total)), at
@@ -175,6 +177,7 @@ def _gated(e: Blocks, x: GVar, gate: GVar, m: StateSpace, name: str) -> GVar:
         return g.call(Mul(), x, factor)
     y = x if m.norm == "before_gate" else g.call(Mul(), x, factor)
     size = width // m.groups
+    # The norm sees the channels of one group at a time; its weights span all of them.
     y = g.call(Reshape((*e.dims, const(m.groups), const(size))), y)
     y = e.norm(y, "", size, Norm(e.stack.norm.eps, weight=False))
     y = g.call(Mul(), g.call(Reshape((*e.dims, const(width))), y), e.weight(f"{name}.norm.weight", width))

@@ -92,6 +92,8 @@ def attend(w: Writer, q: Value, k: Value, v: Value, scores: Scores, mask: Value 
     bias, element = scores.bias, element_of(q)
     q, scale = scaled_queries(w, q, scores.scale)
     if mask is not None:
+        # A finite number, as ONNX Runtime adds it: a row without any attended key gets finite weights instead of NaN.
+        # The maximum keeps a filter value beyond the range of the type from becoming minus infinity.
         low = w.where(mask, 0.0, w.literal(max(scores.hidden, element.lowest), element))
         bias = low if bias is None else w.add(low, bias)
     op = Attention(scale, scores.causal, scores.before if scores.causal else const(0))
@@ -121,6 +123,7 @@ def visible(w: Writer, node: OnnxNode, position: int, batch: Expr, total: Expr) 
         return w.reshape(rows, [batch, const(1), const(1), const(1)])
 
     count, same = item.shape[0], w.g.deduction.same
+    # The length of a mask of one dim says what it holds: ends (b), ends and starts (2 b), or lengths and offsets (3 b + 2).
     starts = same(count, w.simplify(batch * 2))
     if not starts and not same(count, w.simplify(batch * 3 + 2)):
         value = w.viewed(value, [batch])
@@ -151,6 +154,7 @@ def attention_of(w: Writer, node: OnnxNode, projected: Value, mask: int, past: i
     before: Expr = const(0)
     if node.has(past):
         cache = node.operand(w, past)
+        # The cache is (2, batch, heads, positions, size): keys, then values.
         before = tensor_dims(cache)[3]
         k, v = (w.concat(2, pick(w, cache, 0, p), t) for p, t in enumerate((k, v)))
     total = w.simplify(before + n)
@@ -185,6 +189,7 @@ def _separate(w: Writer, node: OnnxNode, heads: int) -> list[Value]:
         values = [w.tensor(i) if i.ndim == 4 else by_heads(w, w.tensor(i), heads) for i in items]
     if not node.has(3):
         return values
+    # The biases of queries, keys and values are one input, side by side; values may have another size.
     sizes = [w.simplify(tensor_dims(t)[1] * tensor_dims(t)[3]) for t in values]
     biases = columns(w, node.operand(w, 3), sizes)
     return [
@@ -237,6 +242,7 @@ def rotated(w: Writer, x: Value, cos: Value, sin: Value, interleaved: bool) -> V
         )
     else:
         y = w.concat(axis, first, second)
+    # Tables narrower than half a head rotate only its first elements (partial rotary embedding).
     return y if w.g.deduction.same(turned, dims[-1]) else w.concat(axis, y, w.slice(x, axis, turned, dims[-1]))
 
 
@@ -292,6 +298,7 @@ class Cache:
         """Return (batch, heads, size, width): the old rows up to `before`, the new ones behind, then zeros or old rows."""
         b, heads, n, width = tensor_dims(new)
         rows = new if old is None else w.concat(2, old, new)
+        # In `rows` the new rows begin behind the whole old cache, also where only a part of it is filled.
         capacity = const(0) if old is None else tensor_dims(old)[2]
         place = w.reshape(w.iota(self.size), [const(1), self.size])
         before = w.reshape(self.before, [b, const(1)])
@@ -340,6 +347,7 @@ def _grouped(w: Writer, node: OnnxNode) -> list[ImportedValue]:
     q, k, v = (by_heads(w, t, h) for t, h in zip(parts, (heads, shared, shared), strict=True))
     if node.has(14) and node.has(15):
         eps = node.real("qk_norm_epsilon", 1e-6)
+        # Queries and keys are normalised before the rotation (Qwen3), each head by itself.
         q = w.emit(RmsNorm(node.real("q_norm_epsilon", eps)), q, node.operand(w, 14))
         k = w.emit(RmsNorm(node.real("k_norm_epsilon", eps)), k, node.operand(w, 15))
     batch, _, length, _ = tensor_dims(q)
@@ -372,6 +380,7 @@ def _grouped_scores(w: Writer, node: OnnxNode, q: Value, k: Value, v: Value, cac
         attended = w.less(column, ends)
     q, scale = scaled_queries(w, q, node.attributes.get("scale") or None)
     sink = node.operand(w, 11) if node.has(11) else None
+    # A smooth softmax has 1 as an additional summand of its denominators: a sink with score 0.
     if sink is None and node.integer("smooth_softmax", -1) == 1:
         sink = w.literal(0.0, element)
     mask = attended

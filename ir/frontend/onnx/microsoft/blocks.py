@@ -64,6 +64,7 @@ def weights_of_blocks(
         return w.emit(back, value, by, w.tensor(w.constant(turned_zeros, f"{name}.zero")))
     # a fractional zero point is a summand: (q - zero) * scale = q * scale - zero * scale, by blocks
     shift = (turned_zeros.astype(np.float32) * np.swapaxes(scales, -1, -2).astype(np.float32)).astype(target.numpy)
+    # The last block may be incomplete, so the repeated numbers are cut to the size.
     spread = np.take(np.repeat(shift, block, axis=axis), np.arange(size), axis=axis)
     return w.sub(w.emit(back, value, by), w.tensor(w.constant(spread, f"{name}.shift")))
 
@@ -118,12 +119,14 @@ def _gather(w: Writer, node: OnnxNode) -> ImportedValue:
     value = w.tensor(indices)
     value = w.where(w.less(value, 0), w.add(value, table.shape[axis]), value)
     inside = w.logical_and(w.less_equal(0, value), w.less(value, table.shape[axis]))
+    # Clamped only so that the access is inside; the flags below put zeros in place of such rows.
     places = w.minimum(w.maximum(value, 0), table.shape[axis] - 1)
     name = data.name
     parts = [w.take(w.tensor(w.constant(np.ascontiguousarray(table), name)), axis, places)]
     parts.append(w.take(w.tensor(w.constant(by, f"{name}.scale")), axis, places))
     if zeros is not None:
         parts.append(w.take(w.tensor(w.constant(zeros.astype(table.dtype), f"{name}.zero")), axis, places))
+    # The taken axis is replaced by the dims of the indices, which moves the axes behind it.
     where = along if along < axis else along + indices.ndim - 1
     y = w.emit(Dequantize(where, block), *parts)
     flags = w.reshape(inside, [*indices.shape, *[const(1)] * (len(w.of(y).shape) - axis - indices.ndim)])

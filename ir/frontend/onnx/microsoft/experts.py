@@ -71,6 +71,7 @@ def _swiglu(w: Writer, node: OnnxNode, gate: Value, linear: Value) -> Value:
     """Emit `G * sigmoid(alpha * G) * (L + beta)` of clipped gates G and linear parts L."""
     limit = node.attributes.get("swiglu_limit")
     if limit is not None:
+        # The gate is limited from above only: far below 0 it is 0 after the sigmoid anyway.
         gate = w.minimum(gate, float(limit))
         linear = shared.clip(w, linear, -float(limit), float(limit))
     gated = w.mul(gate, w.sigmoid(w.mul(gate, node.real("activation_alpha", 1.0))))
@@ -132,6 +133,7 @@ def _moe(w: Writer, node: OnnxNode) -> ImportedValue:
         bias = node.operand(w, p + 1) if node.has(p + 1) else None
         item = node.item(p)
         if item.array is None:
+            # The weights are stored as (experts, out, in).
             weights = w.permute(w.tensor(item), (0, 2, 1))
         else:
             weights = w.tensor(w.constant(np.ascontiguousarray(item.array.transpose(0, 2, 1)), item.name))

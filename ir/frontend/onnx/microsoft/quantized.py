@@ -31,6 +31,7 @@ def dequantized(w: Writer, node: OnnxNode, position: int) -> Value:
     """Return the numbers of a tensor whose one scale, and optional zero point, are the inputs behind it."""
     value, scale = node.operand(w, position), w.reshape(node.operand(w, position + 1), [])
     zero = [w.reshape(node.operand(w, position + 2), [])] if node.has(position + 2) else []
+    # Such operators are defined as the float operator between a dequantisation and a quantisation, and computed so.
     return w.emit(Dequantize(), value, scale, *zero)
 
 
@@ -120,6 +121,7 @@ def _integer_product(w: Writer, node: OnnxNode, a: Value, zero_a: Value | None, 
     left = w.cast(a, i32)
     left = left if zero_a is None else w.sub(left, w.cast(zero_a, i32))
     right = centred(w, node.item(b), node.optional(zero_b), False)
+    # Summed in int32, the product is exact, and the same in any order; only the conversion rounds.
     return w.cast(w.matmul(left, right), f32)
 
 

@@ -29,6 +29,8 @@ def _weights(w: Writer, node: OnnxNode, position: int, scale: int) -> ImportedVa
     array = constant(node, w, position, "weights")
     by, zero = (constant(node, w, p, "scales and zero points") for p in (scale, scale + 1))
     by, zero = (a.reshape(len(array), 1, -1).astype(np.float32) for a in (by, zero))
+    # Dequantised at import: the products run on floats that stand for the integers, since the scale of the state
+    # changes at every position.
     numbers = (array.astype(np.float32) - zero) * by
     return w.constant(np.ascontiguousarray(numbers.transpose(0, 2, 1)), node.item(position).name)
 

@@ -169,8 +169,8 @@ def rewrite(folder: Path, **changes: Any) -> None:
 def test_wrong_configurations(folder: Path) -> None:
     for changes, message in (
         (
-            {"model_type": "rwkv9"},
-            r"got 'rwkv9'; no known .*https://.*docs/guides",
+            {"model_type": "zzz9"},
+            r"got 'zzz9'; no known .*https://.*docs/guides",
         ),
         ({"hidden_size": "8"}, "hidden_size: expected .*got '8'"),
         ({"hidden_act": "mish"}, "hidden_act: expected .*got 'mish'"),
