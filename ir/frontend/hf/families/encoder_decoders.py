@@ -50,7 +50,9 @@ def _t5_decoder(c: ConfigFields, stack: Stack, encoder: Family, scaled: bool | N
     stack = encoder.finish(c, stack)
     buckets = stack.position_bias
     assert isinstance(buckets, Buckets)
-    scaled = c.truth("tie_word_embeddings", True) if scaled is None else scaled
+    # Newer files state the scale, and write true for tied embeddings whatever the original file said.
+    key = "scale_decoder_outputs" if "scale_decoder_outputs" in c.data else "tie_word_embeddings"
+    scaled = c.truth(key, True) if scaled is None else scaled
     return replace(
         stack,
         position_bias=replace(buckets, table=buckets.table.replace("encoder.", "decoder.")),

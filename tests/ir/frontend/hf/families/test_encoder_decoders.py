@@ -88,6 +88,14 @@ def test_stored_keys_and_values_have_the_wanted_type(tmp_path: Path) -> None:
     np.testing.assert_allclose(logits(module, "t5", SHAPES[0], 2), one[:, 1:], atol=0.03)
 
 
+def test_stated_scale_of_t5_counts_before_tied_embeddings(tmp_path: Path) -> None:
+    """Newer files write true for tied embeddings, whatever the original file said."""
+    folder, expected = write_encoder_decoder(
+        tmp_path, "t5_gated", scale_decoder_outputs=False, tie_word_embeddings=True
+    )
+    assert_near(logits(load_hf(folder), "t5_gated", SHAPES[0], 4), expected["logits_2_7_4"][:, 3:])
+
+
 def test_pooling_of_t5_reads_the_encoder_alone(tmp_path: Path) -> None:
     folder, _ = write_encoder_decoder(tmp_path, "t5")
     assert set(load_hf(folder, pooling="mean").functions) == {"main"}
