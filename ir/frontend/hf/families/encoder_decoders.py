@@ -50,7 +50,7 @@ def _t5_decoder(c: ConfigFields, stack: Stack, encoder: Family, scaled: bool | N
     stack = encoder.finish(c, stack)
     buckets = stack.position_bias
     assert isinstance(buckets, Buckets)
-    # Newer files state the scale, and write true for tied embeddings whatever the original file said.
+    # Newer files state the scale, and write true for tied embeddings in every case.
     key = "scale_decoder_outputs" if "scale_decoder_outputs" in c.data else "tie_word_embeddings"
     scaled = c.truth(key, True) if scaled is None else scaled
     return replace(

@@ -89,7 +89,7 @@ def test_stored_keys_and_values_have_the_wanted_type(tmp_path: Path) -> None:
 
 
 def test_stated_scale_of_t5_counts_before_tied_embeddings(tmp_path: Path) -> None:
-    """Newer files write true for tied embeddings, whatever the original file said."""
+    """Newer files write true for tied embeddings in every case."""
     folder, expected = write_encoder_decoder(
         tmp_path, "t5_gated", scale_decoder_outputs=False, tie_word_embeddings=True
     )
