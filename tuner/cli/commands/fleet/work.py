@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from relax_tune.database.jobs.queue import HOLD_SECS, open_queue
-from relax_tune.errors import UserError
+from relax_tune.errors import TryAgainLater, UserError
 from relax_tune.tuner.cli.commands.fleet.cluster import stop_on_signal
 from relax_tune.tuner.cli.commands.options import Json, Metrics, SettingFlags, among, print_json, with_settings
 from relax_tune.tuner.cli.report.console import make_console
@@ -43,7 +43,8 @@ def work(
         bool,
         typer.Option(
             "--until-empty",
-            help="End when no job is queued, not even for later, instead of waiting for more.",
+            help="End when no job is queued, not even for later, instead of waiting for more. The exit code is 4 if jobs are left "
+            "that this unit may not measure.",
         ),
     ] = False,
     hold_secs: Annotated[
@@ -83,10 +84,13 @@ def work(
         service = Service(queue, options, stop, tell, *([] if counts is None else [counts.observe]))
         try:
             ended = sum(pool.map(service.serve, [until_empty] * slots))
+            left = "" if stop.is_set() else service.left_to_others()
         finally:
             stop.set()
     if json:
         print_json({"ended": ended})
+    if left:
+        raise TryAgainLater(f"queued jobs are left to other services: {left}")
 
 
 def _options(chosen: Settings, device: list[str] | None, hold_secs: float) -> ServiceOptions:
