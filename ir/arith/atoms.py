@@ -56,7 +56,7 @@ class Atoms(NormalForm[int]):
     _ranges: dict[Mono, Interval] = field(default_factory=dict)
 
     def interval(self, p: Poly) -> Interval:
-        """Return a constant interval of a polynomial; that of each monomial is computed once."""
+        """Return a constant interval of a polynomial. The interval of each monomial is computed once."""
         lo: int | None = 0
         hi: int | None = 0
         ranges = self._ranges

@@ -288,7 +288,9 @@ def env_of(bounds: Sequence[Bound]) -> Env:
 
     Passes ask the same questions about a module one after the other, so the same bounds give the same object, which remembers its proofs.
     """
-    return _env_of(tuple(bounds), installed_solver())
+    given = tuple(bounds)
+    # without bounds, one object would remember the symbols of all modules of the process
+    return _env_of(given, installed_solver()) if given else Env(solver=installed_solver())
 
 
 @lru_cache(maxsize=8)
