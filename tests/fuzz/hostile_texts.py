@@ -48,9 +48,9 @@ MOST_ITERATIONS = 200_000
 SLICE = 300.0
 """Seconds of one process of a campaign."""
 REPORT_BYTES = 12_000
-READ_SECS, BUILD_SECS = 0.5, 2.0
+READ_SECS, BUILD_SECS = 0.25, 1.0
 """Processor time to read and to build a text; longer ones are counted and left out, since proofs about large polynomials are slow."""
-DEPTHS = (1, 1, 2, 2, 3)
+DEPTHS = (1, 1, 1, 2, 2, 3)
 """Depths of the expressions of a text, each as often as it is listed."""
 MEMORY_MIB = 6000
 """Memory of a process; one that needs more is a finding."""
@@ -302,7 +302,7 @@ def campaign(count: int, secs: float, seed: int, store: Path) -> Counter[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=12, help="texts per module")
+    parser.add_argument("--count", type=int, default=32, help="texts per module")
     parser.add_argument("--secs", type=float, default=0.0, help="continue with other modules for this long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--store", type=Path, default=Path("build/fuzz"), help="folder for findings")
