@@ -217,6 +217,12 @@ def test_row_chooses_no_path_host_or_trust() -> None:
         work_order(SubmittedJob("one", KEY, "m", '{"bounds":{"n":[1]}}', "c"), {}, "files")
 
 
+@pytest.mark.parametrize("trust", [True, False])
+def test_service_alone_says_whether_torch_may_unpickle_a_model(trust: bool) -> None:
+    order = WorkOrder.from_json(work_order(job("one"), {"trust_model": trust}, "files").to_json())
+    assert order.settings(None).trust_model is trust
+
+
 def test_order_leaves_the_time_left_by_earlier_runs() -> None:
     begun = SubmittedJob("one", KEY, "m", '{"target":"c","bounds":{"n":[1,8]}}', "c", max_secs=600.0, spent_secs=540.0)
     order = WorkOrder.from_json(work_order(begun, {"db": "x.db"}, "files").to_json())
