@@ -48,7 +48,7 @@ MOST_ITERATIONS = 200_000
 SLICE = 300.0
 """Seconds of one process of a campaign."""
 REPORT_BYTES = 12_000
-READ_SECS, BUILD_SECS = 0.25, 1.0
+READ_SECS, BUILD_SECS = 0.15, 1.0
 """Processor time to read and to build a text; longer ones are counted and left out, since proofs about large polynomials are slow."""
 DEPTHS = (1, 1, 1, 2, 2, 3)
 """Depths of the expressions of a text, each as often as it is listed."""
