@@ -374,7 +374,9 @@ def test_key_readable_by_others_is_refused(folder: Path, tmp_path: Path) -> None
             check_files(replace(given, key=str(key)))
 
 
-def test_key_of_root_readable_by_a_group_is_taken(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_root_readable_by_a_group_is_taken(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A service with a user of its own reads a key of root by its group; the group must not write it."""
     given = files(folder, "client")
     key = tmp_path / "lent.key"
