@@ -90,7 +90,12 @@ class JobQueue(SqlStore):
 
     @patient
     def take(
-        self, holder: str, secs: float, labels: Collection[str] | None = None, dead: Collection[str] = ()
+        self,
+        holder: str,
+        secs: float,
+        labels: Collection[str] | None = None,
+        dead: Collection[str] = (),
+        without: Collection[str] = (),
     ) -> SubmittedJob | None:
         """Take the next job for `secs` seconds. Concurrent calls get different jobs.
 
@@ -99,6 +104,7 @@ class JobQueue(SqlStore):
         Args:
             labels: Classes of device that the service has; None for all.
             dead: Holders whose processes have ended. Their jobs are queued again at once.
+            without: Classes of device whose jobs are left to other services.
 
         Returns:
             The job; None if no job waits.
@@ -112,7 +118,7 @@ class JobQueue(SqlStore):
                 now = leases.clock(connection)
                 # No process watches for lost services: the next `take` of any service queues their jobs again.
                 self._requeue(connection, or_(row.expires_at <= now, row.holder.in_(list(dead))), now)
-                id = self._next_id(connection, labels, now)
+                id = self._next_id(connection, _of_classes(labels, without), now)
                 if id is None:
                     return None
                 values = {
@@ -128,24 +134,22 @@ class JobQueue(SqlStore):
         return job
 
     @patient
-    def next_secs(self, labels: Collection[str] | None = None) -> float | None:
+    def next_secs(self, labels: Collection[str] | None = None, without: Collection[str] = ()) -> float | None:
         """Return the seconds until the next queued job may be taken, 0 for now; None if no job is queued.
 
         Args:
-            labels: As of `take`.
+            labels, without: As of `take`.
         """
         row = SubmittedJobRow
-        conditions = [row.state == "queued"]
-        conditions += [] if labels is None else [row.label.in_(list(labels))]
+        conditions = [row.state == "queued", *_of_classes(labels, without)]
         with self._read("look for the next job") as connection:
             moment = connection.execute(select(func.min(row.not_before)).where(*conditions)).scalar_one()
             return None if moment is None else max(float(moment) - leases.clock(connection), 0.0)
 
-    def _next_id(self, connection: Connection, labels: Collection[str] | None, now: float) -> str | None:
+    def _next_id(self, connection: Connection, classes: Sequence[ColumnElement[bool]], now: float) -> str | None:
         """Return the id of the next job. Jobs before it with invalid rows are ended as failed."""
         row = SubmittedJobRow
-        waiting = [row.state == "queued", row.not_before <= now]
-        waiting += [] if labels is None else [row.label.in_(list(labels))]
+        waiting = [row.state == "queued", row.not_before <= now, *classes]
         order = (row.priority.desc(), row.submitted_at, row.id)
         # Services that take at once skip each other's rows in PostgreSQL. SQLite has no row locks; there, writers
         # take turns.
@@ -320,6 +324,12 @@ class JobQueue(SqlStore):
         query = select(row.run, row.number, row.text).where(row.job == id, later).order_by(row.run, row.number)
         with self._read("read a log") as connection:
             return [(int(run), int(number), str(text)) for run, number, text in connection.execute(query)]
+
+
+def _of_classes(labels: Collection[str] | None, without: Collection[str]) -> list[ColumnElement[bool]]:
+    """Return the conditions that a job is for one of these classes of device, and for none of the others."""
+    label = SubmittedJobRow.label
+    return [*([] if labels is None else [label.in_(list(labels))]), *([label.not_in(list(without))] if without else [])]
 
 
 def _of_holder(job: SubmittedJob) -> tuple[ColumnElement[bool], ...]:

@@ -12,10 +12,10 @@ from typing import Literal
 from relax_tune.ir.arith import poly as P
 from relax_tune.ir.arith.bounds import Env, interval
 from relax_tune.ir.arith.normal_form import NormalForm
-from relax_tune.ir.arith.poly import Poly
+from relax_tune.ir.arith.poly import Mono, Poly
 from relax_tune.ir.core import intervals
 from relax_tune.ir.core.expr import Expr, Var
-from relax_tune.ir.core.intervals import Interval
+from relax_tune.ir.core.intervals import UNBOUNDED, Interval
 
 Kind = Literal["var", "div", "mod", "min", "max", "select", "other"]
 
@@ -53,6 +53,23 @@ class Atoms(NormalForm[int]):
     env: Env
     atoms: list[Atom] = field(default_factory=list)
     _index: dict[object, int] = field(default_factory=dict)
+    _ranges: dict[Mono, Interval] = field(default_factory=dict)
+
+    def interval(self, p: Poly) -> Interval:
+        """Return a constant interval of a polynomial. The interval of each monomial is computed once."""
+        lo: int | None = 0
+        hi: int | None = 0
+        ranges = self._ranges
+        for mono, k in p.items():
+            ends = ranges.get(mono)
+            if ends is None:
+                ends = ranges[mono] = P.bounds({mono: 1}, self.atom_interval)
+            least, most = ends if k > 0 else (ends[1], ends[0])
+            lo = None if lo is None or least is None else lo + k * least
+            hi = None if hi is None or most is None else hi + k * most
+            if lo is None and hi is None:
+                return UNBOUNDED
+        return lo, hi
 
     def atom(self, kind: Kind, args: tuple[Poly, ...], source: Expr | None, identity: object = None) -> int:
         """Return the number of this atom; a new one is numbered next.

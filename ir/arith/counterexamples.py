@@ -61,16 +61,13 @@ class Samples:
 
     def refute(self, p: Poly) -> bool:
         """Return whether p < 0 at one of the assignments."""
-        outside: list[int] = []
-        for position, (s, point) in enumerate(self.points):
+        # Reading a condition of a select may ask for other proofs, which call this function meanwhile.
+        for sample in tuple(self.points):
             try:
-                if self._value(p, s, point) < 0:
+                if self._value(p, *sample) < 0:
                     return True
             except _Outside:
-                outside.append(position)
-        # From the end, so that the positions that remain to be deleted stay valid.
-        for position in reversed(outside):
-            del self.points[position]
+                self.points = [other for other in self.points if other is not sample]
         return False
 
     def _value(self, p: Poly, s: int, point: dict[int, int]) -> int:

@@ -12,13 +12,14 @@ import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.bounds import Env, Solver
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.arith.solver import installed_solver
@@ -284,8 +285,18 @@ class OperatorSpec(Operator):
 
 
 def env_of(bounds: Sequence[Bound]) -> Env:
-    """Return declared bounds as facts for proofs, with the solver if one is installed."""
-    return Env({b.var: (b.lower, b.upper) for b in bounds}, solver=installed_solver())
+    """Return declared bounds as facts for proofs, with the solver if one is installed.
+
+    Passes ask the same questions about a module one after the other, so the same bounds give the same object, which remembers its proofs.
+    """
+    given = tuple(bounds)
+    # without bounds, one object would remember the symbols of all modules of the process
+    return _env_of(given, installed_solver()) if given else Env(solver=installed_solver())
+
+
+@lru_cache(maxsize=8)
+def _env_of(bounds: tuple[Bound, ...], solver: Solver | None) -> Env:
+    return Env({b.var: (b.lower, b.upper) for b in bounds}, solver=solver)
 
 
 def shape_of(info: TensorInfo) -> tuple[Expr, ...]:

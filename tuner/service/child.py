@@ -26,6 +26,7 @@ from relax_tune.tuner.emit.build import BuildResult
 from relax_tune.tuner.job.device_job import device_job
 from relax_tune.tuner.job.devices import open_runner
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
+from relax_tune.tuner.measure.base import OtherUnit
 from relax_tune.tuner.measure.scratch import JOB, ScratchFolder
 from relax_tune.tuner.service.content import ContentStore
 from relax_tune.tuner.service.work_order import (
@@ -33,6 +34,7 @@ from relax_tune.tuner.service.work_order import (
     DONE,
     INTERRUPTED,
     NOTHING_MEASURED,
+    OTHER_UNIT,
     TRY_LATER,
     USER_ERROR,
     WorkOrder,
@@ -57,7 +59,11 @@ def run(order: WorkOrder, emit: Emit) -> int:
             job = device_job(module, runner.device_info(), store, chosen)
             _tell(f"device: {job.device.kind}, {job.device.name}")
             _tell(f"tuning {len(job.tasks)} tasks of {order.name}")
-            work = job.tune(runner, Progress(chosen.candidates, emit).report, _tell, order.id)
+            try:
+                work = job.tune(runner, Progress(chosen.candidates, emit).report, _tell, order.id)
+            except OtherUnit:
+                emit("target", job.target.key)
+                raise
             built = job.tested_build(runner)
             if not any(plan.times for plan in built.plans.values()):
                 emit("error", "nothing usable was measured; the log has the failures")
@@ -126,6 +132,8 @@ def main() -> int:
         return run(order, emit)
     except (RelaxTuneError, OSError) as error:
         emit("error", str(error))
+        if isinstance(error, OtherUnit):
+            return OTHER_UNIT
         return TRY_LATER if is_temporary(error) else USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -27,6 +27,9 @@ _EVENT_BYTES = 1 << 20
 class JobProcess:
     """A running job. Its log is truncated after `LOG_BYTES`.
 
+    Attributes:
+        target: Key of the target whose reference times disagree with the unit's; empty if they agree.
+
     Args:
         command: The program. It reads the order from standard input, and must end at SIGTERM or when standard input closes.
     """
@@ -35,6 +38,7 @@ class JobProcess:
         self.progress: dict[str, Any] | None = None
         self.result: dict[str, Any] = {}
         self.error = ""
+        self.target = ""
         self._log = b""
         self._log_bytes = 0
         self._lock = threading.Lock()
@@ -140,3 +144,5 @@ class JobProcess:
                 self.result = event["result"]
             if isinstance(event.get("error"), str):
                 self.error = event["error"]
+            if isinstance(event.get("target"), str):
+                self.target = event["target"]

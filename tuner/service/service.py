@@ -6,6 +6,7 @@ Tests: `tests/tuner/service/test_service.py`.
 from __future__ import annotations
 
 import contextlib
+import platform
 import random
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any, Literal
 from relax_tune.database.jobs.queue import HOLD_SECS, MAX_DELAY_SECS, JobQueue, LogPart
 from relax_tune.database.jobs.submitted import SubmittedJob
 from relax_tune.database.records import MESSAGE_LIMIT
+from relax_tune.database.reference import Reference
 from relax_tune.errors import DatabaseError, RelaxTuneError, TryAgainLater
 from relax_tune.tuner.job.job_names import lives, new_holder
 from relax_tune.tuner.service.job_process import COMMAND, JobProcess
@@ -23,6 +25,7 @@ from relax_tune.tuner.service.work_order import (
     DONE,
     INTERRUPTED,
     NOTHING_MEASURED,
+    OTHER_UNIT,
     TRY_LATER,
     USER_ERROR,
     work_order,
@@ -35,6 +38,9 @@ IDLE_SECS = 2.0
 _LATER_SECS = 30.0
 # A job that asks to be tried later fails after this number of runs, with at least _LATER_SECS between two.
 _MOST_RUNS = 100
+# Seconds for which a service leaves a class of device to others after its unit was refused for the first time; twice as many after each
+# further time, up to MAX_DELAY_SECS. The unit may have been busy.
+_ASIDE_SECS = 60.0
 # Seconds beyond its time limit that a job may take for loading, the last batches, the self-test and the artifact.
 _OVER_SECS = 900.0
 
@@ -62,8 +68,27 @@ class ServiceOptions:
     command: Sequence[str] = COMMAND
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """The unit of a class of device is not as fast as the units that measured the records of a target.
+
+    Attributes:
+        reference: Reference times of the target; after a change the unit is tried again.
+        until: Moment of the monotonic clock at which it is tried again in any case.
+        count: Refusals in a row.
+    """
+
+    target: str
+    reference: Reference
+    until: float
+    count: int
+    reason: str
+
+
 class Service:
     """Runs submitted jobs, one at a time for each caller of `serve`. When `stop` is set, it puts its job back into the queue.
+
+    A job that the unit may not measure, since its reference times disagree with the records', is left to other services.
 
     Args:
         report: Receives a sentence when a job begins and ends.
@@ -79,11 +104,13 @@ class Service:
         observe: Callable[[Event], None] = lambda _: None,
     ) -> None:
         self.queue, self.options, self.stop, self.report, self.observe = queue, options, stop, report, observe
+        self._refusals: dict[str, _Refusal] = {}
 
     def serve(self, until_empty: bool = False) -> int:
         """Take and run jobs until `stop` is set or, with `until_empty`, no job is queued; return the number of jobs that ended.
 
-        While the database cannot be reached, and for queued jobs that were put back for later, this waits.
+        Queued jobs that are left to other services do not count. While the database cannot be reached, and for queued jobs that were
+        put back for later, this waits.
 
         Raises:
             DatabaseError: The database cannot be used.
@@ -101,7 +128,7 @@ class Service:
                 continue
             if job is not None:
                 count += self._run(job)
-            elif until_empty and self.queue.next_secs(self.options.labels) is None:
+            elif until_empty and self.queue.next_secs(self.options.labels, self._refused()) is None:
                 break
             else:
                 # Services that were started together do not ask the database together for ever.
@@ -110,7 +137,39 @@ class Service:
 
     def _take(self) -> SubmittedJob | None:
         dead = [holder for holder in self.queue.holders() if lives(holder) is False]
-        return self.queue.take(new_holder(), self.options.hold_secs, self.options.labels, dead)
+        return self.queue.take(new_holder(), self.options.hold_secs, self.options.labels, dead, self._refused())
+
+    def _refused(self) -> list[str]:
+        """Return the classes of device whose jobs are left to other services now."""
+        now = time.monotonic()
+        return [
+            label
+            for label, refusal in list(self._refusals.items())
+            if now < refusal.until and self._reference(refusal.target) == refusal.reference
+        ]
+
+    def _reference(self, target: str) -> Reference:
+        stored = self.queue.target(target)
+        return {} if stored is None else dict(stored.reference)
+
+    def refuse(self, job: SubmittedJob, target: str, reason: str) -> None:
+        """Leave the jobs for a class of device to other services, until the reference times change or a while has passed."""
+        before = self._refusals.get(job.label)
+        count = 1 if before is None else before.count + 1
+        secs = min(_ASIDE_SECS * 2 ** min(count - 1, 10), MAX_DELAY_SECS)
+        self._refusals[job.label] = _Refusal(target, self._reference(target), time.monotonic() + secs, count, reason)
+        self.report(
+            f"takes no jobs for {job.label} for {secs:.0f} s, or until the reference times of target {target:.12} are renewed"
+        )
+
+    def accept(self, job: SubmittedJob) -> None:
+        """Take jobs for a class of device again, since one of them was measured."""
+        self._refusals.pop(job.label, None)
+
+    def left_to_others(self) -> str:
+        """Return why queued jobs are left to other services; empty if none are."""
+        waiting = (r.reason for label, r in self._refusals.items() if self.queue.next_secs([label]) is not None)
+        return next(waiting, "")
 
     def _run(self, job: SubmittedJob) -> bool:
         """Run a taken job. Returns True if it ended and the database has its end from this service."""
@@ -195,7 +254,11 @@ class _Run:
     def _ended(self, code: int, log: list[LogPart]) -> bool:
         process, job = self._process, self._job
         log += self._log()
+        if code == OTHER_UNIT:
+            self._service.refuse(job, process.target, process.error)
+            return self._put_back(f"{platform.node()}: {process.error}", 0.0, log)  # other services need not wait
         if code == DONE and process.result:
+            self._service.accept(job)
             return self._end("done", "", DONE, process.result, log)
         if code == TRY_LATER and job.runs < _MOST_RUNS:
             wait = min(_LATER_SECS * 2 ** min(job.runs - 1, 10), MAX_DELAY_SECS)

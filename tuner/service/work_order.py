@@ -16,8 +16,9 @@ from relax_tune.errors import UserError
 from relax_tune.json_shapes import has_shape
 from relax_tune.tuner.settings import Settings, settings_taken_by
 
-DONE, BROKEN, USER_ERROR, NOTHING_MEASURED, TRY_LATER, INTERRUPTED = 0, 1, 2, 3, 4, 130
-"""Exit codes of a job's process: the exit codes of commands, and 1 for a defect."""
+DONE, BROKEN, USER_ERROR, NOTHING_MEASURED, TRY_LATER, OTHER_UNIT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+"""Exit codes of a job's process: the exit codes of commands, 1 for a defect, and 5 if the reference times of no unit agree with the
+records'."""
 _KEY = re.compile(r"[0-9a-f]{64}")
 BOUNDS = "bounds"
 """Key of the symbols' ranges among the settings of a submitted job."""

@@ -64,8 +64,8 @@ class MemoryPrinter(ValuePrinter):
             starts = (p, plus(p, constant(lane.width - 1)))
             parts = (self.load_vector(b, self.address(b, q), lane) for q in starts)
             return f"{self.prelude.helper('alternate', f32, lane.width)}({', '.join(parts)})", True
-        apart = self.lane_step(p) if b.dtype in SPACED_VECTORS else None
-        spaced = self.load_spaced(b, self.address(b, p), self.poly_text(apart), lane) if apart else None
+        distance = self.lane_step(p) if b.dtype in SPACED_VECTORS else None
+        spaced = self.load_spaced(b, self.address(b, p), self.poly_text(distance), lane) if distance else None
         return spaced or self.by_lane(e), True
 
     def truths(self, text: str, width: int) -> str:
@@ -119,11 +119,11 @@ class MemoryPrinter(ValuePrinter):
         raise NotImplementedError
 
     def load_spaced(self, b: Buffer, at: Address, step: str, lane: Lane) -> str | None:
-        """Return a vector of elements that are `step` elements apart; None if the language reads them one at a time."""
+        """Return a vector of every `step`-th element; None if the language reads them one at a time."""
         return None
 
     def store_spaced(self, b: Buffer, at: Address, step: str, value: str, lane: Lane) -> str | None:
-        """Return a store of a vector to elements that are `step` elements apart; None if the language stores them one at a time."""
+        """Return a store of a vector to every `step`-th element; None if the language stores them one at a time."""
         return None
 
     def store_one(self, b: Buffer, offset: str, value: str) -> str:

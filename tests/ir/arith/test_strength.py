@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 
 from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.counterexamples import Samples, _Outside
+from relax_tune.ir.arith.inequality import Question
+from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.core.expr import (
     Const,
@@ -135,3 +138,23 @@ N_M = Env().with_fact(le(n, m))
 def test_case_split_decides(cond: Expr, env: Env | None) -> None:
     assert prove(cond, env) is Proof.YES
     assert prove(not_(cond), env) is Proof.NO
+
+
+class ReadMeanwhile(Samples):
+    """Samples of which none gives a claim a value, and whose first reading asks the same question once more."""
+
+    nested = False
+
+    def _value(self, p: Poly, s: int, point: dict[int, int]) -> int:
+        if not self.nested:
+            self.nested = True
+            assert not self.refute(p)
+        raise _Outside
+
+
+def test_samples_left_out_by_a_nested_question_are_left_out_once() -> None:
+    question = Question(Env({n: (0, None)}))
+    p = question.poly(n)
+    samples = ReadMeanwhile(question)
+    assert len(samples.points) > 1
+    assert not samples.refute(p) and samples.points == []

@@ -86,7 +86,7 @@ def test_gathered_lanes() -> None:
 
 
 @pytest.mark.ccompiler
-def test_a_guarded_quotient_is_computed_behind_its_guard() -> None:
+def test_guarded_quotients_are_not_computed_early() -> None:
     """A divisor that may be 0 is never part of a named offset, so nothing is divided by 0 where the guard is false."""
     func = guarded()
     source = generate(func, TARGETS["c"]).source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import signal
 import subprocess
@@ -26,23 +27,32 @@ _START = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler
 COMMAND = (sys.executable, "-c", f"{_START}; from relax_tune.tuner.cli.start import main; main()")
 
 
-def small_model(folder: Path, seed: int = 0, inner: int = 24) -> Path:
-    """softmax(gelu-less two-layer network) over n rows as an ONNX file: a few tasks, tuned in a few seconds."""
+def small_model(folder: Path, seed: int = 0, inner: int = 24, layers: int = 1) -> Path:
+    """A network of `layers` + 1 dense layers and a softmax over n rows as an ONNX file: a few tasks, tuned in a few seconds.
+
+    Args:
+        inner: width of the first layer; each further one is wider by 1.
+    """
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(seed)
-    sizes = {"w1": (16, inner), "b1": (inner,), "w2": (inner, 12)}
+    widths = [16, *range(inner, inner + layers)]
+    sizes = {"last": (widths[-1], 12)}
+    for number, pair in enumerate(itertools.pairwise(widths)):
+        sizes |= {f"w{number}": pair, f"b{number}": pair[1:]}
     constants = [
         numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name) for name, shape in sizes.items()
     ]
-    nodes = [
-        helper.make_node("MatMul", ["x", "w1"], ["h"]),
-        helper.make_node("Add", ["h", "b1"], ["a"]),
-        helper.make_node("Relu", ["a"], ["r"]),
-        helper.make_node("MatMul", ["r", "w2"], ["o"]),
-        helper.make_node("Softmax", ["o"], ["y"], axis=-1),
-    ]
+    nodes, value = [], "x"
+    for n in range(layers):
+        nodes += [
+            helper.make_node("MatMul", [value, f"w{n}"], [f"h{n}"]),
+            helper.make_node("Add", [f"h{n}", f"b{n}"], [f"a{n}"]),
+            helper.make_node("Relu", [f"a{n}"], [f"r{n}"]),
+        ]
+        value = f"r{n}"
+    nodes += [helper.make_node("MatMul", [value, "last"], ["o"]), helper.make_node("Softmax", ["o"], ["y"], axis=-1)]
     graph = helper.make_graph(
         nodes,
         "small",

@@ -1,6 +1,6 @@
 """A program in place of the process of a job: `fake_child.py LEDGER`; the job's name says what it does.
 
-It writes the id of each job that it ends to LEDGER, one a line.
+It writes the id of each job that it ends to LEDGER, one a line. The unit is as fast as in the records if LEDGER.fast exists.
 """
 
 import json
@@ -24,6 +24,10 @@ print(json.dumps({"progress": {"trials": 1, "of": 2}}), flush=True)
 if kind == "later":
     print(json.dumps({"error": "the scheduler is away"}), flush=True)
     sys.exit(4)
+if kind == "compared" and not os.path.exists(sys.argv[1] + ".fast"):
+    print(json.dumps({"target": "0" * 64}), flush=True)
+    print(json.dumps({"error": "expected a unit as fast as in the records"}), flush=True)
+    sys.exit(5)
 if kind == "wrong":
     print(json.dumps({"error": "expected another model"}), flush=True)
     sys.exit(2)

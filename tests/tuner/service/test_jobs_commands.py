@@ -17,10 +17,12 @@ from typer.testing import CliRunner
 
 import relax_tune as rt
 from relax_tune.database.jobs.queue import open_queue
+from relax_tune.database.records import Target
 from relax_tune.database.store import open_store
 from relax_tune.errors import UserError
 from relax_tune.printable import CONTROL
 from relax_tune.tuner.cli.app import app
+from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.service.content import ContentStore
 
 pytest.importorskip("fsspec", reason="fsspec is not installed (extra jobs)")
@@ -193,3 +195,29 @@ def test_job_of_killed_service_is_done_by_another(elsewhere: Path) -> None:
     (found,) = rt.load("small.rta", device="c").run({"x": x})
     assert found.shape == (3, 12) and np.allclose(found.sum(-1), 1, atol=1e-5)
     assert "exists; choose another name" in answer("fetch", done.id, "--db", "q.db", "--out", "small.rta", code=2)
+
+
+@pytest.mark.ccompiler
+@pytest.mark.process
+@pytest.mark.slow
+def test_work_on_a_unit_of_another_speed_leaves_jobs_and_says_so(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference times on record are those of a faster unit."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in the service: a fact of the target
+    small_model(elsewhere)
+    job = rt.submit("small.onnx", db=elsewhere / "q.db", target="c", trials=2, bounds={"n": (1, 4)})
+    with LocalRunner("c") as runner, open_store("q.db") as store:
+        device = runner.device_info()
+        times = {"compute": 1e-9, "stream": 1e-9}
+        store.add_target(Target(device.kind, device.name, device.fingerprint, reference=tuple(times.items())))
+    work = JobProcess(elsewhere, "jobs", "work", "--device", "c", "--db", "q.db", "--until-empty")
+    try:
+        assert work.wait(100) == 4, work.said()
+    finally:
+        work.kill()
+    said = work.said()
+    assert "takes no jobs for c" in said and "--renew" in said and said.count(f"job {job.id}: small.onnx") == 1
+    with open_queue("q.db") as queue:
+        (left,) = queue.submitted()
+        assert (left.state, left.runs) == ("queued", 1) and queue.next_secs() == 0.0

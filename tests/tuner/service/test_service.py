@@ -17,6 +17,7 @@ import pytest
 from relax_tune.database.engine import LostConnection
 from relax_tune.database.jobs.queue import JobQueue, open_queue
 from relax_tune.database.jobs.submitted import SubmittedJob
+from relax_tune.database.records import Target
 from relax_tune.errors import TryAgainLater, UserError
 from relax_tune.tuner.service import job_process
 from relax_tune.tuner.service import service as serving_module
@@ -83,6 +84,51 @@ def test_unforeseen_end_of_a_process_costs_an_attempt_and_names_the_reason(queue
     assert (ended.state, ended.runs, ended.losses) == ("failed", 3, 3)
     assert "ended with exit code 1 (KeyError: 'workers'), as 2 times before" in ended.message
     assert sum("it is now queued" in line for line in said) == 2
+
+
+@pytest.mark.process
+def test_job_of_a_refused_unit_goes_to_another_at_once(queue: JobQueue, tmp_path: Path) -> None:
+    slow, fast = tmp_path / "slow", tmp_path / "fast"
+    for folder in (slow, fast):
+        folder.mkdir()
+    (fast / "ledger.fast").touch()
+    for id in ("one", "two"):
+        queue.submit(job(id, "compared"))
+    refused = service(queue, slow)
+    assert refused.serve(until_empty=True) == 0
+    assert "as fast as in the records" in refused.left_to_others()
+    jobs = queue.submitted()
+    assert sorted(j.runs for j in jobs) == [0, 1], "the second job is not tried, as its target is the same"
+    assert max(jobs, key=lambda j: j.runs).message.endswith("expected a unit as fast as in the records")
+    assert queue.next_secs() == 0.0
+    assert service(queue, fast).serve(until_empty=True) == 2
+    assert refused.left_to_others() == "" and all(j.state == "done" for j in queue.submitted())
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("change", ["renewed times", "time"])
+def test_refused_unit_is_tried_again_after_a_change(
+    queue: JobQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    if change == "time":
+        monkeypatch.setattr(serving_module, "_ASIDE_SECS", 1.0)
+    stored = {"compute": 1e-3}
+    monkeypatch.setattr(queue, "target", lambda key: Target("c", "cpu", reference=tuple(stored.items())))
+    queue.submit(job("one", "compared"))
+    said: list[str] = []
+    serving = service(queue, tmp_path, said)
+    thread = threading.Thread(target=serving.serve)
+    thread.start()
+    wait_until(lambda: any(line.startswith("takes no jobs for c") for line in said))
+    (tmp_path / "ledger.fast").touch()
+    if change == "renewed times":
+        time.sleep(0.5)
+        assert queue.submitted()[0].runs == 1
+        stored["compute"] = 2e-3
+    wait_until(lambda: queue.submitted()[0].state == "done")
+    serving.stop.set()
+    thread.join(30)
+    assert queue.submitted()[0].runs == 2 and ledger(tmp_path) == ["one"]
 
 
 @pytest.mark.process
@@ -169,6 +215,12 @@ def test_row_chooses_no_path_host_or_trust() -> None:
         work_order(SubmittedJob("one", "../../etc/passwd", "m", "{}", "c"), {}, "files")
     with pytest.raises(UserError, match="expected bounds"):
         work_order(SubmittedJob("one", KEY, "m", '{"bounds":{"n":[1]}}', "c"), {}, "files")
+
+
+@pytest.mark.parametrize("trust", [True, False])
+def test_service_alone_says_whether_torch_may_unpickle_a_model(trust: bool) -> None:
+    order = WorkOrder.from_json(work_order(job("one"), {"trust_model": trust}, "files").to_json())
+    assert order.settings(None).trust_model is trust
 
 
 def test_order_leaves_the_time_left_by_earlier_runs() -> None:

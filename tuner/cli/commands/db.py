@@ -145,7 +145,8 @@ def reference(
     """Show the reference times of a target, or renew them.
 
     Two units of one name share records only if two reference kernels take about the same time on both. After a change of the unit, such as
-    another power limit, prune the old records and renew the times.
+    another power limit, prune the old records and renew the times. Workers of a --scheduler time the kernels when they start, so start
+    them again first; of several speeds, the most frequent one counts.
     """
     if not renew:
         with open_for(db) as store:

@@ -40,10 +40,12 @@ class Tokens:
         return token
 
     def expire(self, token: str, secs: float) -> None:
-        """Limit the validity of an unused token to the next `secs` seconds."""
+        """Limit the validity of an unused token to the next `secs` seconds, or to what an earlier call left."""
+        key, until = _hash(token), self._clock() + secs
         with self._lock:
-            if _hash(token) in self._expiry:
-                self._expiry[_hash(token)] = self._clock() + secs
+            if key in self._expiry:
+                before = self._expiry[key]
+                self._expiry[key] = until if before is None else min(before, until)
 
     def good(self, token: str) -> bool:
         """Return True if the token is valid now."""

@@ -220,7 +220,7 @@ class CPrelude(Prelude):
         return f"#ifdef {first}\n{head} {text}\n{rest}#else\n{called}\n#endif"
 
     def _spaced(self, name: str, width: int) -> str:
-        """Return an access to elements that are `s` elements apart; a masked one accesses the first n, and other lanes load 0.
+        """Return an access to every s-th element; a masked one accesses the first n, and other lanes load 0.
 
         Masked accesses are loops in functions that are not inlined, as in `_masked`.
         """

@@ -70,7 +70,7 @@ class CPrinter(CValues, CFamilyPrinter):
         declared: C type of each name that the text so far declares.
         offsets: For each open block, the text of the varying part of each offset that it computes.
         early: For each factor of the offsets so far, whether it reads nothing, and whether its divisors are never 0.
-        is_certain: Whether the store being printed accesses memory without conditions of its own.
+        is_certain: Whether the store being printed accesses memory unconditionally.
         is_masked: Whether the store being printed has inactive lanes.
     """
 

@@ -111,6 +111,16 @@ def test_token_is_good_once_and_expires() -> None:
     assert not tokens.good(lasting)
 
 
+def test_expired_token_is_not_made_valid_again() -> None:
+    """The token of a page that was cut off is limited once more when its connection closes."""
+    tokens = Tokens()
+    token = tokens.issue(None)
+    tokens.expire(token, 0)
+    tokens.expire(token, 600)
+    with pytest.raises(Refusal, match="expired"):
+        tokens.redeem(token)
+
+
 def test_wrong_and_replayed_tokens_are_refused_and_lose_nothing(tabs: Tabs, runner: BrowserRunner) -> None:
     running = runner.submit([good(id=str(number)) for number in range(4)])
     for token, why in (("wrong", "unknown to this job"), (None, "used already")):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.tuner_models import row_scale
@@ -368,6 +369,27 @@ def test_key_readable_by_others_is_refused(folder: Path, tmp_path: Path) -> None
     key = tmp_path / "lent.key"
     shutil.copy(given.key, key)
     for mode, taken in ((0o400, True), (0o600, True), (0o640, False), (0o604, False), (0o666, False)):
+        key.chmod(mode)
+        with contextlib.nullcontext() if taken else pytest.raises(MeasureError, match=f"mode {mode:o}"):
+            check_files(replace(given, key=str(key)))
+
+
+def test_key_of_root_readable_by_a_group_is_taken(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service with a user of its own reads a key of root by its group; the group must not write it."""
+    given = files(folder, "client")
+    key = tmp_path / "lent.key"
+    shutil.copy(given.key, key)
+    plain = os.stat
+
+    def owned_by_root(path: Any, *more: Any, **options: Any) -> os.stat_result:
+        status = plain(path, *more, **options)
+        return os.stat_result((*status[:4], 0, *status[5:])) if os.fspath(path) == str(key) else status
+
+    monkeypatch.setattr(os, "stat", owned_by_root)
+    for user, mode, taken in ((1000, 0o640, True), (1000, 0o644, False), (1000, 0o660, False), (0, 0o640, False)):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         key.chmod(mode)
         with contextlib.nullcontext() if taken else pytest.raises(MeasureError, match=f"mode {mode:o}"):
             check_files(replace(given, key=str(key)))

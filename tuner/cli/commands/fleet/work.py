@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from relax_tune.database.jobs.queue import HOLD_SECS, open_queue
-from relax_tune.errors import UserError
+from relax_tune.errors import TryAgainLater, UserError
 from relax_tune.tuner.cli.commands.fleet.cluster import stop_on_signal
 from relax_tune.tuner.cli.commands.options import Json, Metrics, SettingFlags, among, print_json, with_settings
 from relax_tune.tuner.cli.report.console import make_console
@@ -43,7 +43,8 @@ def work(
         bool,
         typer.Option(
             "--until-empty",
-            help="End when no job is queued, not even for later, instead of waiting for more.",
+            help="End when no job is queued, not even for later, instead of waiting for more. The exit code is 4 if jobs are left "
+            "that this unit may not measure.",
         ),
     ] = False,
     hold_secs: Annotated[
@@ -70,6 +71,17 @@ def work(
     if slots < 1 or not 0 < hold_secs < math.inf:
         raise UserError(f"--slots and --hold-secs want finite numbers above 0, got {slots} and {hold_secs:g}")
     options = _options(chosen, device, hold_secs)
+    ended, left = _served(chosen, options, slots, until_empty, metrics)
+    if json:
+        print_json({"ended": ended})
+    if left:
+        raise TryAgainLater(f"queued jobs are left to other services: {left}")
+
+
+def _served(
+    chosen: Settings, options: ServiceOptions, slots: int, until_empty: bool, metrics: str | None
+) -> tuple[int, str]:
+    """Serve until a signal, or until no job is queued. Returns the number of ended jobs, and why others are left to other services."""
     counts = None if metrics is None else ServiceMetrics()
     stop, tell = stop_on_signal(), teller(chosen.logs, make_console(stderr=True), "work")
     with (
@@ -79,14 +91,13 @@ def work(
     ):
         if scraped is not None:
             tell(f"metrics at {scraped}")
-        tell(f"taking jobs of {queue.where} for {', '.join(device or ['every device'])}; interrupt to end")
+        tell(f"taking jobs of {queue.where} for {', '.join(options.labels or ['every device'])}; interrupt to end")
         service = Service(queue, options, stop, tell, *([] if counts is None else [counts.observe]))
         try:
             ended = sum(pool.map(service.serve, [until_empty] * slots))
+            return ended, "" if stop.is_set() else service.left_to_others()
         finally:
             stop.set()
-    if json:
-        print_json({"ended": ended})
 
 
 def _options(chosen: Settings, device: list[str] | None, hold_secs: float) -> ServiceOptions:
