@@ -74,6 +74,7 @@ class Totals:
         next: Number of the next program.
         kinds: Programs by outcome.
         findings: Number of a program and what is wrong.
+        lost: Number of a program, and why it has no outcome.
         sources: Programs by the hash of the sources that made, imported and judged them.
     """
 
@@ -84,7 +85,14 @@ class Totals:
     elements: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     findings: list[tuple[int, str]] = field(default_factory=list)
+    lost: list[tuple[int, str]] = field(default_factory=list)
     sources: Counter[str] = field(default_factory=Counter)
+
+    def lose(self, why: str) -> None:
+        """Count a program without an outcome."""
+        self.kinds[why] += 1
+        self.lost.append((self.next, why))
+        self.next += 1
 
     @classmethod
     def read(cls, file: Path) -> Totals:
@@ -92,7 +100,8 @@ class Totals:
             return cls()
         data = json.loads(file.read_text())
         counters = {k: Counter(data.get(k, {})) for k in ("kinds", "operators", "elements", "refusals", "sources")}
-        return cls(data["next"], data["secs"], **counters, findings=[tuple(f) for f in data["findings"]])
+        lists = {k: [tuple(f) for f in data.get(k, ())] for k in ("findings", "lost")}
+        return cls(data["next"], data["secs"], **counters, **lists)
 
     def write(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -108,6 +117,7 @@ class Totals:
             f"{len(self.operators)} operators; none of {never}; without a generator: {trials.uncovered()}",
             *(f"{count:6} {text}" for text, count in self.refusals.most_common(40)),
             *(f"finding {number}: {why[:200]}" for number, why in self.findings),
+            *(f"{why}: {number}" for number, why in self.lost),
         ]
         return "\n".join(lines)
 
@@ -214,8 +224,7 @@ def campaign(
         try:
             while not over():
                 if not ours.poll(SECONDS):
-                    totals.kinds["no answer"] += 1
-                    totals.next += 1
+                    totals.lose("no answer")
                     break
                 message = ours.recv()
                 if message[0] == "end":
@@ -226,8 +235,7 @@ def campaign(
                     totals.secs = first + time.monotonic() - begin
                     totals.write(state)
         except EOFError:
-            totals.kinds["an oracle died"] += 1
-            totals.next += 1
+            totals.lose("an oracle died")
         finally:
             child.kill()
             child.join()
