@@ -20,7 +20,7 @@ from relax_tune.ir.frontend.shared.handlers.shape import consecutive, pad, trian
 from relax_tune.ir.frontend.shared.node import number_of
 from relax_tune.ir.frontend.shared.operators import element_of
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
-from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, dim
+from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, dim, wrapped
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.indexing.movement import Slice
 from relax_tune.ir.op.math.bits import BitCast
@@ -174,7 +174,7 @@ def _full(w: Writer, n: TorchNode, value: object = None) -> ImportedValue:
     known = number_of(fill)
     if known is None:
         return w.of(w.broadcast_to(as_value(w, fill, n.dtype), n.dims))
-    known = bool(known) if n.dtype is bool_ else known
+    known = bool(known) if n.dtype is bool_ else wrapped(known, n.dtype)
     if not n.dims:
         return w.constant(np.asarray(known, n.dtype.numpy), n.name)
     return w.uniform(n.dims, known, n.dtype)
