@@ -106,6 +106,10 @@ def _select(w: Writer, n: TorchNode) -> ImportedValue:
     known = as_int(at)
     if known is not None and known < 0:
         at = w.simplify(plus(x.shape[axis], known))
+    elif known is None and not w.natural(at):  # a number that the program reads from a tensor
+        place = as_value(w, at, i64)
+        place = w.where(w.less(place, 0), w.add(place, w.size(x.shape[axis])), place)
+        return w.of(w.take(w.tensor(x), axis, place), x.natural)
     return w.of(w.reshape(w.slice(w.tensor(x), axis, at, w.simplify(plus(at, 1))), n.dims), x.natural)
 
 

@@ -74,6 +74,7 @@ class Totals:
         next: Number of the next program.
         kinds: Programs by outcome.
         findings: Number of a program and what is wrong.
+        examples: The first program of each refusal.
         lost: Number of a program, and why it has no outcome.
         sources: Programs by the hash of the sources that made, imported and judged them.
     """
@@ -84,6 +85,7 @@ class Totals:
     operators: Counter[str] = field(default_factory=Counter)
     elements: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, int] = field(default_factory=dict)
     findings: list[tuple[int, str]] = field(default_factory=list)
     lost: list[tuple[int, str]] = field(default_factory=list)
     sources: Counter[str] = field(default_factory=Counter)
@@ -101,7 +103,7 @@ class Totals:
         data = json.loads(file.read_text())
         counters = {k: Counter(data.get(k, {})) for k in ("kinds", "operators", "elements", "refusals", "sources")}
         lists = {k: [tuple(f) for f in data.get(k, ())] for k in ("findings", "lost")}
-        return cls(data["next"], data["secs"], **counters, **lists)
+        return cls(data["next"], data["secs"], **counters, **lists, examples=data.get("examples", {}))
 
     def write(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +117,7 @@ class Totals:
             f"{sum(self.kinds.values())} programs in {self.secs:.0f} s: {dict(self.kinds)}",
             f"elements: {dict(self.elements)}",
             f"{len(self.operators)} operators; none of {never}; without a generator: {trials.uncovered()}",
-            *(f"{count:6} {text}" for text, count in self.refusals.most_common(40)),
+            *(f"{count:6} {text} ({self.examples[text]})" for text, count in self.refusals.most_common(40)),
             *(f"finding {number}: {why[:200]}" for number, why in self.findings),
             *(f"{why}: {number}" for number, why in self.lost),
         ]
@@ -263,6 +265,7 @@ def _add(totals: Totals, message: Sequence[Any], note: Callable[[int, str, str],
             note(number, kind, why)
     elif kind:
         totals.refusals[key] += 1
+        totals.examples.setdefault(key, number)
 
 
 def report(trials: Trials, seed: int, number: int, why: str, folder: Path) -> None:
