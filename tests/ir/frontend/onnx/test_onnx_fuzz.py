@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from tests.ir.frontend.onnx.onnx_models import check, model, onnx
 
-from relax_tune.ir.frontend.onnx.importer import KNOWN, load_onnx
+from relax_tune.ir.frontend.onnx.importer import load_onnx
 from relax_tune.ir.interp.interp_graph import run_function
 
 trial = pytest.importorskip("tests.fuzz.importers.trial", reason="needs the onnx package")
+builder = pytest.importorskip("tests.fuzz.importers.builder", reason="needs the onnx package")
+program_of_fuzz = pytest.importorskip("tests.fuzz.importers.program", reason="needs the onnx package")
 minimal = pytest.importorskip("tests.fuzz.importers.minimise", reason="needs the onnx package")
 oracles = pytest.importorskip("tests.fuzz.importers.oracles", reason="needs the onnx package")
 graphs = pytest.importorskip("tests.fuzz.importers.slices", reason="needs the onnx package")
@@ -23,8 +25,24 @@ graphs = pytest.importorskip("tests.fuzz.importers.slices", reason="needs the on
 ROOT = Path(__file__).parents[4]
 
 
-def test_every_operator_of_the_standard_domain_has_a_generator() -> None:
-    assert [op for op in trial.uncovered() if op in KNOWN or "ai.onnx." in op] == []
+def test_every_operator_has_a_generator() -> None:
+    assert trial.uncovered() == []
+
+
+@pytest.mark.slow
+def test_generators_of_other_domains_give_programs() -> None:
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install onnxruntime")
+
+    def gives(domain: str, op: str, number: int) -> bool:
+        b = builder.Builder(random.Random(f"{op} {number}"), 20)
+        try:
+            trial.OTHER_USES[domain, op](b, op)
+        except program_of_fuzz.Invalid:
+            return False
+        return op in [n.op_type for n in b.p.nodes]
+
+    never = [key for key in trial.OTHER_USES if not any(gives(*key, number) for number in range(12))]
+    assert never == []
 
 
 @pytest.mark.slow
