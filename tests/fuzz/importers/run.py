@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -31,8 +32,8 @@ from tests.fuzz.importers.minimise import minimise
 from tests.fuzz.importers.program import Program
 from tests.fuzz.importers.trial import Outcome, judge_calls
 
-SECONDS = 120
-"""Seconds that one program may take."""
+SECONDS, WALL_SECONDS = 120, 1800
+"""Seconds of processor time and of wall time that one program may take."""
 LIFE = 2000
 """Programs of a child."""
 SHRINK_SECONDS = 6
@@ -205,6 +206,24 @@ def work(trials: Trials, parent: Connection, pipe: Connection, seed: int, number
     pipe.send(("end",))
 
 
+def processor_seconds(process: int) -> float:
+    """Return the processor time that a process has used; 0 where the system does not say."""
+    try:
+        times = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+    except OSError:
+        return 0.0
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+
+def answers(pipe: Connection, process: int) -> bool:
+    """Wait for what a child says of a program; return False where it takes too long. Other work on the machine does not count."""
+    begin, used = time.monotonic(), processor_seconds(process)
+    while not pipe.poll(5):
+        if processor_seconds(process) - used > SECONDS or time.monotonic() - begin > WALL_SECONDS:
+            return False
+    return True
+
+
 def campaign(
     seed: int, programs: int, secs: float, sample: int = 0, totals: Totals | None = None, state: Path | None = None,
     note: Callable[[int, str, str], None] | None = None, trials: Trials = ONNX,
@@ -225,7 +244,7 @@ def campaign(
         theirs.close()
         try:
             while not over():
-                if not ours.poll(SECONDS):
+                if not answers(ours, child.pid or 0):
                     totals.lose("no answer")
                     break
                 message = ours.recv()

@@ -55,7 +55,13 @@ def operators() -> list[tuple[str, str]]:
 
 @cache
 def _available(opset: int) -> tuple[tuple[str, str], ...]:
-    return tuple((d, op) for d, op in operators() if (d, op) in OTHER_USES or _is_defined(op, opset))
+    """Return the operators that an opset has; those that few opsets have are listed several times, so that each is drawn as often."""
+    listed: list[tuple[str, str]] = []
+    for key in operators():
+        having = [o for o in OPSETS if key in OTHER_USES or _is_defined(key[1], o)]
+        if opset in having:
+            listed += [key] * min(8, len(OPSETS) // len(having))
+    return tuple(listed)
 
 
 def _is_defined(op: str, opset: int) -> bool:

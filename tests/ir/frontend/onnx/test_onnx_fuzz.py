@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ builder = pytest.importorskip("tests.fuzz.importers.builder", reason="needs the 
 program_of_fuzz = pytest.importorskip("tests.fuzz.importers.program", reason="needs the onnx package")
 minimal = pytest.importorskip("tests.fuzz.importers.minimise", reason="needs the onnx package")
 oracles = pytest.importorskip("tests.fuzz.importers.oracles", reason="needs the onnx package")
+campaigns = pytest.importorskip("tests.fuzz.importers.run", reason="needs the onnx package")
 graphs = pytest.importorskip("tests.fuzz.importers.slices", reason="needs the onnx package")
 
 ROOT = Path(__file__).parents[4]
@@ -186,3 +189,21 @@ def test_reduce_log_sum_exp_of_a_number_is_the_number() -> None:
     """The exponential of -28 is 0 in float16."""
     module = load_onnx(model("(float16 x) => (float16 y) { y = ReduceLogSumExp(x) }", 13))
     assert run_function(module, "main", [np.asarray(-28, np.float16)]) == -28
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_program_without_an_answer_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that computes for too long, and one that ends its process, cost one program each."""
+
+    def attempt(program: int, seed: int) -> object:
+        while program == 1:
+            pass
+        if program == 2:
+            os._exit(1)
+        return trial.Outcome()
+
+    monkeypatch.setattr(campaigns, "SECONDS", 1)
+    trials = replace(campaigns.ONNX, make=lambda seed, number: number, attempt=attempt)
+    totals = campaigns.campaign(1, 4, 60, trials=trials)
+    assert totals.lost == [(1, "no answer"), (2, "an oracle died")] and totals.kinds["agrees"] == 2
