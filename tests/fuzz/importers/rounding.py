@@ -34,7 +34,7 @@ ULPS: Mapping[str, float] = {
 """Units by which results of inexact operators are moved; 2 for others."""
 STATES = (
     "LSTM", "GRU", "RNN", "Gelu", "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", "LinearRegressor",
-    "TreeEnsembleRegressor", "TreeEnsemble",
+    "TreeEnsembleRegressor", "TreeEnsemble", "Adam",
     "QuickGelu", "FastGelu", "BiasGelu", "FusedGemm", "FusedConv", "DynamicQuantizeLSTM",
     "LogSoftmax", "ReduceLogSumExp", "HannWindow", "HammingWindow", "BlackmanWindow",
 )  # fmt: skip

@@ -142,6 +142,13 @@ def test_clip_of_attributes_beside_float64_is_the_number_of_the_file() -> None:
     check(model("(double[n] x) => (double[n] y) { y = Clip<min = -0.1, max = 0.3>(x) }", 10), [x], rtol=1e-15)
 
 
+def test_scale_of_attention_of_float64_is_the_square_of_a_float32_root() -> None:
+    """The square of the root of 0.5 in 32 bits is 0.4999999842."""
+    q, k, v = (np.array(a).reshape(1, 1, -1, 1) for a in ([1.0], [1.0, 0.0], [1e9, 0.0]))
+    text = "(double[1, 1, n, 1] q, double[1, 1, m, 1] k, double[1, 1, m, 1] v) => (double[1, 1, n, 1] y) "
+    check(model(f"{text} {{ y = Attention<scale = 0.5>(q, k, v) }}", 23), [q, k, v], rtol=1e-12)
+
+
 def test_attribute_beside_float32_is_a_short_decimal() -> None:
     module = load_onnx(model("(float[n] x) => (float[n] y) { y = LeakyRelu<alpha = 0.1>(x) }"))
     assert "0.1)" in repr(module.graphs["main"].bindings)
