@@ -144,8 +144,8 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     **dict.fromkeys(("Erf", "Gelu"), lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g))),
     # NaN stands for padding
     **dict.fromkeys(("AveragePool", "LpPool"), lambda n, g, o: _nan(n, g)),
-    # positions begin again in each channel of one dim
-    "MaxPool": lambda n, g, o: _nan(n, g) or len(n.output) > 1,
+    # positions begin again in each channel of one dim, and SAME_LOWER pads at the end
+    "MaxPool": lambda n, g, o: _nan(n, g) or len(n.output) > 1 or _attribute(n, "auto_pad") == b"SAME_LOWER",
     # integers in, integers out
     **dict.fromkeys(("LinearRegressor", "LinearClassifier", "Scaler"), lambda n, g, o: not _floats(n, g)),
     # computed in half precision throughout

@@ -307,6 +307,7 @@ def rotary(b: Builder, op: str) -> None:
     n, m, heads, size = b.size(1, 3), b.size(1, 4), b.choose((1, 2, 3)), b.choose((2, 4, 8))
     b.p.stated |= {heads, size, heads * size}
     pairs = size // 2 if b.chance(0.6) else max(1, size // 4)
+    b.p.stated |= {pairs}
     x = floats(b, *((n, heads, m, size) if b.chance(0.4) else (n, m, heads * size)))
     place = b.literal(np.array([2])) if b.chance(0.4) else ids(b, 11, n, m, dtype=I64)
     more = {"num_heads": heads, "rotary_embedding_dim": 2 * pairs} if 2 * pairs < size else {}
