@@ -238,7 +238,7 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
             "MaxRoiPool",
             "Unique",
         ),
-        lambda n, g, o: _nan(n, g) or ("Roi" in n.op_type and _not_finite(n, g)),
+        lambda n, g, o: _nan(n, g) or ("Roi" in n.op_type and (_not_finite(n, g) or _huge(n, g))),
     ),
     **dict.fromkeys(("ReduceL2", "ReduceMean", "ReduceLogSum"), lambda n, g, o: _wraps(n, g)),
     "Det": lambda n, g, o: _huge(n, g) or _not_finite(n, g),

@@ -50,7 +50,7 @@ def quantized(b: Builder, kind: np.dtype[Any], *shape: int) -> list[str]:
 def unary(b: Builder, op: str) -> None:
     kind = b.choose((U8, I8))
     pools = op.endswith("Pool")
-    shape = (b.size(1, 2), b.size(1, 4), b.size(2, 5), b.size(2, 5)) if pools else b.shape(b.choose((2, 3)), 1)
+    shape = (b.size(1, 2), b.size(2, 4), b.size(2, 5), b.size(2, 5)) if pools else b.shape(b.choose((2, 3)), 1)
     more: dict[str, Any] = {}
     if pools:
         more["channels_last"] = b.choose((None, 0, 1))
