@@ -94,9 +94,23 @@ def page(parts: Mapping[int, Totals], importer: str) -> list[str]:
         lines += ["| seed | program | difference |", "|---|---|---|"]
         lines += [f"| {seed} | {number} | {why.splitlines()[0][:160]} |" for seed, number, why in differences]
         lines += [""]
-    lines += ["## Refusals, and programs without an oracle", "", "| programs | reason |", "|---|---|"]
-    lines += [f"| {count} | {text.replace('|', '/')} |" for text, count in whole.refusals.most_common(25)]
+    lines += [
+        "## Refusals, and programs without an oracle",
+        "",
+        "| programs | reason | the first one, tried again |",
+        "|---|---|---|",
+    ]
+    for text, count in whole.refusals.most_common(25):
+        example = next(((seed, t.examples[text]) for seed, t in parts.items() if text in t.examples), None)
+        again = "" if example is None else f"{example[0]}, {example[1]}: {kind_of(trials, *example)}"
+        lines.append(f"| {count} | {' '.join(text.split()).replace('|', '/')} | {again} |")
     return lines
+
+
+def kind_of(trials: Trials, seed: int, number: int) -> str:
+    """Return the kind of the outcome of a program."""
+    outcome = one(trials, seed, number, None)
+    return "no program" if outcome is None else outcome.kind or "agrees"
 
 
 def main() -> int:
