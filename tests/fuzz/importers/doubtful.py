@@ -214,8 +214,8 @@ RUNTIME: Mapping[str, Callable[[Any, Given, int], bool]] = {
 }
 """Operators that ONNX Runtime computes in another way than the standard says, by condition."""
 BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
-    # transforms of numbers that are not finite depend on the algorithm
-    **dict.fromkeys(("DFT", "STFT"), lambda n, g, o: _not_finite(n, g)),
+    # transforms of numbers that are not finite, or huge, depend on the algorithm
+    **dict.fromkeys(("DFT", "STFT"), lambda n, g, o: _not_finite(n, g) or _huge(n, g)),
     **dict.fromkeys(SUMS, lambda n, g, o: _huge(n, g)),
     # quotients that are NaN, or beyond the integers of 32 bits
     "QuantizeLinear": lambda n, g, o: _leaves_integers(n, g),
@@ -244,6 +244,8 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
     "Det": lambda n, g, o: _huge(n, g) or _not_finite(n, g),
     # processors have several unsigned integers for NaN
     "Cast": lambda n, g, o: _attribute(n, "to") in (12, 13) and _not_finite(n, g),
+    # processors have several signs and digits of NaN
+    "BitCast": lambda n, g, o: _nan(n, g),
     # random in training
     "Dropout": lambda n, g, o: bool(np.any(_argument(n, g, 2))) if len(n.input) > 2 and n.input[2] else False,
     # logarithms of integers, cut to integers, depend on the formula
