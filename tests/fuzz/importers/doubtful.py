@@ -244,6 +244,8 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
     "Det": lambda n, g, o: _huge(n, g) or _not_finite(n, g),
     # processors have several unsigned integers for NaN
     "Cast": lambda n, g, o: _attribute(n, "to") in (12, 13) and _not_finite(n, g),
+    # a weight below the normal numbers, or 0, times infinity
+    "Attention": lambda n, g, o: _huge(n, g) or (not n.domain and not np.isfinite(_argument(n, g, 2)).all()),
     # processors have several signs and digits of NaN
     "BitCast": lambda n, g, o: _nan(n, g),
     # random in training
