@@ -82,7 +82,11 @@ def page(parts: Mapping[int, Totals], importer: str) -> list[str]:
     ]
     lines[-1] += "Outcomes: " + (", ".join(f"{kind} {n}" for kind, n in sorted(again.items())) or "none") + "."
     by_sources = ", ".join(f"{n:,} ({form})" for form, n in whole.sources.items())
-    lines += ["", f"The importer and the judge changed between programs: {by_sources}."]
+    lines += [
+        "",
+        f"Programs by the sources that made, imported and judged them: {by_sources}. Where a generator changed since,",
+    ]
+    lines += ["the same number may be another program."]
     without = Counter(op.rpartition(".")[0] or "no domain" for op in trials.uncovered())
     shown = ", ".join(f"{n} operators of {domain}" for domain, n in without.items())
     lines += ["", f"No program had: {', '.join(never) or 'none'}. Without a generator: {shown or 'none'}."]

@@ -192,6 +192,12 @@ def test_reduction_of_integers_to_real_numbers_gives_integer_parts(op: str, func
     np.testing.assert_array_equal(result, np.trunc(function(x.astype(np.float64))).astype(dtype))
 
 
+@pytest.mark.parametrize("noop", [0, 1])
+def test_product_of_a_shape_without_axes_follows_noop_with_empty_axes(noop: int) -> None:
+    text = f"(float[n, 3] x) => (int64[q] y) {{ s = Shape(x) y = ReduceProd<noop_with_empty_axes = {noop}>(s) }}"
+    check(model(text, 18), [np.zeros((5, 3), np.float32)])
+
+
 def test_reduce_log_sum_exp_of_a_number_is_the_number() -> None:
     """The exponential of -28 is 0 in float16."""
     module = load_onnx(model("(float16 x) => (float16 y) { y = ReduceLogSumExp(x) }", 13))
