@@ -44,7 +44,7 @@ ROUGH = re.compile(
     "interpolate|grid_sample|gamma|fft|det|special|erfinv|conv_transpose|quantile|cdist|i0|var|std|norm|attention"
 )
 """Lines whose results are open by more units."""
-ABSOLUTE = re.compile("gelu|mish|logsigmoid|tanhshrink|softplus|interpolate|logaddexp|logcumsumexp")
+ABSOLUTE = re.compile("_window|gelu|mish|logsigmoid|tanhshrink|softplus|interpolate|logaddexp|logcumsumexp")
 """Lines that subtract numbers of magnitude 1."""
 PLACE = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
 
