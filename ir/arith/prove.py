@@ -9,6 +9,7 @@ from relax_tune.ir.arith.bounds import Env, remember
 from relax_tune.ir.arith.case_split import by_cases, possible
 from relax_tune.ir.arith.inequality import Question
 from relax_tune.ir.arith.proof import FLIP, Proof
+from relax_tune.ir.core.dtype import bool_
 from relax_tune.ir.core.expr import Const, Expr, ExprLike, eq, expr
 
 __all__ = ["EMPTY", "Proof", "prove", "prove_equal", "refuted"]
@@ -54,8 +55,14 @@ def _prove(cond: Expr, env: Env) -> Proof:
 
 
 def prove_equal(a: ExprLike, b: ExprLike, env: Env | None = None) -> Proof:
-    """Decide a == b over integers."""
-    return prove(eq(expr(a), expr(b)), env)
+    """Decide a == b over integers, or between a condition and a literal truth value."""
+    left, right = expr(a), expr(b)
+    for truth, cond in ((left, right), (right, left)):
+        # the samples that spare the search a question read conditions, not comparisons of them
+        if isinstance(truth, Const) and truth.dtype is bool_:
+            proof = prove(cond, env)
+            return proof if truth.value else FLIP[proof]
+    return prove(eq(left, right), env)
 
 
 def refuted(cond: Expr, env: Env) -> bool:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from relax_tune.ir.core.dtype import f32
+import numpy as np
+
+from relax_tune.ir.core.dtype import f32, f64
 from relax_tune.ir.core.expr import Expr, as_int, const, floordiv
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.math import in_work_type
@@ -176,7 +178,11 @@ def _attention(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
     if node.has(4) and node.has(5):
         before = node.item(4).shape[2]
         k, v = (w.concat(2, w.tensor(node.item(p)), t) for p, t in ((4, k), (5, v)))
-    q, scale = scaled_queries(w, q, node.attributes.get("scale"))
+    scale = node.attributes.get("scale")
+    if scale is not None and node.item(0).dtype is f64:
+        # the standard scales queries and keys by the root, which is a float32
+        scale = float(np.sqrt(np.float32(max(scale, 0)))) ** 2
+    q, scale = scaled_queries(w, q, scale)
     left, right = (node.integer(f"{side}_window_size", -1) for side in ("left", "right"))
     causal = node.flag("is_causal") or right == 0
     if not causal and (left >= 0 or right >= 0):

@@ -15,6 +15,7 @@ from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.window import of_kernel
 from relax_tune.ir.frontend.shared.handlers import window as windows
 from relax_tune.ir.frontend.shared.handlers.math import clip
+from relax_tune.ir.frontend.shared.handlers.neural import matmul
 from relax_tune.ir.frontend.shared.operators import tensor_dims
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.math.quantize import Dequantize, Quantize
@@ -94,9 +95,7 @@ def dynamically_quantized(w: Writer, x: Value) -> tuple[Value, Value, Value]:
 def _matmul_integer(w: Writer, node: OnnxNode) -> ImportedValue:
     zeros = [node.item(p) if node.has(p) else None for p in (2, 3)]
     a, b = centred(w, node.item(0), zeros[0], True), centred(w, node.item(1), zeros[1], False)
-    if min(len(tensor_dims(a)), len(tensor_dims(b))) < 2:
-        raise node.refuse("expected at least 2 dims in both operands")
-    return w.of(w.matmul(a, b))
+    return matmul(w, replace(node, inputs=(w.of(a), w.of(b))))
 
 
 def _require_one_scale(node: OnnxNode, positions: Sequence[int]) -> None:

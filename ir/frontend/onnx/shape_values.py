@@ -220,7 +220,8 @@ def _where(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalar
 
 def _product(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
     """Multiply all values; exporters count elements by ReduceProd."""
-    if len(arrays) > 1 or node.attributes.get("axes") is not None or arrays[0].ndim > 1:
+    whole = len(arrays) == 1 and node.attributes.get("axes") is None and not node.flag("noop_with_empty_axes")
+    if not whole or arrays[0].ndim > 1:
         return None
     total: Expr = const(1)
     for e in arrays[0].reshape(-1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -104,6 +105,7 @@ class _Importer:
         self.env: dict[str, Any] = {}
         self.neighbours = Neighbours((f"{c.op} {c.name!r}", _refs_of(c), (c.name,)) for c in program.nodes)
         self.plain = self._read_by_linear_layers_only()
+        self.signed = self._numbers_of_any_sign()
 
     def run(self) -> IRModule:
         self._declare()
@@ -197,6 +199,21 @@ class _Importer:
         other.update(self.program.constants.get(v.name, "") for _, v in self.program.outputs if isinstance(v, Ref))
         return frozenset(self.program.weights) - other
 
+    def _numbers_of_any_sign(self) -> frozenset[str]:
+        """Return the nodes that read a number from a tensor on which no dim depends: it may be below 0."""
+        nodes, readers = self.program.nodes, defaultdict[str, list[str]](list)
+        for call in nodes:
+            for name in _refs_of(call):
+                readers[name].append(call.op)
+        results = [m for c in nodes for m in (c.result if isinstance(c.result, list) else [c.result])]
+        sizes = set(_names([m.dims for m in results if isinstance(m, TorchTensor)]))
+        return frozenset(
+            call.name
+            for call in nodes
+            if isinstance(symbol := call.kwargs.get("symbol"), str) and symbol not in sizes
+            if all(op == "sym.float" or (op.startswith("aten.") and "slice" not in op) for op in readers[call.name])
+        )
+
     # nodes
 
     def _inside(self, w: Writer, graph: TorchGraph, args: Sequence[Any]) -> list[ImportedValue]:
@@ -226,6 +243,8 @@ class _Importer:
         if call.op in ("aten.as_strided.default", "aten.as_strided_copy.default"):
             kwargs["strides"] = [dim_of(s, self.symbols) for s in call.kwargs["strides"]]
             kwargs["first"] = dim_of(call.kwargs["first"], self.symbols)
+        if call.name in self.signed:
+            kwargs["signed"] = True
         node = TorchNode(
             call.op, call.name, args, kwargs, (), call.source, self.plain,
             neighbours=self.neighbours.of(_refs_of(call), (call.name,)),

@@ -14,7 +14,7 @@ from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.frontend.shared.handlers import math as shared
 from relax_tune.ir.frontend.shared.node import Number, number_of
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
-from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, with_attributes
+from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, with_attributes, wrapped
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.math.bits import IntegerPower
 from relax_tune.ir.op.math.elementwise import Add, Cast, Div, Maximum, MaximumScalar, Minimum, Mul, Sub
@@ -164,7 +164,7 @@ def _clamp(w: Writer, n: TorchNode) -> ImportedValue:
             continue
         c = number(bound)
         if c is not None and one is not None:
-            value = w.emit(one(c), value)
+            value = w.emit(one(wrapped(c, n.dtype)), value)
         else:
             value = w.emit(two(), value, as_value(w, bound, n.dtype))
     return w.of(value, natural_bounds or (n.dtype.is_int and low is not None and natural(low) and high is None))

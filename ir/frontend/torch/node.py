@@ -157,6 +157,14 @@ def dim(value: Any) -> Expr:
     return value if isinstance(value, Expr) else const(int(value))
 
 
+def wrapped(value: Number, element: DType) -> Number:
+    """Return a number as torch stores it in an element type: integers that are too large for it wrap around."""
+    if isinstance(value, float) or not element.is_int:
+        return value
+    low, high = element.limits
+    return (value - low) % (high - low + 1) + low
+
+
 def as_item(w: Writer, value: Any, element: DType) -> ImportedValue:
     """Cast a tensor to an element type, or make a tensor without dims of a number or expression."""
     if isinstance(value, ImportedValue):
@@ -168,7 +176,7 @@ def as_item(w: Writer, value: Any, element: DType) -> ImportedValue:
         return w.of(cast, value.natural and element.is_int)
     known = number_of(value)
     if known is not None:
-        return w.constant(np.asarray(known, element.numpy), "literal")
+        return w.constant(np.asarray(wrapped(known, element), element.numpy), "literal")
     scalar = np.empty((), object)
     scalar[()] = value
     return as_item(w, w.known(scalar, i64, "size"), element)

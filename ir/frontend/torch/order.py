@@ -5,10 +5,12 @@ Tests: `tests/ir/frontend/torch/test_operators.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
+from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.core.dtype import bool_, i64
-from relax_tune.ir.core.expr import Expr, as_int, const, floordiv, ge, sub
+from relax_tune.ir.core.expr import Expr, as_int, const, floordiv, ge, maximum, sub
 from relax_tune.ir.core.expr import add as plus
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.handlers.math import clip, work_type
@@ -73,9 +75,16 @@ def _median(w: Writer, n: TorchNode) -> list[ImportedValue]:
 
 
 def _median_of_all(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import the median of all elements; of none it is NaN, or the smallest integer."""
     x = n.item(0)
-    flat = w.of(w.reshape(w.tensor(x), [w.simplify(product(x.shape))]), x.natural)
-    return _picked(w, n, flat, 0, _middle(w, n, flat, 0))[0]
+    size = w.simplify(product(x.shape))
+    row = w.of(w.reshape(w.tensor(x), [size]), x.natural)
+    if w.g.deduction.proves(ge(size, 1)) is Proof.YES:
+        return _picked(w, n, row, 0, _middle(w, n, row, 0))[0]
+    least = math.nan if x.dtype.is_float else False if x.dtype is bool_ else x.dtype.limits[0]
+    missing = w.simplify(maximum(sub(1, size), 0))
+    filled = w.of(w.concat(0, w.tensor(row), w.full([missing], least, x.dtype)))
+    return _picked(w, n, filled, 0, _middle(w, n, filled, 0))[0]
 
 
 def search(values_first: bool) -> Handler:
@@ -124,10 +133,11 @@ def _diagonal_scatter(w: Writer, n: TorchNode) -> ImportedValue:
 def _prefixes(w: Writer, x: Value, axis: int) -> tuple[Value, Value, Value]:
     """Return a square of the elements up to each one, with the places (n,) and row numbers (n, 1).
 
-    Row `i` repeats element `i` after it, which changes no extreme.
+    Row `i` repeats element `i` after it, which changes no extreme. Without elements there is one place, and no row.
     """
-    place = w.iota(tensor_dims(x)[axis])
-    row_number = w.expand_dims(place, (1,))
+    size = tensor_dims(x)[axis]
+    place = w.iota(w.simplify(maximum(size, 1)))
+    row_number = w.expand_dims(w.iota(size), (1,))
     # Row i holds elements 0 to i and repeats element i to the end, which changes no extreme.
     return w.take(x, axis, w.minimum(place, row_number)), place, row_number
 
@@ -161,7 +171,7 @@ def _running_log_sum(w: Writer, n: TorchNode) -> ImportedValue:
     limit = -element.lowest
     top = clip(w, w.max_or_lowest(square, (axis + 1,), True), -limit, limit)
     ahead = w.less_equal(place, row_number)
-    ahead = w.reshape(ahead, [x.shape[axis], x.shape[axis], *[const(1)] * (x.ndim - 1 - axis)])
+    ahead = w.reshape(ahead, [*tensor_dims(ahead), *[const(1)] * (x.ndim - 1 - axis)])
     powers = w.where(ahead, w.exp(w.sub(square, top)), 0)
     total = w.add(w.log(w.sum(powers, (axis + 1,), True)), top)
     return w.of(w.cast(w.reshape(total, x.shape), n.dtype))

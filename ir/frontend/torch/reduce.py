@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from relax_tune.ir.core.dtype import bool_, i64
+from relax_tune.ir.core.dtype import bool_, i64, u8
 from relax_tune.ir.core.expr import as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.handlers.math import work_type
@@ -205,17 +205,23 @@ def running(make: type[CumSum] | type[CumProd]) -> Handler:
     return handler
 
 
+def truth(make: type[MaxOrLowest] | type[MinOrHighest]) -> Handler:
+    """Make a handler of `any` or `all`. Of uint8 the result is uint8, too: 1 for every number but 0."""
+    ones, plain = reduced(make, lambda w, x: w.cast(w.not_equal(x, 0), u8)), reduced(make)
+    return with_attributes(lambda w, n: (ones if n.dtype is u8 else plain)(w, n), keepdims=(2, "keepdim"))
+
+
 REDUCTIONS: Mapping[str, SharedHandler] = {
     **dict.fromkeys(("sum.dim_IntList", "sum.default"), reduced(Sum)),
     **dict.fromkeys(("mean.dim", "mean.default"), reduced(Mean)),
     **dict.fromkeys(("amax.default", "max.default"), reduced(Max)),
     **dict.fromkeys(("amin.default", "min.default"), reduced(Min)),
     **dict.fromkeys(("prod.dim_int", "prod.default"), reduced(Prod)),
-    **dict.fromkeys(("any.dim", "any.dims", "any.default"), reduced(MaxOrLowest)),
-    **dict.fromkeys(("all.dim", "all.default"), reduced(MinOrHighest)),
 }  # fmt: skip
 HANDLERS: Mapping[str, Handler] = {
     **{f"aten.{name}": with_attributes(handler, keepdims=(2, "keepdim")) for name, handler in REDUCTIONS.items()},
+    **dict.fromkeys(("aten.any.dim", "aten.any.dims", "aten.any.default"), truth(MaxOrLowest)),
+    **dict.fromkeys(("aten.all.dim", "aten.all.default"), truth(MinOrHighest)),
     "aten.var.correction": _variance, "aten.var_mean.correction": _variance_and_mean, "aten.max.dim": extreme(Max),
     "aten.min.dim": extreme(Min), "aten.argmax.default": arg(False), "aten.argmin.default": arg(True),
     "aten.topk.default": _top_k, "aten.cumsum.default": running(CumSum), "aten.cumprod.default": running(CumProd),

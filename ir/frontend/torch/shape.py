@@ -20,7 +20,7 @@ from relax_tune.ir.frontend.shared.handlers.shape import consecutive, pad, trian
 from relax_tune.ir.frontend.shared.node import number_of
 from relax_tune.ir.frontend.shared.operators import element_of
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
-from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, dim
+from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, dim, wrapped
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.indexing.movement import Slice
 from relax_tune.ir.op.math.bits import BitCast
@@ -107,6 +107,10 @@ def _select(w: Writer, n: TorchNode) -> ImportedValue:
     known = as_int(at)
     if known is not None and known < 0:
         at = w.simplify(plus(x.shape[axis], known))
+    elif known is None and not w.natural(at):  # a number that the program reads from a tensor
+        place = as_value(w, at, i64)
+        place = w.where(w.less(place, 0), w.add(place, w.size(x.shape[axis])), place)
+        return w.of(w.take(w.tensor(x), axis, place), x.natural)
     return w.of(w.reshape(w.slice(w.tensor(x), axis, at, w.simplify(plus(at, 1))), n.dims), x.natural)
 
 
@@ -177,7 +181,7 @@ def _full(w: Writer, n: TorchNode, value: object = None) -> ImportedValue:
     known = number_of(fill)
     if known is None:
         return w.of(w.broadcast_to(as_value(w, fill, n.dtype), n.dims))
-    known = bool(known) if n.dtype is bool_ else known
+    known = bool(known) if n.dtype is bool_ else wrapped(known, n.dtype)
     if not n.dims:
         return w.constant(np.asarray(known, n.dtype.numpy), n.name)
     return w.uniform(n.dims, known, n.dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from relax_tune.ir.core.dtype import bool_, f32, i64
-from relax_tune.ir.core.expr import Expr, as_int, const, eq
+from relax_tune.ir.core.expr import Expr, as_int, const, eq, sub
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.handlers.reduce import ordered
 from relax_tune.ir.frontend.shared.handlers.sizes import (
@@ -141,7 +141,11 @@ def _number(w: Writer, n: TorchNode) -> Result:
         raise n.refuse("expected branches that do not depend on data; use torch.cond or torch.where")
     if "symbol" not in n.kwargs:  # no dim depends on it, so it may be below 0
         return w.of(w.reshape(w.cast(w.tensor(x), i64), ()))
-    return size_from_data(w, w.cast(w.tensor(x), i64), "number")
+    value = w.cast(w.tensor(x), i64)
+    if "signed" not in n.kwargs:
+        return size_from_data(w, value, "number")
+    positive, negative = (size_from_data(w, w.maximum(part, 0), "number") for part in (value, w.mul(value, -1)))
+    return sub(positive, negative)
 
 
 def _non_max_suppression(w: Writer, n: TorchNode) -> ImportedValue:

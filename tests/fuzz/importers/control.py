@@ -117,8 +117,9 @@ def optional(b: Builder, op: str) -> None:
         b.node(op, [x])
         return
     x = b.x("Identity")
-    (item,) = b.node("Optional", [x])
-    b.node("OptionalGetElement", [item])
+    if b.opset < 18 or b.chance(0.5):
+        (x,) = b.node("Optional", [x])
+    b.node("OptionalGetElement", [x])
 
 
 def recurrent(b: Builder, op: str) -> None:

@@ -109,6 +109,15 @@ def _fit(node: Any, given: Given) -> bool:
     return all(len(_attribute(node, name, [0])) in (1, *columns) for name in names)
 
 
+def _leaves_integers(node: Any, given: Given) -> bool:
+    """Return whether a quotient of a quantisation may not be an integer of 32 bits."""
+    x, scale = _argument(node, given, 0), _argument(node, given, 1)
+    if not np.isfinite(x).all() or not np.isfinite(scale).all() or not np.all(scale):
+        return True
+    most, least = np.abs(x.astype(np.float64)).max(initial=0), np.abs(scale.astype(np.float64)).min(initial=1)
+    return bool(most / least >= 2**31)
+
+
 SUMS = frozenset([
     "MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare",
     "ReduceProd", "ReduceLogSum", "ReduceLogSumExp", "CumSum", "CumProd", "LayerNormalization", "InstanceNormalization",
@@ -135,8 +144,8 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     **dict.fromkeys(("Erf", "Gelu"), lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g))),
     # NaN stands for padding
     **dict.fromkeys(("AveragePool", "LpPool"), lambda n, g, o: _nan(n, g)),
-    # positions begin again in each channel of one dim
-    "MaxPool": lambda n, g, o: _nan(n, g) or len(n.output) > 1,
+    # positions begin again in each channel of one dim, and SAME_LOWER pads at the end
+    "MaxPool": lambda n, g, o: _nan(n, g) or len(n.output) > 1 or _attribute(n, "auto_pad") == b"SAME_LOWER",
     # integers in, integers out
     **dict.fromkeys(("LinearRegressor", "LinearClassifier", "Scaler"), lambda n, g, o: not _floats(n, g)),
     # computed in half precision throughout
@@ -163,15 +172,21 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     ),
     # computed in double precision, whatever stash_type says
     "RMSNormalization": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
+    # steps between places in single precision
+    "AffineGrid": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
     # before opset 14 the default momentum means training
     "BatchNormalization": lambda n, g, o: o < 14 or _half(n, g),
 }
 """Operators that `onnx.reference` computes in another way than the standard says, by condition."""
 RUNTIME: Mapping[str, Callable[[Any, Given, int], bool]] = {
+    # 0 for NaN
+    "Sign": lambda n, g, o: _nan(n, g),
     # numbers below 0 count from the end before opset 11, too
     "OneHot": lambda n, g, o: o < 11 and bool((_argument(n, g, 0) < 0).any()),
     # the first stage in single precision, as stash_type says
     "GroupNormalization": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
+    # computed in double precision, whatever stash_type says
+    "RMSNormalization": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
     # a function body whose constants are in single precision
     "Gelu": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
     # the least finite number for a window of -inf
@@ -190,6 +205,8 @@ RUNTIME: Mapping[str, Callable[[Any, Given, int], bool]] = {
         lambda n, g, o: _one_target(n) and _transform(n) not in ("NONE", "PROBIT"),
     ),
     "SVMRegressor": lambda n, g, o: _transform(n) != "NONE",
+    # divides by the elements of the kernel, also where rounding up moves it beyond the padding
+    "QLinearAveragePool": lambda n, g, o: bool(_attribute(n, "ceil_mode", 0) and _attribute(n, "count_include_pad", 0)),
     # one score s gives (1 - s, s)
     "SVMClassifier": lambda n, g, o: (
         len(_attribute(n, "rho", ())) == 1 and _transform(n) in ("SOFTMAX", "SOFTMAX_ZERO")
@@ -197,11 +214,13 @@ RUNTIME: Mapping[str, Callable[[Any, Given, int], bool]] = {
 }
 """Operators that ONNX Runtime computes in another way than the standard says, by condition."""
 BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
-    # transforms of numbers that are not finite depend on the algorithm
-    **dict.fromkeys(("DFT", "STFT"), lambda n, g, o: _not_finite(n, g)),
+    # transforms of numbers that are not finite, or huge, depend on the algorithm
+    **dict.fromkeys(("DFT", "STFT"), lambda n, g, o: _not_finite(n, g) or _huge(n, g)),
     **dict.fromkeys(SUMS, lambda n, g, o: _huge(n, g)),
-    # casts of NaN to integers
-    "QuantizeLinear": lambda n, g, o: _nan(n, g) or not np.all(_argument(n, g, 1)),
+    # quotients that are NaN, or beyond the integers of 32 bits
+    "QuantizeLinear": lambda n, g, o: _leaves_integers(n, g),
+    # 0 times an infinite slope
+    "PRelu": lambda n, g, o: not np.isfinite(_argument(n, g, 1)).all(),
     # a weight of 0 times infinity is NaN, or left out
     **dict.fromkeys(("Resize", "Upsample", "DeformConv"), lambda n, g, o: _not_finite(n, g)),
     # extremes and orders of NaN
@@ -219,16 +238,22 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
             "MaxRoiPool",
             "Unique",
         ),
-        lambda n, g, o: _nan(n, g) or ("Roi" in n.op_type and _not_finite(n, g)),
+        lambda n, g, o: _nan(n, g) or ("Roi" in n.op_type and (_not_finite(n, g) or _huge(n, g))),
     ),
     **dict.fromkeys(("ReduceL2", "ReduceMean", "ReduceLogSum"), lambda n, g, o: _wraps(n, g)),
     "Det": lambda n, g, o: _huge(n, g) or _not_finite(n, g),
     # processors have several unsigned integers for NaN
     "Cast": lambda n, g, o: _attribute(n, "to") in (12, 13) and _not_finite(n, g),
+    # a weight below the normal numbers, or 0, times infinity
+    "Attention": lambda n, g, o: _huge(n, g) or (not n.domain and not np.isfinite(_argument(n, g, 2)).all()),
+    # processors have several signs and digits of NaN
+    "BitCast": lambda n, g, o: _nan(n, g),
     # random in training
     "Dropout": lambda n, g, o: bool(np.any(_argument(n, g, 2))) if len(n.input) > 2 and n.input[2] else False,
     # logarithms of integers, cut to integers, depend on the formula
     "ReduceLogSumExp": lambda n, g, o: _huge(n, g) or not _floats(n, g),
+    # the largest of votes that are NaN
+    "SVMClassifier": lambda n, g, o: _not_finite(n, g) or _huge(n, g),
     # a leaf with a weight for one class of two
     "TreeEnsembleClassifier": lambda n, g, o: _lacks_weights(n),
     # attributes of another number of columns

@@ -37,6 +37,8 @@ def conv(b: Builder, op: str) -> None:
     k = w["kernel_shape"]
     if b.chance(0.3):
         del w["kernel_shape"]
+    else:
+        b.p.stated |= {*k}
     # the reference loops over the elements of a transposed convolution
     sizes = (5, 8) if op == "Conv" else (2, 4)
     x = b.x(op, shape=(b.size(1, 3), c, *(b.size(*sizes) for _ in range(rank))))
@@ -62,6 +64,7 @@ def conv_integer(b: Builder, op: str) -> None:
     c, m = b.choose((1, 2)), b.choose((1, 2, 3))
     x = b.given((b.size(1, 2), c, b.size(4, 7), b.size(4, 7)), x_kind)
     weights = b.given((m, c, *w["kernel_shape"]), w_kind)
+    b.p.stated |= {*w["kernel_shape"]}
     zeros = [b.given((), k, within(*zero_range(k), k), True) for k in (x_kind, w_kind)]
     if op == "ConvInteger":
         b.node(op, [x, weights, *(zeros if b.chance(0.6) else [])], **w)

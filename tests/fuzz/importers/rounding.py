@@ -27,12 +27,16 @@ EXACT = frozenset([
 ULPS: Mapping[str, float] = {
     "LSTM": 16, "GRU": 16, "RNN": 16, "Pow": 4, "Attention": 16, "DFT": 32, "STFT": 32, "Det": 32, "Tan": 4, "Gelu": 4, "Mish": 4,
     "LpNormalization": 4, "MelWeightMatrix": 64, "Resize": 8, "GridSample": 16, "RoiAlign": 16, "DeformConv": 16, "LRN": 8,
+    "QAttention": 64,
+    "DynamicQuantizeLSTM": 16, "MultiHeadAttention": 16, "GroupQueryAttention": 16,
     "AffineGrid": 4, "Adam": 512, "Adagrad": 16, "Momentum": 16,
 }  # fmt: skip
 """Units by which results of inexact operators are moved; 2 for others."""
 STATES = (
     "LSTM", "GRU", "RNN", "Gelu", "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", "LinearRegressor",
-    "TreeEnsembleRegressor", "TreeEnsemble", "LogSoftmax", "ReduceLogSumExp", "HannWindow", "HammingWindow", "BlackmanWindow",
+    "TreeEnsembleRegressor", "TreeEnsemble", "Adam",
+    "QuickGelu", "FastGelu", "BiasGelu", "FusedGemm", "FusedConv", "DynamicQuantizeLSTM",
+    "LogSoftmax", "ReduceLogSumExp", "HannWindow", "HammingWindow", "BlackmanWindow",
 )  # fmt: skip
 """Operators that subtract numbers of magnitude 1, so that their errors are absolute: the oracles' sigmoid of -x is 1 - sigmoid(x)."""
 PLACED = ("Resize", "Upsample", "GridSample", "RoiAlign", "DeformConv", "LRN")
@@ -44,6 +48,10 @@ SCATTERS = ("Scatter", "ScatterElements", "ScatterND")
 
 def _growth(node: Any, given: Mapping[str, Any]) -> float:
     """Return by how much the errors of partial sums exceed those of as many terms: by the root of their number."""
+    if node.domain == "com.microsoft" and node.op_type.startswith("Q"):
+        return 64.0  # a step decides, which is rounded with or without the zero point
+    if node.op_type == "AveragePool":
+        return float(np.sqrt(np.prod(next(a.ints for a in node.attribute if a.name == "kernel_shape"))))
     if node.op_type not in ("Conv", "ConvTranspose", "MatMul", "Gemm"):
         return 1.0
     weights = given[node.input[1]]

@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -31,8 +32,8 @@ from tests.fuzz.importers.minimise import minimise
 from tests.fuzz.importers.program import Program
 from tests.fuzz.importers.trial import Outcome, judge_calls
 
-SECONDS = 120
-"""Seconds that one program may take."""
+SECONDS, WALL_SECONDS = 120, 1800
+"""Seconds of processor time and of wall time that one program may take."""
 LIFE = 2000
 """Programs of a child."""
 SHRINK_SECONDS = 6
@@ -74,6 +75,8 @@ class Totals:
         next: Number of the next program.
         kinds: Programs by outcome.
         findings: Number of a program and what is wrong.
+        examples: The first program of each refusal.
+        lost: Number of a program, and why it has no outcome.
         sources: Programs by the hash of the sources that made, imported and judged them.
     """
 
@@ -83,8 +86,16 @@ class Totals:
     operators: Counter[str] = field(default_factory=Counter)
     elements: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, int] = field(default_factory=dict)
     findings: list[tuple[int, str]] = field(default_factory=list)
+    lost: list[tuple[int, str]] = field(default_factory=list)
     sources: Counter[str] = field(default_factory=Counter)
+
+    def lose(self, why: str) -> None:
+        """Count a program without an outcome."""
+        self.kinds[why] += 1
+        self.lost.append((self.next, why))
+        self.next += 1
 
     @classmethod
     def read(cls, file: Path) -> Totals:
@@ -92,7 +103,8 @@ class Totals:
             return cls()
         data = json.loads(file.read_text())
         counters = {k: Counter(data.get(k, {})) for k in ("kinds", "operators", "elements", "refusals", "sources")}
-        return cls(data["next"], data["secs"], **counters, findings=[tuple(f) for f in data["findings"]])
+        lists = {k: [tuple(f) for f in data.get(k, ())] for k in ("findings", "lost")}
+        return cls(data["next"], data["secs"], **counters, **lists, examples=data.get("examples", {}))
 
     def write(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -106,8 +118,9 @@ class Totals:
             f"{sum(self.kinds.values())} programs in {self.secs:.0f} s: {dict(self.kinds)}",
             f"elements: {dict(self.elements)}",
             f"{len(self.operators)} operators; none of {never}; without a generator: {trials.uncovered()}",
-            *(f"{count:6} {text}" for text, count in self.refusals.most_common(40)),
+            *(f"{count:6} {text} ({self.examples[text]})" for text, count in self.refusals.most_common(40)),
             *(f"finding {number}: {why[:200]}" for number, why in self.findings),
+            *(f"{why}: {number}" for number, why in self.lost),
         ]
         return "\n".join(lines)
 
@@ -193,6 +206,24 @@ def work(trials: Trials, parent: Connection, pipe: Connection, seed: int, number
     pipe.send(("end",))
 
 
+def processor_seconds(process: int) -> float:
+    """Return the processor time that a process has used; 0 where the system does not say."""
+    try:
+        times = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+    except OSError:
+        return 0.0
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+
+def answers(pipe: Connection, process: int) -> bool:
+    """Wait for what a child says of a program; return False where it takes too long. Other work on the machine does not count."""
+    begin, used = time.monotonic(), processor_seconds(process)
+    while not pipe.poll(5):
+        if processor_seconds(process) - used > SECONDS or time.monotonic() - begin > WALL_SECONDS:
+            return False
+    return True
+
+
 def campaign(
     seed: int, programs: int, secs: float, sample: int = 0, totals: Totals | None = None, state: Path | None = None,
     note: Callable[[int, str, str], None] | None = None, trials: Trials = ONNX,
@@ -213,9 +244,8 @@ def campaign(
         theirs.close()
         try:
             while not over():
-                if not ours.poll(SECONDS):
-                    totals.kinds["no answer"] += 1
-                    totals.next += 1
+                if not answers(ours, child.pid or 0):
+                    totals.lose("no answer")
                     break
                 message = ours.recv()
                 if message[0] == "end":
@@ -226,8 +256,7 @@ def campaign(
                     totals.secs = first + time.monotonic() - begin
                     totals.write(state)
         except EOFError:
-            totals.kinds["an oracle died"] += 1
-            totals.next += 1
+            totals.lose("an oracle died")
         finally:
             child.kill()
             child.join()
@@ -255,6 +284,7 @@ def _add(totals: Totals, message: Sequence[Any], note: Callable[[int, str, str],
             note(number, kind, why)
     elif kind:
         totals.refusals[key] += 1
+        totals.examples.setdefault(key, number)
 
 
 def report(trials: Trials, seed: int, number: int, why: str, folder: Path) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from tests.fuzz.importers import control, elementwise, images, learning, shapes, sums
-from tests.fuzz.importers.builder import FLOATS, Builder, another_call
+from tests.fuzz.importers import control, elementwise, images, learning, microsoft, microsoft_integers, shapes, sums
+from tests.fuzz.importers.builder import FLOATS, SIMPLIFIED, Builder, another_call
 from tests.fuzz.importers.elementwise import Use, edge_consumer
+from tests.fuzz.importers.formulas import MICROSOFT
 from tests.fuzz.importers.oracles import Expected, Runtime, Verdict, expected, has_runtime, judge
 from tests.fuzz.importers.program import Array, Invalid, Program
 
@@ -25,7 +26,7 @@ from relax_tune.ir.frontend.onnx.versions import version_of
 from relax_tune.ir.interp.interp_graph import run_function
 
 Run = Callable[[IRModule, "list[Array]"], Any]
-OPSETS = (7, 8, 9, 10, 11, 11, 12, 13, 13, 14, 15, 16, 17, 18, 18, 19, 20, 20, 21, 22, 23, 24)
+OPSETS = (7, 8, 9, 10, 11, 11, 12, 13, 13, 14, 15, 16, 17, 18, 18, 19, 20, 20, 21, 22, 23, 24, 25, 26, 26)
 STEPS = (1, 1, 1, 2, 2, 2, 3, 3, 4, 5, 6)
 ATTEMPTS = 5
 """Attempts of a program to add a node that the oracles accept, for each node."""
@@ -33,25 +34,34 @@ USES: Mapping[str, Use] = {**elementwise.USES, **shapes.USES, **sums.USES, **ima
 MORE_OPERATORS = ("Softsign", "ThresholdedRelu", "RMSNormalization", "RotaryEmbedding", "MeanVarianceNormalization", "HannWindow",
                   "HammingWindow", "BlackmanWindow")  # fmt: skip
 """Operators that the importer reads through their function bodies."""
+OTHER_USES: Mapping[tuple[str, str], Use] = {
+    **learning.OTHER_DOMAINS,
+    **{(MICROSOFT, op): use for op, use in microsoft_integers.USES.items()},
+    ("", SIMPLIFIED): microsoft.simplified_norm,
+}
 
 
 def uncovered() -> list[str]:
     """Return the operators of the importer's registry that no generator makes."""
-    other = [
-        f"{d}.{op}" for d, op in OTHER_DOMAINS if (d, op) not in learning.OTHER_DOMAINS.keys() | learning.NO_ARRAYS
-    ]
+    other = [f"{d}.{op}" for d, op in OTHER_DOMAINS if (d, op) not in OTHER_USES.keys() | learning.NO_ARRAYS]
     return sorted([op for op in KNOWN if op not in USES] + other)
 
 
 def operators() -> list[tuple[str, str]]:
     """Return domain and name of every operator that programs are made of."""
     names = [("", op) for op in sorted(KNOWN) if op in USES] + [("", op) for op in MORE_OPERATORS]
-    return names + [key for key in sorted(OTHER_DOMAINS) if key in learning.OTHER_DOMAINS]
+    return names + [key for key in sorted(OTHER_DOMAINS) if key in OTHER_USES]
 
 
 @cache
 def _available(opset: int) -> tuple[tuple[str, str], ...]:
-    return tuple((d, op) for d, op in operators() if d or _is_defined(op, opset))
+    """Return the operators that an opset has; those that few opsets have are listed several times, so that each is drawn as often."""
+    listed: list[tuple[str, str]] = []
+    for key in operators():
+        having = [o for o in OPSETS if key in OTHER_USES or _is_defined(key[1], o)]
+        if opset in having:
+            listed += [key] * min(8, len(OPSETS) // len(having))
+    return tuple(listed)
 
 
 def _is_defined(op: str, opset: int) -> bool:
@@ -66,7 +76,7 @@ def make(seed: int, number: int) -> Program | None:
     for _ in range(rng.choice(STEPS)):
         for _ in range(ATTEMPTS):
             domain, op = rng.choice(_available(opset))
-            use = learning.OTHER_DOMAINS[domain, op] if domain else USES[op]
+            use = OTHER_USES.get((domain, op)) or USES[op]
             before = len(b.p.nodes)
             try:
                 use(b, op)

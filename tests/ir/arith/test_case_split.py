@@ -292,6 +292,18 @@ def test_proof_has_no_truth_value() -> None:
     assert prove_equal(n + n, 2 * n) is YES
 
 
+def test_prove_equal_of_a_truth_value_open_by_samples_asks_no_solver() -> None:
+    class Refusing:
+        name = "refusing"
+
+        def decide(self, cond: Expr, env: Env, goals: object) -> Proof:
+            raise AssertionError(cond)
+
+    env = Env(solver=Refusing())
+    assert prove_equal(True, le(n, 1), env) is UNKNOWN and prove_equal(lt(n, m), False, env) is UNKNOWN
+    assert prove_equal(lt(n, n + 1), True) is YES and prove_equal(False, lt(n, n + 1)) is Proof.NO
+
+
 @pytest.mark.slow
 def test_arith_deep_and_wide_expressions() -> None:
     deep: Expr = n

@@ -1,4 +1,4 @@
-"""Loops that end early as the data make the remaining terms neutral: equal bits, and no term is read behind the end."""
+"""Loops that end early as the data make the remaining terms neutral: equal results, and no term is read behind the end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def test_results_equal_the_whole_loop(
         (actual,) = kernel([*inputs, np.full(rows, 77, np.float32)], [width])[-1:]
         assert np.array_equal(np.isnan(actual), np.isnan(expected))
         sure = ~np.isnan(expected)
-        assert (actual[sure].view(np.int32) == expected[sure].view(np.int32)).all(), (actual, expected)
+        if most:  # which of 0.0 and -0.0 is the maximum of both is not defined
+            assert (actual[sure] == expected[sure]).all(), (actual, expected)
+        else:
+            assert (actual[sure].view(np.int32) == expected[sure].view(np.int32)).all(), (actual, expected)
 
 
 def sums(condition: str) -> PrimFunc:

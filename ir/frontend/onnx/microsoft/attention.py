@@ -84,12 +84,25 @@ class Scores:
         return Scores(scale or None, added, node.flag("unidirectional"), before, hidden)
 
 
+def fitting(w: Writer, bias: Value, dims: Sequence[Expr]) -> Value:
+    """Return a bias whose dims are 1 or dims of the scores; dims that only a run decides are broadcast."""
+    own, same = tensor_dims(bias), w.g.deduction.same
+    return w.broadcast(
+        bias, [d if d is const(1) or same(d, to) else to for d, to in zip(own, dims[-len(own) :], strict=True)]
+    )
+
+
 def attend(w: Writer, q: Value, k: Value, v: Value, scores: Scores, mask: Value | None) -> Value:
     """Emit attention of (batch, heads, positions, size); the mask is True where a row sees a column.
 
     A masked column gets `scores.hidden` added, as in ONNX Runtime: a row that sees no column is then as without the mask.
     """
     bias, element = scores.bias, element_of(q)
+    batch, heads, rows, size = tensor_dims(q)
+    count, depth = tensor_dims(k)[2], tensor_dims(v)[3]
+    k, v = w.viewed(k, [batch, heads, count, size]), w.viewed(v, [batch, heads, count, depth])
+    bias = None if bias is None else fitting(w, bias, [batch, heads, rows, count])
+    mask = None if mask is None else fitting(w, mask, [batch, heads, rows, count])
     q, scale = scaled_queries(w, q, scores.scale)
     if mask is not None:
         # A finite number, as ONNX Runtime adds it: a row without any attended key gets finite weights instead of NaN.
@@ -345,20 +358,22 @@ def _grouped(w: Writer, node: OnnxNode) -> list[ImportedValue]:
         size = floordiv(tensor_dims(x)[2], const(heads + 2 * shared))
         parts = columns(w, x, [w.simplify(size * h) for h in (heads, shared, shared)])
     q, k, v = (by_heads(w, t, h) for t, h in zip(parts, (heads, shared, shared), strict=True))
+    batch, _, length, size = tensor_dims(q)
+    k, v = (w.viewed(t, [batch, const(shared), length, size]) for t in (k, v))
     if node.has(14) and node.has(15):
         eps = node.real("qk_norm_epsilon", 1e-6)
         # Queries and keys are normalised before the rotation (Qwen3), each head by itself.
         q = w.emit(RmsNorm(node.real("q_norm_epsilon", eps)), q, node.operand(w, 14))
         k = w.emit(RmsNorm(node.real("k_norm_epsilon", eps)), k, node.operand(w, 15))
-    batch, _, length, _ = tensor_dims(q)
     cache = _cache(w, node, batch, length)
     places = cache.places(w, length)
     if node.flag("do_rotary"):
         stated = w.cast(node.operand(w, 9), i64) if node.has(9) else places
         cos, sin = _angles(w, node, stated, (7, 8))
         q, k = (rotated(w, t, cos, sin, node.flag("rotary_interleaved")) for t in (q, k))
-    k = cache.extended(w, node.operand(w, 3) if node.has(3) else None, k)
-    v = cache.extended(w, node.operand(w, 4) if node.has(4) else None, v)
+    old = [node.operand(w, p) if node.has(p) else None for p in (3, 4)]
+    old = [None if t is None else w.viewed(t, [batch, const(shared), tensor_dims(t)[2], size]) for t in old]
+    k, v = (cache.extended(w, before, t) for before, t in zip(old, (k, v), strict=True))
     y = _grouped_scores(w, node, q, k, v, cache, places)
     return [w.of(joined_heads(w, y)), w.of(k), w.of(v)]
 
@@ -386,7 +401,7 @@ def _grouped_scores(w: Writer, node: OnnxNode, q: Value, k: Value, v: Value, cac
     mask = attended
     if node.has(10) or sink is not None:
         mask = w.where(attended, w.literal(0.0, element), w.literal(float("-inf"), element))
-        mask = _biased(w, node, mask, size) if node.has(10) else mask
+        mask = _biased(w, node, mask, [batch, heads, length, size]) if node.has(10) else mask
     if sink is not None:
         # a column of key 0 and value 0, whose score is the sink: a summand of the denominators
         k, v = (
@@ -398,14 +413,14 @@ def _grouped_scores(w: Writer, node: OnnxNode, q: Value, k: Value, v: Value, cac
     return w.emit(Attention(scale, softcap=node.real("softcap", 0.0) or None), q, k, v, mask)
 
 
-def _biased(w: Writer, node: OnnxNode, mask: Value, size: Expr) -> Value:
+def _biased(w: Writer, node: OnnxNode, mask: Value, scores: list[Expr]) -> Value:
     """Add the bias of the scores, (batch or 1, heads or 1, rows, columns); columns that it lacks, behind all attended columns, get 0."""
     bias = node.operand(w, 10)
-    dims = tensor_dims(bias)
+    dims, size = tensor_dims(bias), scores[3]
     more = w.simplify(size - dims[3])
     if not w.g.deduction.same(dims[3], size):
         bias = w.concat(3, bias, w.full([*dims[:3], more], 0.0, element_of(bias)))
-    return w.add(mask, bias)
+    return w.add(mask, fitting(w, bias, scores))
 
 
 HANDLERS: Mapping[str, Handler] = {

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from relax_tune.ir.core.dtype import i64
-from relax_tune.ir.core.expr import as_int, const
+from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.microsoft.attention import pick
 from relax_tune.ir.frontend.onnx.microsoft.blocks import constant, unpacked, weights_of_blocks
@@ -53,7 +53,8 @@ def _routed(w: Writer, node: OnnxNode, router: Value, mixed: Value | None) -> Va
     best = w.top_k(router, const(k), 1)
     if mixed is None:
         share = w.emit(Softmax(), router)
-        if node.flag("normalize_routing_weights"):
+        # ONNX Runtime's kernel of QMoE for processors ignores the attribute and always normalises
+        if node.flag("normalize_routing_weights") or node.op == "QMoE":
             # of the chosen experts only
             largest = w.emit(Softmax(), w.gather_elements(router, best, 1))
         else:
@@ -141,6 +142,19 @@ def _moe(w: Writer, node: OnnxNode) -> ImportedValue:
     return _mixture(w, node, layers)
 
 
+def _bits(node: OnnxNode, number: int) -> int:
+    """Return the bits of a weight of the layer of a number from 1 on."""
+    bits = node.integer(f"fc{number}_expert_weight_bits", node.integer("expert_weight_bits", 4))
+    if bits not in (2, 4, 8):
+        raise node.refuse(f"expected weights of 2, 4 or 8 bits, got {bits}")
+    return bits
+
+
+def _depth(w: Writer, node: OnnxNode, number: int) -> int:
+    """Return the size of the input of a layer, which its packed weights (experts, out, bytes) have."""
+    return int(constant(node, w, 3 * number - 1, "weights").shape[-1]) * (8 // _bits(node, number))
+
+
 def _quantized_layer(w: Writer, node: OnnxNode, number: int, depth: int) -> Layer | None:
     """Read the layer of a number from 1 on: weights, scales and bias from input 2 on, zero points from input 11 on.
 
@@ -150,9 +164,7 @@ def _quantized_layer(w: Writer, node: OnnxNode, number: int, depth: int) -> Laye
     place = 2 + 3 * (number - 1)
     if not node.has(place):
         return None
-    bits = node.integer(f"fc{number}_expert_weight_bits", node.integer("expert_weight_bits", 4))
-    if bits not in (2, 4, 8):
-        raise node.refuse(f"expected weights of 2, 4 or 8 bits, got {bits}")
+    bits = _bits(node, number)
     numbers = unpacked(constant(node, w, place, "weights"), bits, depth)
     scales = constant(node, w, place + 1, "scales")
     scales = scales[..., None] if scales.ndim == 2 else scales
@@ -173,12 +185,7 @@ def _quantized_moe(w: Writer, node: OnnxNode) -> ImportedValue:
     """Import QMoE: MoE whose weights are integers, with a scale for each column or block."""
     if node.text("quant_type", "int") != "int":
         raise node.refuse(f"expected quant_type int, got {node.text('quant_type', 'int')}")
-    width = as_int(node.item(0).shape[-1])
-    second = constant(node, w, 5, "weights")
-    bits = node.integer("fc2_expert_weight_bits", node.integer("expert_weight_bits", 4))
-    if width is None:
-        raise node.refuse(f"expected a known width of the input, got {node.item(0).info!r}")
-    inner = second.shape[-1] * (8 // bits)
+    width, inner = (_depth(w, node, number) for number in (1, 2))
     layers = [
         _quantized_layer(w, node, 1, width),
         _quantized_layer(w, node, 2, inner),

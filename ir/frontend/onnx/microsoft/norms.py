@@ -122,9 +122,13 @@ def _embed_layer_norm(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
 
 def _grouped(w: Writer, node: OnnxNode, value: Value) -> Value:
     groups, last = node.integer("groups"), node.flag("channels_last", True)
-    channels = as_int(tensor_dims(value)[-1 if last else 1])
+    dims, axis = list(tensor_dims(value)), -1 if last else 1
+    known = [c for c in (dims[axis], *(node.item(p).shape[0] for p in (1, 2))) if as_int(c) is not None]
+    channels = as_int(known[0]) if known else None
     if groups < 1 or channels is None or channels % groups:
         raise node.refuse(f"expected groups that divide the channels, got {groups} of {tensor_dims(value)!r}")
+    dims[axis] = known[0]
+    value = w.viewed(value, dims)
     value = channels_first(w, value) if last else value
     element = w.of(value).dtype
     gamma, beta = (w.cast(node.operand(w, p), element) for p in (1, 2))

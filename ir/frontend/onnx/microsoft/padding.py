@@ -5,7 +5,9 @@ Tests: `tests/ir/frontend/onnx/microsoft/test_padding.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from relax_tune.ir.core.dtype import i32, i64
 from relax_tune.ir.core.expr import Expr, Var, const
@@ -77,7 +79,9 @@ def _packed(w: Writer, node: OnnxNode, parts: list[Value], offsets: int, bias: i
     sums = w.cast(sums, i64)
     lengths = w.sub(w.slice(sums, 0, const(1), w.simplify(b + 1)), w.slice(sums, 0, const(0), b))
     mask = w.less(w.reshape(w.iota(n), [const(1), const(1), const(1), n]), w.reshape(lengths, [b, *[const(1)] * 3]))
-    y = joined_heads(w, attend(w, q, k, v, Scores.of(w, node, bias, const(0)), mask))
+    # there are no keys of padding, however low the scores of the others are
+    scores = replace(Scores.of(w, node, bias, const(0)), hidden=-math.inf)
+    y = joined_heads(w, attend(w, q, k, v, scores, mask))
     return w.of(w.take(w.reshape(y, [count, tensor_dims(y)[2]]), 0, first))
 
 

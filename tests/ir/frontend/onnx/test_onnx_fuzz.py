@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +14,38 @@ import numpy as np
 import pytest
 from tests.ir.frontend.onnx.onnx_models import check, model, onnx
 
-from relax_tune.ir.frontend.onnx.importer import KNOWN, load_onnx
+from relax_tune.ir.frontend.onnx.importer import load_onnx
 from relax_tune.ir.interp.interp_graph import run_function
 
 trial = pytest.importorskip("tests.fuzz.importers.trial", reason="needs the onnx package")
+builder = pytest.importorskip("tests.fuzz.importers.builder", reason="needs the onnx package")
+program_of_fuzz = pytest.importorskip("tests.fuzz.importers.program", reason="needs the onnx package")
 minimal = pytest.importorskip("tests.fuzz.importers.minimise", reason="needs the onnx package")
 oracles = pytest.importorskip("tests.fuzz.importers.oracles", reason="needs the onnx package")
+campaigns = pytest.importorskip("tests.fuzz.importers.run", reason="needs the onnx package")
 graphs = pytest.importorskip("tests.fuzz.importers.slices", reason="needs the onnx package")
 
 ROOT = Path(__file__).parents[4]
 
 
-def test_every_operator_of_the_standard_domain_has_a_generator() -> None:
-    assert [op for op in trial.uncovered() if op in KNOWN or "ai.onnx." in op] == []
+def test_every_operator_has_a_generator() -> None:
+    assert trial.uncovered() == []
+
+
+@pytest.mark.slow
+def test_generators_of_other_domains_give_programs() -> None:
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install onnxruntime")
+
+    def gives(domain: str, op: str, number: int) -> bool:
+        b = builder.Builder(random.Random(f"{op} {number}"), 20)
+        try:
+            trial.OTHER_USES[domain, op](b, op)
+        except program_of_fuzz.Invalid:
+            return False
+        return op in [n.op_type for n in b.p.nodes]
+
+    never = [key for key in trial.OTHER_USES if not any(gives(*key, number) for number in range(12))]
+    assert never == []
 
 
 @pytest.mark.slow
@@ -121,6 +142,13 @@ def test_clip_of_attributes_beside_float64_is_the_number_of_the_file() -> None:
     check(model("(double[n] x) => (double[n] y) { y = Clip<min = -0.1, max = 0.3>(x) }", 10), [x], rtol=1e-15)
 
 
+def test_scale_of_attention_of_float64_is_the_square_of_a_float32_root() -> None:
+    """The square of the root of 0.5 in 32 bits is 0.4999999842."""
+    q, k, v = (np.array(a).reshape(1, 1, -1, 1) for a in ([1.0], [1.0, 0.0], [1e9, 0.0]))
+    text = "(double[1, 1, n, 1] q, double[1, 1, m, 1] k, double[1, 1, m, 1] v) => (double[1, 1, n, 1] y) "
+    check(model(f"{text} {{ y = Attention<scale = 0.5>(q, k, v) }}", 23), [q, k, v], rtol=1e-12)
+
+
 def test_attribute_beside_float32_is_a_short_decimal() -> None:
     module = load_onnx(model("(float[n] x) => (float[n] y) { y = LeakyRelu<alpha = 0.1>(x) }"))
     assert "0.1)" in repr(module.graphs["main"].bindings)
@@ -164,7 +192,31 @@ def test_reduction_of_integers_to_real_numbers_gives_integer_parts(op: str, func
     np.testing.assert_array_equal(result, np.trunc(function(x.astype(np.float64))).astype(dtype))
 
 
+@pytest.mark.parametrize("noop", [0, 1])
+def test_product_of_a_shape_without_axes_follows_noop_with_empty_axes(noop: int) -> None:
+    text = f"(float[n, 3] x) => (int64[q] y) {{ s = Shape(x) y = ReduceProd<noop_with_empty_axes = {noop}>(s) }}"
+    check(model(text, 18), [np.zeros((5, 3), np.float32)])
+
+
 def test_reduce_log_sum_exp_of_a_number_is_the_number() -> None:
     """The exponential of -28 is 0 in float16."""
     module = load_onnx(model("(float16 x) => (float16 y) { y = ReduceLogSumExp(x) }", 13))
     assert run_function(module, "main", [np.asarray(-28, np.float16)]) == -28
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_program_without_an_answer_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that computes for too long, and one that ends its process, cost one program each."""
+
+    def attempt(program: int, seed: int) -> object:
+        while program == 1:
+            pass
+        if program == 2:
+            os._exit(1)
+        return trial.Outcome()
+
+    monkeypatch.setattr(campaigns, "SECONDS", 1)
+    trials = replace(campaigns.ONNX, make=lambda seed, number: number, attempt=attempt)
+    totals = campaigns.campaign(1, 4, 60, trials=trials)
+    assert totals.lost == [(1, "no answer"), (2, "an oracle died")] and totals.kinds["agrees"] == 2

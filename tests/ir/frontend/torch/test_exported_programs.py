@@ -238,3 +238,50 @@ def test_powers_of_sizes(exponent: float) -> None:
     compare(lambda m, x: x * (x.shape[0] ** exponent), [real(6, 4)], [real(3, 4)], dims=dims)
     if exponent == 2:
         compare(lambda m, x: x.new_ones(x.shape[0] ** 2), [real(6, 4)], [real(3, 4)], dims=dims)
+
+
+WRAPPED: tuple[Callable[..., Any], ...] = (
+    lambda m, x: torch.clamp(x, -3, 7), lambda m, x: torch.clamp(x, min=-3), lambda m, x: torch.clamp(x, max=-3),
+    lambda m, x: x == -3, lambda m, x: x < 300, lambda m, x: -3 - x, lambda m, x: x // -3, lambda m, x: x % -3,
+    lambda m, x: torch.where(x > 3, x, -3), lambda m, x: x.masked_fill(x > 3, -3), lambda m, x: torch.full_like(x, -3),
+    lambda m, x: x & -3, lambda m, x: torch.scatter(x, 0, torch.tensor([1]), -3), lambda m, x: x.to(torch.int8) == 200,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("function", WRAPPED)
+def test_numbers_beyond_the_integer_type_wrap_around(function: Callable[..., Any]) -> None:
+    compare(function, [torch.tensor([0, 1, 5, 44, 200, 253], dtype=torch.uint8)])
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_any_and_all_of_uint8_are_0_or_1(kept: bool) -> None:
+    x = torch.tensor([[0, 8, 9], [3, 2, 7], [0, 0, 0]], dtype=torch.uint8)
+    compare(lambda m, x: (torch.any(x), torch.all(x), torch.any(x, 1, kept), torch.all(x, 0, kept)), [x])
+    assert [v.dtype for v in compare(lambda m, x: (torch.any(x), torch.all(x, 1)), [x])] == [np.uint8, np.uint8]
+
+
+def test_numbers_from_tensors_below_0() -> None:
+    x, numbers = torch.arange(10.0).reshape(2, 5), [torch.tensor(k) for k in (3, -2, 0)]
+    functions: tuple[Callable[..., Any], ...] = (
+        lambda m, x, k: x[:, k], lambda m, x, k: x + k.item(), lambda m, x, k: torch.full((2,), k.item()),
+        lambda m, x, k: x.clamp(k.item(), 3), lambda m, x, k: x.masked_fill(x > 2, k.item()), lambda m, x, k: x[:, k] * k.item(),
+    )  # fmt: skip
+    for function in functions:
+        compare(function, *([x, k] for k in numbers))
+
+
+def test_median_of_all_without_elements() -> None:
+    def medians(m: Any, x: Any, k: Any) -> Any:
+        return torch.median(x), torch.nanmedian(x), torch.median(k)
+
+    some, dims = torch.tensor([1.0, 7.0, 2.0, 5.0]), [{0: between("n", 0)}, {0: between("k", 0)}]
+    compare(
+        medians, [some, torch.arange(5)], [torch.arange(3.0), torch.arange(2)], [some[:0], torch.arange(0)], dims=dims
+    )
+
+
+def test_running_extremes_and_sums_without_elements() -> None:
+    def running(m: Any, x: Any) -> Any:
+        return (*torch.cummax(x, 1), *torch.cummin(x, -1), torch.logcumsumexp(x, 1))
+
+    compare(running, [real(2, 4)], [torch.zeros(2, 0)], [real(2, 1)], dims=[{1: between("n", 0)}])

@@ -215,3 +215,18 @@ def test_group_query_attention_norms_of_heads() -> None:
 def test_attention_of_unsupported_kind_raises(op: str, attributes: dict[str, Any], why: str) -> None:
     with pytest.raises(ParseError, match=why):
         check(op, [Input(f(2, 5, 12), "b n 12"), f(12, 24), f(24)], **attributes, reference=lambda: [])
+
+
+def test_multi_head_attention_dims_of_other_names_are_required_to_agree() -> None:
+    """Batches, positions and the heads of the bias have names of their own; the bias has one row of heads at this call."""
+    q, k, v = Input(f(2, 3, 8), "b n 8"), Input(f(2, 4, 8), "c m 8"), Input(f(2, 4, 6), "d k 6")
+    inputs = [q, k, v, None, Input(ones_of_length(2, 4), "e t"), Input(f(2, 1, 3, 4), "g h i j")]
+    check("MultiHeadAttention", inputs, num_heads=2, **CLOSE)
+
+
+def test_group_query_attention_dims_of_other_names_are_required_to_agree() -> None:
+    inputs, more = grouped(2, 1, 3, 3)
+    names = ("b n 64", "c i 32", "d j 32", "e 2 p 16", "g 2 q 16")
+    inputs[:5] = [Input(a.array, dims) for a, dims in zip(inputs[:5], names, strict=True)]
+    inputs += [None, Input(f(2, 1, 1, 4), "h u v w")]
+    check_grouped(inputs, more)

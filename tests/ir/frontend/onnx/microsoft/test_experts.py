@@ -84,3 +84,14 @@ def test_quantized_moe(bits: int, block: int, kind: str) -> None:
     compare(proto, arrays, [wanted], **CLOSE)
     # ONNX Runtime quantises the activations too where weights of 8 bits have blocks
     np.testing.assert_allclose(by_onnxruntime(proto, arrays)[0], wanted, rtol=0, atol=0.05 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_quantized_moe_without_normalisation_of_an_unknown_width_normalises(k: int) -> None:
+    """ONNX Runtime's kernel for processors ignores normalize_routing_weights."""
+    inputs = [
+        Input(f(5, HIDDEN), "n d"), Input(f(5, EXPERTS), f"n {EXPERTS}"),
+        whole(0, 256, EXPERTS, INNER, HIDDEN // 2, dtype=np.uint8), np.abs(f(EXPERTS, INNER, scale=0.02)), None,
+        whole(0, 256, EXPERTS, HIDDEN, INNER // 2, dtype=np.uint8), np.abs(f(EXPERTS, HIDDEN, scale=0.02)),
+    ]  # fmt: skip
+    check("QMoE", inputs, k=k, activation_type="silu", normalize_routing_weights=0, **CLOSE)

@@ -112,6 +112,14 @@ def test_skip_group_norm(dims: tuple[int, ...], names: str) -> None:
     check("SkipGroupNorm", arguments, 2, groups=2, activation=1, rtol=1e-4, atol=1e-5, reference=lambda: results)
 
 
+def test_group_norm_of_unknown_channels_has_as_many_as_the_scale() -> None:
+    x, skip, gamma, beta = f(2, 3, 5, 8), f(2, 8), f(8), f(8)
+    total = x + skip.reshape(2, 1, 1, 8)
+    results = [grouped(total, 2, gamma, beta, 1e-5, False), total]
+    arguments = [Input(x, "b h w c"), gamma, Input(beta, "d"), Input(skip, "b c")]
+    check("SkipGroupNorm", arguments, 2, groups=2, activation=0, rtol=1e-4, atol=1e-5, reference=lambda: results)
+
+
 def test_group_norm_of_indivisible_groups_raises() -> None:
     arguments: list[Any] = [Input(f(2, 3, 5, 8), "b h w 8"), f(8), f(8)]
     with pytest.raises(ParseError, match="expected groups that divide the channels"):

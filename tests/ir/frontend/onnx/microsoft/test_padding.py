@@ -67,3 +67,12 @@ def test_packed_multi_head_attention(lengths: list[int], together: bool, bias: A
     padded = [Input(np.ascontiguousarray(x[:, :, :, p]).reshape(b, n, 8), "b n 8") for p in range(3)]
     same, rows = model_of("MultiHeadAttention", [*padded, bias, Input(np.array(lengths, np.int32), "b")], num_heads=2)
     compare(proto, arrays, [by_onnxruntime(same, rows)[0].reshape(b * n, 8)[inside]], **CLOSE)
+
+
+def test_packed_multi_head_attention_of_very_low_scores_ignores_padding() -> None:
+    """The only score of the first row, -40,000, is below what the masks of padded attention add."""
+    q, k, v = np.array([[200.0], [1.0], [1.0]], "f4"), np.array([[-200.0], [1.0], [1.0]], "f4"), f(3, 1)
+    places, sums, _ = packing([1, 2], 2)
+    inputs = [*(Input(a, "t 1") for a in (q, k, v)), None, Input(places, "2 n"), Input(sums, "3")]
+    wanted = np.stack([v[0], (v[1] + v[2]) / 2, (v[1] + v[2]) / 2])
+    check("PackedMultiHeadAttention", inputs, num_heads=1, reference=lambda: [wanted])
