@@ -138,7 +138,6 @@ def _prefixes(w: Writer, x: Value, axis: int) -> tuple[Value, Value, Value]:
     size = tensor_dims(x)[axis]
     place = w.iota(w.simplify(maximum(size, 1)))
     row_number = w.expand_dims(w.iota(size), (1,))
-    # Row i holds elements 0 to i and repeats element i to the end, which changes no extreme.
     return w.take(x, axis, w.minimum(place, row_number)), place, row_number
 
 
