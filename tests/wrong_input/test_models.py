@@ -284,7 +284,7 @@ def test_config_of_wrong_json_type_is_refused(bert: Path, contents: bytes, says:
     assert says in text and "config.json" in text
 
 
-@pytest.mark.parametrize("kind", ["rwkv", "", None, 3, ["bert"], {"bert": 1}, "x" * 10_000])
+@pytest.mark.parametrize("kind", ["timesfm", "", None, 3, ["bert"], {"bert": 1}, "x" * 10_000])
 def test_unknown_architecture_error_names_near_ones_and_the_guides(bert: Path, kind: Any) -> None:
     configured(bert, model_type=kind)
     said = refused(bert)
@@ -300,7 +300,10 @@ SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediat
 def test_config_with_bad_sizes_is_refused(bert: Path, key: str) -> None:
     for value in (..., None, "32", 32.0, True, [32], {}, 0, -1, 10**30, "y" * 10_000):
         configured(bert, **{key: value})
-        assert f"{key}: expected a whole number from 1" in refused(bert)
+        # a list gives the size of each layer
+        each = f"{key}: expected a list of 2 whole numbers of at least 1" if key == "intermediate_size" else None
+        expected = each if each is not None and isinstance(value, list) else f"{key}: expected a whole number from 1"
+        assert expected in refused(bert)
 
 
 @pytest.mark.parametrize("key", SIZES)

@@ -226,7 +226,9 @@ CASES: list[tuple[str, list[np.ndarray[Any, Any]]]] = [
      [i(0, 255, 3, 5).astype("u1"), i(0, 255, 5, 4).astype("u1")]),
     *[(f"(uint8[{x}] x, uint8[{w}] w) => (int32[{y}] y) <uint8 z = {{12}}> {{ y = MatMulInteger(x, w, z) }}",
        [i(0, 255, *(3, 5)[x == "k":]).astype("u1"), i(0, 255, *(5, 4)[:2 - (w == "k")]).astype("u1")])
-      for x, w, y in (("k", "k, b", "b"), ("a, k", "k", "a"), ("k", "k", ""))],
+      for x, w, y in (("k", "k, b", "b"), ("a, k", "k", "a"))],
+    ("(uint8[k] x, uint8[k] w) => (int32[1] y) <uint8 z = {12}, int64[1] s = {1}> { v = MatMulInteger(x, w, z) y = Reshape(v, s) }",
+     [i(0, 255, 5).astype("u1"), i(0, 255, 5).astype("u1")]),
     ("(uint8[a, k] x, int8[k, b] w) => (uint8[a, b] y) <float s = {0.01}, uint8 z = {12}, float t = {0.02}, int8 v = {3}, float r = {0.1}, "
      "uint8 o = {118}> { y = QLinearMatMul(x, s, z, w, t, v, r, o) }", [i(0, 255, 3, 5).astype("u1"), i(-128, 127, 5, 4).astype("i1")]),
     *[(f'(float[a, b, c] x) => (float[q] y) {{ y = Einsum<equation = "{e}">(x) }}', [f(2, 3, 4)])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.decoder_families import ADDED, KEPT, MODELS, PROMPT, SHAPES, inputs, write_family
+from tests.support.decoder_families import ADDED, HYBRIDS, KEPT, MODELS, PROMPT, SHAPES, inputs, write_family
 from tests.support.effort import thinned
 
 import relax_tune as rt
@@ -23,9 +23,6 @@ from relax_tune.runtime.model import Model
 
 # LongRoPE beyond its limit has other frequencies, so a program is of texts that are all longer.
 LONGER: dict[str, Any] = {"n": (17, 64), "m": (16, 63)}
-
-
-HYBRID_MODELS = ("mamba2", "bamba", "granitemoehybrid", "granitemoehybrid_dense", "falcon_h1", "qwen3_next", "rwkv")
 
 
 def last_positions(module: IRModule | Model, b: int, n: int) -> np.ndarray[Any, Any]:
@@ -68,7 +65,7 @@ def test_family_has_the_logits_of_torch(tmp_path: Path, name: str) -> None:
             "gptj",
             "falcon_alibi",
             "phi3_partial",
-            *HYBRID_MODELS,
+            *HYBRIDS,
         ),
         14,
     ),
