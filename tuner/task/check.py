@@ -49,16 +49,21 @@ class CheckCases:
             self._cases[task.key, number] = check_at(task, check_point(task, number), number, self.slack)
         return self._cases[task.key, number]
 
-    def standard(self, task: Task) -> tuple[CheckCase, ...]:
+    def standard(self, task: Task, most_work: float = math.inf) -> tuple[CheckCase, ...]:
         """Return the distinct cases of numbers 0 and 1, without one that cannot be computed.
 
         If neither can, the error of the second is raised: without a check no candidate counts as right.
+
+        Args:
+            most_work: Loop iterations (`check_work`) above which the larger case is left out if the smaller one can be computed.
         """
         cases: list[CheckCase] = []
         with left_out("check 0", task.name, VerifyError):
             cases.append(self.case(task, 0))
         if not cases:
             return (self.case(task, 1),)
+        if check_work(task, check_point(task, 1)) > most_work:
+            return tuple(cases)
         with left_out("check 1", task.name, VerifyError):
             cases += [c for c in (self.case(task, 1),) if c.symbols != cases[0].symbols]
         return tuple(cases)

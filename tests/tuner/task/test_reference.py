@@ -20,7 +20,7 @@ from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.interp import reference
 from relax_tune.ir.interp.interp import bind_symbols, run_prim
 from relax_tune.ir.interp.rounding_errors import rounding_errors
-from relax_tune.tuner.task.check import check_case
+from relax_tune.tuner.task.check import CheckCases, check_case
 from relax_tune.tuner.task.domain import Domain
 from relax_tune.tuner.task.reference import evaluate, tolerances
 
@@ -191,3 +191,16 @@ def test_tolerances_grow_with_the_reduction_and_the_magnitude_and_integers_have_
     assert tolerances(func, {s: 3}, [np.zeros(3)]) == [(0.0, 0.0)]
     (found,) = evaluate(func, [np.array([1, 2, 2**40])], {s: 3})
     assert found.dtype == np.int64 and found.tolist() == [2, 4, 2**41]
+
+
+def test_costly_larger_checks_are_left_out_on_demand() -> None:
+    """A self-test computes the larger check of a function only up to a limit of work, and the smaller one always."""
+    n = Var("n")
+    b = TensorBuilder("wide")
+    x, y = b.input("X", (n, 100)), b.output("Y", (n, 100))
+    b.compute(y, lambda i, j: x[i, j] * 2.0)
+    task = task_variants_of(b.finish(), Domain(((1,), (500,)), (0.5, 0.5))).task
+    checks = CheckCases()
+    for limit, sizes in ((None, [19, 67]), (67 * 100, [19, 67]), (19 * 100, [19]), (1, [19])):
+        cases = checks.standard(task) if limit is None else checks.standard(task, limit)
+        assert [n for case in cases for n in case.symbols.values()] == sizes
