@@ -12,14 +12,12 @@ from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.prelude import computed, stored
 from relax_tune.ir.codegen.print.values import Text, ValuePrinter
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import INTEGERS, DType, f32, f64, i32, i64, u8
+from relax_tune.ir.core.dtype import INTEGERS, DType, f32, f64, i64, u8
 from relax_tune.ir.core.expr import Expr, Load
 from relax_tune.ir.core.stmt import BufferStore
 
 # Types in memory that are stored as vectors; int64 holds indices, which are computed one at a time.
 STORED_VECTORS = frozenset({*INTEGERS, f32, f64}) - {i64}
-SPACED_VECTORS = frozenset({f32, f64, i32})
-"""Element types of vectors whose lanes may be loaded and stored at a distance."""
 LINE_BYTES = 64
 """Bytes of a cache line, which is what one prefetch fetches."""
 
@@ -29,12 +27,14 @@ class MemoryPrinter(ValuePrinter):
 
     Attributes:
         pairs: Widths for which the language can load every second element by shuffling two vectors.
+        spaced: Element types of vectors that the language can load from and store to every n-th element.
         dead_lanes: Buffers in registers whose lanes beyond a bound are never read, so that stores need no mask.
         stores_lanes: Whether the text so far stores the lanes of vectors one at a time, or stores lanes of registers under
             conditions.
     """
 
     pairs: frozenset[int] = frozenset()
+    spaced: frozenset[DType] = frozenset()
     dead_lanes: frozenset[Buffer] = frozenset()
     stores_lanes = False
 
@@ -64,9 +64,10 @@ class MemoryPrinter(ValuePrinter):
             starts = (p, plus(p, constant(lane.width - 1)))
             parts = (self.load_vector(b, self.address(b, q), lane) for q in starts)
             return f"{self.prelude.helper('alternate', f32, lane.width)}({', '.join(parts)})", True
-        distance = self.lane_step(p) if b.dtype in SPACED_VECTORS else None
-        spaced = self.load_spaced(b, self.address(b, p), self.poly_text(distance), lane) if distance else None
-        return spaced or self.by_lane(e), True
+        distance = self.lane_step(p) if b.dtype in self.spaced else None
+        if distance:
+            return self.load_spaced(b, self.address(b, p), self.poly_text(distance), lane), True
+        return self.by_lane(e), True
 
     def truths(self, text: str, width: int) -> str:
         """Return the mask of a vector of truth values that was loaded from memory, a byte each."""
@@ -118,13 +119,13 @@ class MemoryPrinter(ValuePrinter):
         """Return a store of a whole vector past the caches."""
         raise NotImplementedError
 
-    def load_spaced(self, b: Buffer, at: Address, step: str, lane: Lane) -> str | None:
-        """Return a vector of every `step`-th element; None if the language reads them one at a time."""
-        return None
+    def load_spaced(self, b: Buffer, at: Address, step: str, lane: Lane) -> str:
+        """Return a vector of every `step`-th element."""
+        raise NotImplementedError
 
-    def store_spaced(self, b: Buffer, at: Address, step: str, value: str, lane: Lane) -> str | None:
-        """Return a store of a vector to every `step`-th element; None if the language stores them one at a time."""
-        return None
+    def store_spaced(self, b: Buffer, at: Address, step: str, value: str, lane: Lane) -> str:
+        """Return a store of a vector to every `step`-th element."""
+        raise NotImplementedError
 
     def store_one(self, b: Buffer, offset: str, value: str) -> str:
         return f"{self.buffers[b]}[{offset}] = {self.packed(value, b.dtype, 1)};"
@@ -179,18 +180,13 @@ class MemoryPrinter(ValuePrinter):
         env = self.algebra.env
         self.stores_lanes |= lane.count is not None and s.buffer in self.layouts
         vector: str | None = None
-        if text is not None and s.buffer not in self.layouts and s.buffer.dtype in SPACED_VECTORS:
+        if text is not None and s.buffer not in self.layouts and s.buffer.dtype in self.spaced:
             p = self.flat(s.buffer, s.indices)
             step = self.lane_step(p)
-            value = self.splat(text, varying, s.buffer.dtype)
-            spaced = (
-                self.store_spaced(s.buffer, self.address(s.buffer, p), self.poly_text(step), value, lane)
-                if step
-                else None
-            )
-            if spaced is not None:
+            if step:
+                value = self.splat(text, varying, s.buffer.dtype)
+                self.line(self.store_spaced(s.buffer, self.address(s.buffer, p), self.poly_text(step), value, lane))
                 self.stores_lanes = True
-                self.line(spaced)
                 return
         if text is not None and varying:
             vector, self.stores_lanes = self.fresh("t"), True

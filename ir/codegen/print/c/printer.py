@@ -26,7 +26,7 @@ from relax_tune.ir.codegen.print.cfamily import CFamilyPrinter, Grid
 from relax_tune.ir.codegen.print.prelude import Prelude, stored
 from relax_tune.ir.codegen.work import FEW, at_least, steps
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import DType, f32, i32, i64, u32, u64
+from relax_tune.ir.core.dtype import DType, f32, f64, i32, i64, u32, u64
 from relax_tune.ir.core.expr import Expr, Load, Var, postorder
 from relax_tune.ir.core.stmt import BufferStore, For, Stmt, walk
 
@@ -75,6 +75,7 @@ class CPrinter(CValues, CFamilyPrinter):
     """
 
     streamed = False
+    spaced = frozenset({f32, f64, i32})
     pairs = frozenset({4, 8, 16})
     # gcc treats the result of a masked operation over an uninitialised register as uninitialised in all lanes
     unset = " = {0}"
@@ -140,10 +141,10 @@ class CPrinter(CValues, CFamilyPrinter):
             ]
             reads = any(isinstance(e, Load) or e.dtype.is_float for e in nodes)
             self.early[atom] = not reads, all(low is not None and low > 0 for low in lows)
-        reads_nothing, divides = self.early[atom]
+        reads_nothing, is_defined = self.early[atom]
         # the first of several masked lanes is active, and any later one may not be
         certain = self.is_certain and (self.lane is not None or not self.is_masked)
-        return reads_nothing and (divides or certain)
+        return reads_nothing and (is_defined or certain)
 
     def store(self, s: BufferStore) -> None:
         outer = self.is_certain, self.is_masked
