@@ -19,6 +19,8 @@ from relax_tune.tuner.measure.cluster.address import host_and_port
 from relax_tune.tuner.measure.cluster.processes import ClusterProcess, start_scheduler
 
 pytest.importorskip("distributed", reason="Dask Distributed is not installed (extra cluster)")
+from relax_tune.tuner.measure.cluster.runner import DaskRunner
+
 pytest.importorskip("fsspec", reason="fsspec is not installed (extra jobs)")
 pytestmark = [pytest.mark.process, pytest.mark.ccompiler, pytest.mark.slow]
 MODEL = ("small.onnx", "--target", "c", "--bound", "n=1:8", "--trials", "6", "--effort", "quick")
@@ -34,7 +36,9 @@ class Fleet:
         self.worker = self._lend()
 
     def _lend(self) -> ClusterProcess:
-        return self._stack.enter_context(lend(self.address, environment={"OMP_NUM_THREADS": "1"}))
+        worker = self._stack.enter_context(lend(self.address, environment={"OMP_NUM_THREADS": "1"}))
+        with DaskRunner(self.address, "c", open_secs=120):  # the jobs of these tests wait for a few seconds only
+            return worker
 
     def again(self) -> None:
         """Start the scheduler again at its port, and a worker, as `relax-tune worker` does when the former ends."""

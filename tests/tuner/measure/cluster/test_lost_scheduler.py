@@ -79,6 +79,8 @@ def test_batches_wait_for_a_scheduler_until_started_again(head: Head) -> None:
 @pytest.mark.slow
 def test_scheduler_staying_away_ends_every_call_by_one_error(head: Head) -> None:
     head.lend(secs=2.0)
+    with DaskRunner(head.address, "c", open_secs=60.0):
+        pass  # the worker is connected: the next runner waits for a few seconds only
     said: list[str] = []
     with DaskRunner(head.address, "c", open_secs=4.0, notice=said.append) as runner:
         futures = [runner.submit([request("good", "c", id=f"r{n}")]) for n in range(2)]
