@@ -184,6 +184,7 @@ class MeasurementRow(Base):
     build_secs: Mapped[float]
     clock_mhz: Mapped[float | None]
     celsius: Mapped[float | None]
+    contention: Mapped[float | None]
     task: Mapped[int] = mapped_column(ForeignKey("tasks.number"))
     point: Mapped[int] = mapped_column(ForeignKey("points.number"))
     variant: Mapped[int] = mapped_column(ForeignKey("variants.number"))

@@ -319,6 +319,8 @@ class Measurement:
         measured_at: Unix seconds by the caller's clock; 0 if unknown. Only pruning and exports use it.
         worker, host, unit: Names of the measuring process, its machine and its physical device; empty if unknown.
         clock_mhz, celsius: Clock and temperature of the unit after the batch; None if its driver has no sensor.
+        contention: Fraction of the time in which the kernel's threads were ready to run and waited for a processor, because other
+            processes had it: 0 on a quiet machine; None if unknown.
     """
 
     id: str
@@ -341,6 +343,7 @@ class Measurement:
     unit: str = ""
     clock_mhz: float | None = None
     celsius: float | None = None
+    contention: float | None = None
 
     def __post_init__(self) -> None:
         where = f"measurement {_shown(self.id)}"
@@ -365,8 +368,10 @@ class Measurement:
         object.__setattr__(self, "measured_at", _number(self.measured_at, f"{where} measured_at"))
         for name in ("job", "environment", "worker", "host", "unit"):
             _text(getattr(self, name), f"{where} {name}", limit=KEY_LIMIT)
-        for name in ("clock_mhz", "celsius"):
+        for name in ("clock_mhz", "celsius", "contention"):
             object.__setattr__(self, name, _known_number(getattr(self, name), f"{where} {name}"))
+        if self.contention is not None and not 0 <= self.contention <= 1:
+            raise DatabaseError(f"{where} contention: expected a number from 0 to 1, got {_shown(self.contention)}")
         if self.status == "ok":
             if not samples:
                 raise DatabaseError(f"{where}: expected at least one sample of an ok measurement, got none")

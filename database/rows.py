@@ -122,6 +122,7 @@ def measurement_content(measurement: Measurement) -> dict[str, Any]:
         "unit": measurement.unit,
         "clock_mhz": measurement.clock_mhz,
         "celsius": measurement.celsius,
+        "contention": measurement.contention,
     }
 
 
@@ -148,6 +149,7 @@ def measurement_of(row: Row, variant: VariantRecord) -> Measurement:
         unit=row.get("unit", ""),
         clock_mhz=row.get("clock_mhz"),
         celsius=row.get("celsius"),
+        contention=row.get("contention"),
     )
 
 

@@ -294,12 +294,17 @@ def new_artifact(
     return Artifact(checked, constants, manifest, "", ordered)
 
 
-def load(path: str | os.PathLike[str], device: DeviceSpec = None, shapes: ShapeProfile | None = None) -> Model:
-    """Open an artifact on a device, ready to run: `load_artifact(path).open(device, shapes=shapes)`.
+def load(
+    path: str | os.PathLike[str],
+    device: DeviceSpec = None,
+    shapes: ShapeProfile | None = None,
+    threads: int | None = None,
+) -> Model:
+    """Open an artifact on a device, ready to run: `load_artifact(path).open(device, shapes=shapes, threads=threads)`.
 
     Raises: as `load_artifact` and `Artifact.open`.
     """
-    return load_artifact(path).open(device, shapes=shapes)
+    return load_artifact(path).open(device, shapes=shapes, threads=threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +393,7 @@ class Artifact:
         host: Mapping[str, Host] | None = None,
         shapes: ShapeProfile | None = None,
         placing: PlacementOptions | None = None,
+        threads: int | None = None,
     ) -> Model:
         """Compile and upload. Warns (UserWarning) when the plans were measured on another device.
 
@@ -398,10 +404,12 @@ class Artifact:
             host: Routines of the host program that the functions call, by name.
             shapes: Counts the symbols of every call.
             placing: How placements are chosen, for several devices.
+            threads: Threads of the kernels on target `c`, as of the device `c:threads=N`. None: the least of the processors that this
+                process may use, the whole processors of its container's quota, and `$OMP_NUM_THREADS`.
 
         Raises:
             ArtifactError: The device is of another kind.
             UserError: A device cannot be opened.
             BuildError: Compiling fails.
         """
-        return open_model(self, device, libraries, host, shapes, placing)
+        return open_model(self, device, libraries, host, shapes, placing, threads)

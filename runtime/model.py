@@ -96,6 +96,7 @@ def open_model(
     host: Mapping[str, Host] | None = None,
     shapes: ShapeProfile | None = None,
     placing: PlacementOptions | None = None,
+    threads: int | None = None,
 ) -> Model:
     """Compile and upload all functions of an artifact; see `Artifact.open`."""
     parts = artifact.placement.devices
@@ -105,7 +106,7 @@ def open_model(
         )
     kinds = tuple(sorted(set(parts.values()))) or (artifact.device_kind,)
     measured = {kind: _measured(artifact, kind) for kind in kinds}
-    opened, owned = _open_devices(measured, device)
+    opened, owned = _open_devices(measured, device if threads is None else _with_threads(device, kinds, threads))
     if shapes is not None:
         shapes.of_model(str(artifact.manifest["extra"].get("model", "")))
     # One set of weights per device for all functions: a prefill and a decode step read the same weights.
@@ -171,6 +172,20 @@ def _open_devices(measured: Mapping[str, object], device: DeviceSpec) -> tuple[d
             owned_device.close()
         raise
     return opened, owned
+
+
+def _with_threads(device: DeviceSpec, kinds: Sequence[str], threads: int) -> DeviceSpec:
+    """Return the devices with the processor's as one of this number of threads. Raises UserError where there is none of target c."""
+    name = f"c:threads={threads}"
+    if device is None and kinds == ("c",):
+        return name
+    given = {"c": device} if isinstance(device, str) and kinds == ("c",) else device or {}
+    if not isinstance(given, Mapping) or "c" not in kinds or given.get("c", "c") != "c":
+        raise UserError(
+            f"threads: expected an artifact for target c on its default device, got one for {', '.join(kinds)}"
+            f"{'' if device is None else ' and a device'}; name the device with its threads, as {name!r}"
+        )
+    return {**given, "c": name}
 
 
 def _measured(artifact: ModelSource, kind: str) -> object:
@@ -470,7 +485,7 @@ class Model:
         """Refuse calls in this process, and renew the locks that other threads of the first one may hold."""
         for weights in self._weights.values():
             # A lock that another thread holds at the fork is never released in the child.
-            weights.device.turn = threading.RLock()
+            weights.device.turn = weights.device.new_turn()
         self._starting = threading.Lock()
         self._refusal = self._refusal or FORKED
         for executor in self.executors.values():

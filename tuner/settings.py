@@ -71,10 +71,18 @@ class Settings:
         "Device: c, opencl, cuda:NUMBER or webgpu; opencl:PART and webgpu:PART select by a part of the device's name. "
         "`relax-tune devices` lists them. A list separated by commas makes `tune` and `build` place one program on several devices. "
         "`build` also accepts processors that are not attached, such as c:aarch64, and webgpu:browser with records of `tune "
-        "--browser`. With --scheduler, c:PART selects workers by a part of the processor's name.",
+        "--browser`. c:threads=N is target c with N threads. With --scheduler, c:PART selects workers by a part of the processor's name.",
         commands=DEVICE,
         suggested=lambda: ("c", "opencl", "cuda", "webgpu"),
         metavar="DEVICE",
+    )
+    threads: int | None = option(
+        None,
+        "Threads of the kernels of target c; c:threads=N is the same. With --scheduler, select workers with this number.",
+        commands=DEVICE,
+        kind=int,
+        default="the least of the usable processors, the container's quota and $OMP_NUM_THREADS",
+        metavar="N",
     )
     trust_model: bool = option(
         False,
@@ -309,6 +317,8 @@ class Settings:
             raise UserError(
                 f"--profile goes with --shapes profile, got {self.profile!r:.80} with uniform; leave one out"
             )
+        if self.threads is not None:
+            object.__setattr__(self, "target", _with_threads(self.target, self.threads))
         if self.wait_secs < 1:
             raise UserError(f"--wait-secs expects a number of seconds, at least 1; got {self.wait_secs}")
         if self.max_minutes is not None and not 0 < self.max_minutes < 1e6:
@@ -334,6 +344,15 @@ class Settings:
     @property
     def timing_secs(self) -> float:
         return EFFORTS[self.effort][3]
+
+
+def _with_threads(target: str, threads: int) -> str:
+    """Return a target whose processor has this number of threads. Raises UserError where none of its devices is `c`."""
+    own = f"c:threads={threads}"
+    names = [own if name.strip() == "c" else name.strip() for name in target.split(",")]
+    if own not in names:
+        raise UserError(f"--threads expects --target c, got {target!r:.80}; leave it out")
+    return ",".join(names)
 
 
 OPTIONS: Mapping[str, Option] = {f.name: f.metadata["option"] for f in fields(Settings)}

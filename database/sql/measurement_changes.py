@@ -79,6 +79,7 @@ def _rows(connection: Connection, by_id: Mapping[bytes, Measurement]) -> list[di
             "build_secs": m.build_secs,
             "clock_mhz": m.clock_mhz,
             "celsius": m.celsius,
+            "contention": m.contention,
             "task": tasks[m.target, m.workload],
             "point": points[text_key(symbols_text(m.symbols))],
             "variant": numbers[bytes.fromhex(m.variant.key)],

@@ -154,6 +154,7 @@ def measurement_of(row: Row, references: References, variant: VariantRecord) -> 
         unit=place["unit"],
         clock_mhz=row["clock_mhz"],
         celsius=row["celsius"],
+        contention=row["contention"],
     )
 
 
@@ -171,7 +172,7 @@ def is_valid(row: Row, kind: int | None) -> bool:
     except DatabaseError:
         return False
     seconds = (row["measured_at"], row["build_secs"], *samples)
-    sensors = [x for x in (row["clock_mhz"], row["celsius"]) if x is not None]
+    sensors = [x for x in (row["clock_mhz"], row["celsius"], row["contention"]) if x is not None]
     stage = row["stage"]
     codes = (stage, row["regime"], row["kind"], row["message"])
     if not all(isinstance(x, (int, float)) for x in (*seconds, *sensors)):
@@ -189,6 +190,7 @@ def is_valid(row: Row, kind: int | None) -> bool:
         and bool(samples) == (stage == 0) == (row["message"] == 0)
         # one test for all: a NaN or an infinity anywhere makes the sum one
         and math.isfinite(sum(seconds) + sum(sensors))
+        and 0 <= (row["contention"] or 0) <= 1
         and min(seconds) >= 0
         and len(samples) <= SAMPLES_LIMIT
     )

@@ -5,7 +5,6 @@ Tests: `tests/runtime/device/test_device_contract.py`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -28,6 +27,18 @@ class DeviceBuffer(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+
+class Turn(Protocol):
+    """The right to use a device, which one thread has at a time, several times if it likes: an RLock, or as one."""
+
+    def acquire(self) -> object: ...
+
+    def release(self) -> None: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *_: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +76,11 @@ class Device(Protocol):
     """
 
     info: DeviceInfo
-    turn: threading.RLock
+    turn: Turn
+
+    def new_turn(self) -> Turn:
+        """Return a turn that nobody has. The fork of a process gets one, since another thread may hold the former in it forever."""
+        ...
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, OwnKernel]:
         """Compile all kernels (one translation unit where that is cheaper); name -> handle."""

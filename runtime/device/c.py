@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import BuildError, MeasureError
 from relax_tune.runtime.child_process import find_program
 from relax_tune.runtime.device import host
-from relax_tune.runtime.device.base import DeviceInfo, Launch
+from relax_tune.runtime.device.base import DeviceInfo, Launch, Turn
 from relax_tune.runtime.device.binaries import (
     cache_folder,
     hashed,
@@ -63,6 +63,8 @@ _COMPILE_SECONDS = 300
 _ANOTHER = "set CC to a working gcc, or unset it"
 # What gcc, its assembler and its linker say of a full disk; on some file systems the linker dies of it.
 _NO_SPACE = ("No space left", "Disk quota exceeded", "File too large", "ld terminated with signal 7")
+MOST_THREADS = 1024
+"""Threads of the team at most, as in `team.c`."""
 _SHARED_BYTES = 1 << 20
 """Bytes of a copy that all threads take part in."""
 _COPY = """#include <stdint.h>
@@ -136,6 +138,45 @@ class Pointer(ctypes.c_void_p):
         self.array = array
 
 
+class _Turn:
+    """The turn of a device: one thread at a time has it, several times if it likes. The threads of the device run loops meanwhile.
+
+    Args:
+        threads: Their number. Devices of different numbers share the team of the process; where two run at once, the later one's counts.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._lock, self._threads = threading.RLock(), threads
+
+    def acquire(self) -> None:
+        self._lock.acquire()
+        if CDevice._taking_part != self._threads:
+            try:
+                CDevice.take_part(self._threads)
+            except BaseException:  # an interruption
+                self._lock.release()
+                raise
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def threads_of(part: str) -> int | None:
+    """Return the number of threads that `c:threads=N` states; None for another part. Raises MeasureError for a wrong number."""
+    name, equals, number = part.partition("=")
+    if name != "threads" or not equals:
+        return None
+    if not (number.isascii() and number.isdigit() and 1 <= int(number) <= MOST_THREADS):
+        raise MeasureError(f"C device: expected 1 to {MOST_THREADS} threads, got {number!r:.40}")
+    return int(number)
+
+
 class KernelLaunch(partial[None]):
     """A launch of a kernel through ctypes, which says what a loop in C needs to do the same."""
 
@@ -155,20 +196,29 @@ class CDevice(DeviceClass):
     All devices of a process share its team of threads; a loop that begins while the team runs another one stays on its caller's thread."""
 
     kind = "c"
-    forms = ("c", "c:PART")
+    forms = ("c", "c:PART", "c:threads=N")
     service = C_KERNELS
     compiles_in_threads = True
-    _team_size: ClassVar[int] = 0  # threads of the process's team, once it is started
+    _team: ClassVar[Any] = None  # the process's threads: the functions of `team.c`
+    _taking_part: ClassVar[int] = 0  # threads of the team that run loops now
 
     @classmethod
     def open_part(cls, part: str | None) -> CDevice | None:
+        threads = None if part is None else threads_of(part)
+        if threads is not None:
+            return cls(threads)
         return cls() if part is None or part.lower() in host.cpu_model().lower() else None
 
     @classmethod
     def choices(cls) -> str:
         return f"c ({host.cpu_model()})"
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int | None = None) -> None:
+        """Open the device.
+
+        Args:
+            threads: Threads of its kernels; None for as many as `host.worker_threads` permits.
+        """
         emulated = host.emulator()
         if emulated is not None:
             raise BuildError(
@@ -176,7 +226,7 @@ class CDevice(DeviceClass):
             )
         self._compiler = find_compiler()
         self._version, self._isa = _identity(self._compiler)
-        workers = self._start_team()
+        workers = self._start_team(host.worker_threads() if threads is None else threads)
         fingerprint = {
             "compiler": self._version,
             "cpu": host.cpu_model(),
@@ -201,14 +251,15 @@ class CDevice(DeviceClass):
             limits=tuple(sorted(with_quirks("c", fingerprint, limits).items())),
             unit=host.processor_unit(),
         )
-        self.turn = threading.RLock()
+        self._threads = workers
+        self.turn = self.new_turn()
         self._libraries: list[ctypes.CDLL] = []
         self._slabs = Slabs()
         self._try_compiler()
 
-    def _start_team(self) -> int:
-        """Start the team of threads, once in a process, and return how many threads it has."""
-        if not CDevice._team_size:
+    def _start_team(self, threads: int) -> int:
+        """Start the team of threads, once in a process, and return how many threads this device's loops have."""
+        if CDevice._team is None:
             with self._opened_cache() as folder, self._explained():
                 path = self._build(TEAM.read_text(encoding="utf-8"), ("-pthread",), folder)
                 try:
@@ -217,8 +268,18 @@ class CDevice(DeviceClass):
                     path.unlink(missing_ok=True)
                     raise self._not_loaded(error) from None
             # One team per process and not per device: two teams would have more threads than processors.
-            CDevice._team_size = int(library.relax_tune_team_start(host.worker_threads()))
-        return CDevice._team_size
+            CDevice._team = library
+        return CDevice.take_part(threads)
+
+    def new_turn(self) -> Turn:
+        """Return a turn that nobody has, in which this device's number of threads run loops."""
+        return _Turn(self._threads)
+
+    @classmethod
+    def take_part(cls, threads: int) -> int:
+        """Let this number of threads run loops from now on, and return how many do: fewer where the system creates no more."""
+        cls._taking_part = int(cls._team.relax_tune_team_use(threads))
+        return cls._taking_part
 
     def _not_loaded(self, error: OSError) -> BuildError:
         return BuildError(

@@ -5,12 +5,13 @@ Tests: `tests/runtime/device/test_registry.py`, `tests/recipes/test_add_device.p
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from relax_tune.errors import RelaxTuneError
-from relax_tune.runtime.device.base import Device, DeviceInfo
+from relax_tune.runtime.device.base import Device, DeviceInfo, Turn
 from relax_tune.runtime.device.service_kernels import ServiceKernels
 
 
@@ -52,6 +53,10 @@ class DeviceClass:
         """
         device: Any = cls
         return device() if part is None else None
+
+    def new_turn(self) -> Turn:
+        """Return a turn that nobody has, for a new device and for the fork of a process; see `Device.turn`."""
+        return threading.RLock()
 
     @classmethod
     def available(cls) -> Iterator[tuple[str, DeviceInfo | DeviceFailure]]:

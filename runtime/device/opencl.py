@@ -27,9 +27,9 @@ from relax_tune.runtime.device.memory import aligned_bytes, check_transfer
 from relax_tune.runtime.device.opencl_gpus import float64_limits, gpu_limits, pci_unit
 from relax_tune.runtime.device.pocl import (
     PLATFORM,
+    choose_threads,
     is_serial,
     offer_serial_driver,
-    pin_threads,
     repair_target,
     serial_twin,
 )
@@ -44,7 +44,7 @@ _SIMULATORS = ("oclgrind",)
 
 def load_pyopencl() -> Any:
     """Return the pyopencl module. Raises BuildError naming the extra to install."""
-    pin_threads()
+    choose_threads()
     offer_serial_driver()
     try:
         import pyopencl

@@ -32,6 +32,8 @@ from relax_tune.runtime.device import host
 
 PLATFORM = "Portable Computing Language"
 _SERIAL, _THREADS = "basic-", "pthread-"
+_THREAD_COUNTS = ("POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT")
+"""Variables of the number of threads, in older versions and newer ones."""
 # Functions of a driver by cl_khr_icd, and the place of the second one in a platform's table.
 _GET_PLATFORMS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)
 _GET_DEVICES = ctypes.CFUNCTYPE(
@@ -96,13 +98,17 @@ def _ask_for_devices(library: Path) -> bool:
     return not _GET_DEVICES(table[_GET_DEVICES_PLACE])(platform, _ALL_TYPES, 0, None, ctypes.byref(count))
 
 
-def pin_threads() -> None:
-    """Let PoCL pin each of its threads to a processor; called before any platform is asked for.
+def choose_threads() -> None:
+    """Choose how many threads PoCL has, and let it pin each to a processor; called before any platform is asked for.
 
-    Nothing changes where the user chose `POCL_AFFINITY`, or where this process may not use every processor: PoCL ends a process
-    whose threads it cannot place.
+    It has as many as kernels of target `c` (`host.worker_threads`) unless the user chose otherwise. It pins them only where it has one
+    for every processor. It would end a process whose threads it cannot place, and the threads of several containers on one machine would
+    all be pinned to the first processors.
     """
-    if "POCL_AFFINITY" not in os.environ and host.usable_cpus() == os.cpu_count():
+    threads, processors = host.worker_threads(), os.cpu_count() or 1
+    if threads < processors and not any(name in os.environ for name in _THREAD_COUNTS):
+        os.environ |= dict.fromkeys(_THREAD_COUNTS, str(threads))
+    if "POCL_AFFINITY" not in os.environ and threads == processors:
         os.environ["POCL_AFFINITY"] = "1"
 
 

@@ -41,8 +41,11 @@ static struct {
   _Alignas(64) int32_t gate;  /* OPEN while threads may enter the loop, and how many are inside */
   int32_t caller_sleeps;      /* the caller sleeps until the gate is 0 */
   _Alignas(64) int32_t busy;  /* a loop is being run */
-  int32_t started;            /* the number of threads was decided */
-  int32_t threads;            /* of the team, the caller among them */
+  int32_t decided;            /* the number of threads was stated */
+  int32_t started;            /* a thread was created */
+  int32_t created;            /* threads of the team, the caller among them */
+  int32_t threads;            /* of these, the ones that take part in loops; the others sleep until `changes` changes */
+  int32_t changes;            /* of `threads` */
   int32_t spins;              /* polls of a word before sleeping */
   int32_t moving;             /* a thread is being moved to another processor, or a late one is searched for */
   int32_t failed;             /* a thread was stopped in the loop */
@@ -51,7 +54,7 @@ static struct {
   const void *data;
   int64_t count, unit;        /* iterations, and iterations of one unit of work */
   struct seat seats[MOST_THREADS];
-} team = {.threads = 1, .spins = LEAST_SPINS};
+} team = {.created = 1, .threads = 1, .spins = LEAST_SPINS};
 
 /* Exported names and their linkage, so that each of several libraries can have a team. */
 #ifndef TEAM
@@ -181,7 +184,8 @@ static int64_t time_of(int32_t thread) {
 static void lend_processor(int number) {
   enum { PAUSES = 300, RUNNING_NANOSECONDS = 1000 };
   if (__atomic_load_n(&team.gate, __ATOMIC_RELAXED) == 0 || __atomic_exchange_n(&team.moving, 1, __ATOMIC_ACQUIRE)) return;
-  for (int k = 0; k < team.threads; k++) {
+  const int threads = __atomic_load_n(&team.threads, __ATOMIC_RELAXED);
+  for (int k = 0; k < threads; k++) {
     struct seat *seat = &team.seats[k];
     if (k == number || !__atomic_load_n(&seat->inside, __ATOMIC_RELAXED)) continue;
     const int32_t thread = __atomic_load_n(&seat->thread, __ATOMIC_RELAXED);
@@ -252,8 +256,9 @@ static int take(struct seat *seat, int back, int64_t *from, int64_t *to) {
 static void work(int number) {
   int64_t from, to;
   while (take(&team.seats[number], 0, &from, &to)) team.part(team.data, from, to);
-  for (int k = 1; k < team.threads; k++) {
-    struct seat *other = &team.seats[(number + k) % team.threads];
+  const int threads = __atomic_load_n(&team.threads, __ATOMIC_RELAXED);
+  for (int k = 1; k < threads; k++) {
+    struct seat *other = &team.seats[(number + k) % threads];
     while (take(other, 1, &from, &to)) team.part(team.data, from, to);
   }
 }
@@ -263,13 +268,28 @@ static void leave(void) {
   if (left == 0 && __atomic_load_n(&team.caller_sleeps, __ATOMIC_SEQ_CST)) wake(&team.gate, 1);
 }
 
+/* Set how many threads take part in loops. */
+static void take_part(int threads) {
+  __atomic_store_n(&team.threads, threads, __ATOMIC_SEQ_CST);
+  __atomic_add_fetch(&team.changes, 1, __ATOMIC_SEQ_CST);
+  wake(&team.changes, MOST_THREADS);
+}
+
+/* Return whether thread `number` takes part in loops. */
+static int takes_part(int number) { return number < __atomic_load_n(&team.threads, __ATOMIC_SEQ_CST); }
+
 /* Run parts of loops as thread `number` of the team, forever. */
 static void serve(int number) {
   for (int32_t last = 0;;) {
+    for (;;) {
+      const int32_t changes = __atomic_load_n(&team.changes, __ATOMIC_SEQ_CST);
+      if (takes_part(number)) break;
+      sleep_while(&team.changes, changes, LONGEST_LOOK_NANOSECONDS);
+    }
     wait_while(number, &team.round, last, &team.sleeping);
     last = __atomic_load_n(&team.round, __ATOMIC_ACQUIRE);
     int32_t gate = __atomic_load_n(&team.gate, __ATOMIC_RELAXED);
-    while (gate & OPEN) {
+    while (gate & OPEN && takes_part(number)) {
       if (!__atomic_compare_exchange_n(&team.gate, &gate, gate + 1, 1, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) continue;
       enter_seat(number);
       work(number);
@@ -280,7 +300,7 @@ static void serve(int number) {
   }
 }
 
-/* Return how many threads the loops have. */
+/* Return how many threads take part in loops. */
 TEAM_LINKAGE int TEAM(size)(void) { return __atomic_load_n(&team.threads, __ATOMIC_ACQUIRE); }
 
 /* Call part(data, from, to) for ranges that make up 0 to count, on all threads, and return when all are done.
@@ -288,11 +308,11 @@ TEAM_LINKAGE int TEAM(size)(void) { return __atomic_load_n(&team.threads, __ATOM
 `how` is EVEN, or UNEVEN where iterations differ in work. A loop that begins while another one runs is run by its caller only. */
 TEAM_LINKAGE void TEAM(run)(team_part *part, const void *data, int64_t count, int how) {
   if (count <= 0) return;
-  const int threads = TEAM(size)();
-  if (threads == 1 || count == 1 || __atomic_exchange_n(&team.busy, 1, __ATOMIC_ACQUIRE)) {
+  if (TEAM(size)() == 1 || count == 1 || __atomic_exchange_n(&team.busy, 1, __ATOMIC_ACQUIRE)) {
     part(data, 0, count);
     return;
   }
+  const int threads = TEAM(size)(); /* changes only while no loop is run */
   team.part = part, team.data = data, team.count = count, team.how = how;
   team.unit = 1 + (count - 1) / INT32_MAX;
   int64_t units = 1 + (count - 1) / team.unit;
@@ -304,7 +324,10 @@ TEAM_LINKAGE void TEAM(run)(team_part *part, const void *data, int64_t count, in
   __atomic_store_n(&team.gate, OPEN, __ATOMIC_RELEASE);
   int32_t round = team.round == INT32_MAX ? 1 : team.round + 1;
   __atomic_store_n(&team.round, round, __ATOMIC_SEQ_CST);
-  if (__atomic_load_n(&team.sleeping, __ATOMIC_SEQ_CST)) wake(&team.round, (int)(units < threads ? units : threads) - 1);
+  if (__atomic_load_n(&team.sleeping, __ATOMIC_SEQ_CST)) {
+    /* Threads that no longer take part may still sleep until the next loop; all are woken then. */
+    wake(&team.round, team.created > threads ? team.created : (int)(units < threads ? units : threads) - 1);
+  }
   work(0);
   leave_seat(0);
   int32_t gate = __atomic_and_fetch(&team.gate, ~OPEN, __ATOMIC_SEQ_CST);
@@ -321,7 +344,10 @@ TEAM_LINKAGE void TEAM(run)(team_part *part, const void *data, int64_t count, in
 #if defined(__wasm__)
 
 /* The page starts the threads: it passes each its number, and the caller's instance how many there are. */
-void threads_team(int threads) { team.threads = threads; }
+void threads_team(int threads) {
+  team.created = threads;
+  take_part(threads);
+}
 
 void threads_serve(int number) { serve(number); }
 
@@ -340,7 +366,7 @@ static void *serve_thread(void *number) {
 
 /* A forked process has none of the threads: its loops are run by their callers. */
 static void after_fork(void) {
-  team.threads = 1;
+  team.created = team.threads = 1;
   team.busy = team.gate = team.sleeping = team.caller_sleeps = team.moving = 0;
 #if defined(__linux__)
   own_thread = 0;
@@ -436,28 +462,40 @@ static int usual_threads(void) {
   return asked > 0 && asked < threads ? asked : threads;
 }
 
-/* Start the threads of the team, the caller among them, and return how many it has. 0 asks for the usual number. The first call decides. */
+/* Let this number of threads take part in loops, the caller among them; 0: the usual number. Missing ones are created. The caller has
+   set `team.busy`. */
+static void use_threads(int threads) {
+  if (threads <= 0) threads = usual_threads();
+  if (threads > MOST_THREADS) threads = MOST_THREADS;
+  if (threads > 1 && !team.started) {
+    team.started = 1;
+    team.spins = spins_of_this_processor();
+    pthread_atfork(0, 0, after_fork);
+  }
+  sigset_t all, before; /* signals are delivered to the program's other threads */
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  for (pthread_t thread; team.created < threads; team.created++) {
+    if (pthread_create(&thread, 0, serve_thread, (void *)(intptr_t)team.created)) break;
+    pthread_detach(thread);
+  }
+  pthread_sigmask(SIG_SETMASK, &before, 0);
+  take_part(threads < team.created ? threads : team.created);
+}
+
+/* Start the threads of the team and return how many take part in loops. The first call decides. */
 TEAM_LINKAGE int TEAM(start)(int threads) {
   while (__atomic_exchange_n(&team.busy, 1, __ATOMIC_ACQUIRE)) pause_briefly();
-  if (!team.started) {
-    team.started = 1;
-    if (threads <= 0) threads = usual_threads();
-    if (threads > MOST_THREADS) threads = MOST_THREADS;
-    if (threads > 1) {
-      team.spins = spins_of_this_processor();
-      pthread_atfork(0, 0, after_fork);
-    }
-    sigset_t all, before; /* signals are delivered to the program's other threads */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int number = 1;
-    for (pthread_t thread; number < threads; number++) {
-      if (pthread_create(&thread, 0, serve_thread, (void *)(intptr_t)number)) break;
-      pthread_detach(thread);
-    }
-    pthread_sigmask(SIG_SETMASK, &before, 0);
-    __atomic_store_n(&team.threads, number, __ATOMIC_RELEASE);
-  }
+  if (!team.decided) use_threads(threads);
+  team.decided = 1;
+  __atomic_store_n(&team.busy, 0, __ATOMIC_RELEASE);
+  return TEAM(size)();
+}
+
+/* Change how many threads take part in loops, once the team is started, and return how many do. */
+TEAM_LINKAGE int TEAM(use)(int threads) {
+  while (__atomic_exchange_n(&team.busy, 1, __ATOMIC_ACQUIRE)) pause_briefly();
+  use_threads(threads);
   __atomic_store_n(&team.busy, 0, __ATOMIC_RELEASE);
   return TEAM(size)();
 }

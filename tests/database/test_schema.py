@@ -38,7 +38,7 @@ def test_schema_of_no_release_names_the_converter(sql_url: str, version: str) ->
             attempt(sql_url)
 
 
-@pytest.mark.parametrize(("reads", "writes"), [("0008", "0008"), ("0008", "0009"), ("0009", "0009")])
+@pytest.mark.parametrize(("reads", "writes"), [("0009", "0009"), ("0009", "0010"), ("0010", "0010")])
 def test_newer_schema_admits_older_readers_and_writers(sql_url: str, reads: str, writes: str) -> None:
     records = [timing("a", 1.0, measured_at=5.0), failure("c", "crash", tile=3)]
     with open_store(sql_url) as store:
@@ -46,17 +46,17 @@ def test_newer_schema_admits_older_readers_and_writers(sql_url: str, reads: str,
         filled(store).add_measurements(records[:1])
         with store._engine.begin() as connection:
             connection.execute(text("ALTER TABLE measurements ADD COLUMN humidity FLOAT DEFAULT 0"))
-            connection.execute(text("UPDATE alembic_version SET version_num = '0009'"))
+            connection.execute(text("UPDATE alembic_version SET version_num = '0010'"))
             for name, value in (("reads_from", reads), ("writes_from", writes)):
                 put = text("UPDATE about SET value = :value WHERE name = :name")
                 connection.execute(put, {"name": name, "value": value})
-    if reads == "0009":
+    if reads == "0010":
         with pytest.raises(DatabaseError, match="upgrade the tool"):
             open_store(sql_url, read_only=True)
     else:
         with open_store(sql_url, read_only=True) as store:
             assert store.query(ZEN.key) == records[:1]
-    if writes == "0009":
+    if writes == "0010":
         with pytest.raises(DatabaseError, match="upgrade the tool"):
             open_store(sql_url)
         return
@@ -69,7 +69,7 @@ def test_upgrade_by_another_process_is_named_by_an_open_store(sql_url: str) -> N
         assert isinstance(store, SqlStore)
         filled(store).add_measurements([timing("a", 1.0)])
         with store._engine.begin() as connection:
-            connection.execute(text("UPDATE alembic_version SET version_num = '0009'"))
+            connection.execute(text("UPDATE alembic_version SET version_num = '0010'"))
             connection.execute(text("ALTER TABLE points RENAME TO points_2"))
         for ask in (lambda: store.query(ZEN.key), lambda: store.add_measurements([timing("lost?", 1.0)])):
             with pytest.raises(DatabaseError, match="another process upgraded"):

@@ -554,7 +554,7 @@ def test_prune_without_condition_is_refused() -> None:
 
 def test_unit_of_measurement_is_kept(store: Store) -> None:
     filled(store)
-    told = {"worker": "w", "host": "gpu1", "unit": "GPU-aa", "clock_mhz": 1980.0, "celsius": 41.0}
+    told = {"worker": "w", "host": "gpu1", "unit": "GPU-aa", "clock_mhz": 1980.0, "celsius": 41.0, "contention": 0.125}
     store.add_measurements([timing("here", 1.0, **told), timing("unknown", 1.0, tile=2)])
     here, unknown = store.query(ZEN.key)
     assert {name: getattr(here, name) for name in told} == told

@@ -55,7 +55,7 @@ def fill(queue: JobQueue) -> None:
     environment = queue.add_environment(Environment((("numpy", "2.0"), ("relax-tune", "0.2.0"))))
     filled(queue)
     queue.add_target(type(ZEN)(ZEN.kind, ZEN.name, ZEN.fingerprint, (("workers", 8),), (("compute", 1.5e-3),)))
-    sensors = {"worker": "w", "host": "h", "unit": "u", "clock_mhz": 3100.5, "celsius": 61.0}
+    sensors = {"worker": "w", "host": "h", "unit": "u", "clock_mhz": 3100.5, "celsius": 61.0, "contention": 0.25}
     queue.add_measurements(
         [
             timing(

@@ -57,6 +57,7 @@ class Recording:
                 job=self.job,
                 environment=self.environment,
                 measured_at=time.time(),
+                contention=timing.contention,
                 **asdict(result.unit),
             )
             for number, timing in enumerate(result.timings)

@@ -133,6 +133,10 @@ def _is_number(value: Any) -> bool:
     return value is None or (type(value) in (int, float) and math.isfinite(value))
 
 
+def _is_fraction(value: Any) -> bool:
+    return value is None or (_is_number(value) and 0 <= value <= 1)
+
+
 def _are_objects(value: Any) -> bool:
     return _is_list(value) and all(map(_is_object, value))
 
@@ -300,6 +304,7 @@ def _decode_timing(record: Any) -> ShapeTiming:
         launches_per_sample=_field(record, "launches_per_sample", lambda v: _is_int(v) and v >= 1, "a positive count"),
         regime=_field(record, "regime", lambda v: v in REGIMES, " or ".join(REGIMES)),
         lost=_field(record, "lost", _is_bool, "true or false"),
+        contention=_field(record, "contention", _is_fraction, "a number from 0 to 1 or null"),
     )
 
 

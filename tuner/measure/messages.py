@@ -129,10 +129,13 @@ class ShapeTiming:
     """The raw samples at one symbol binding, in the order they were taken.
 
     Attributes:
-        samples_secs: wall seconds per launch of the whole variant, synchronisation included.
+        samples_secs: seconds per launch of the whole variant, synchronisation included, without waiting for processors that other
+            processes had.
         launches_per_sample: if above one, each sample is the mean of this number of launches, queued before one synchronisation
             (short kernels on devices with a queue).
         lost: sampling stopped early because another candidate was faster (`TimingPolicy.stop_above`).
+        contention: fraction of the time in which threads were ready to run and waited for a processor, mean of the samples; None if
+            unknown.
     """
 
     symbols: Symbols
@@ -140,6 +143,7 @@ class ShapeTiming:
     launches_per_sample: int = 1
     regime: Regime = "warm"
     lost: bool = False
+    contention: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@
 
 typedef void part(const void *data, int64_t from, int64_t to);
 int relax_tune_team_start(int threads);
+int relax_tune_team_use(int threads);
 int relax_tune_team_size(void);
 void relax_tune_team_run(part *, const void *data, int64_t count, int how);
 
@@ -44,6 +45,11 @@ static void check(const int *sums, int64_t count, int wanted, const char *what) 
       printf("%s: iteration %ld of %ld ran %d times, not %d\n", what, (long)i, (long)count, sums[i], wanted);
       exit(1);
     }
+}
+
+static void *use_others(void *given) {
+  for (int n = 0; n < 200; n++) relax_tune_team_use(1 + n % *(int *)given);
+  return 0;
 }
 
 static void *many_loops(void *given) {
@@ -94,9 +100,21 @@ int main(int count, char **given) {
     relax_tune_team_run(wait_for_others, &given_held, held.count, EVEN);
   }
 
+  for (int n = 0; n < loops; n++) { /* fewer threads, more, and again as many */
+    const int used = 1 + n % (threads + 2);
+    if (relax_tune_team_use(used) != used || relax_tune_team_size() != used) return 5;
+    memset(sums, 0, MOST * sizeof *sums);
+    for (int again = 0; again < 3; again++) relax_tune_team_run(add, &sums, MOST, EVEN);
+    check(sums, MOST, 3, "loops of another number of threads");
+    if (n % 10 == 0) usleep(300);
+  }
+  if (relax_tune_team_use(threads) != threads) return 5;
+
   pthread_t callers[3]; /* several callers at once */
   for (int k = 0; k < 3; k++) pthread_create(&callers[k], 0, many_loops, &loops);
+  use_others(&threads);
   for (int k = 0; k < 3; k++) pthread_join(callers[k], 0);
+  relax_tune_team_use(threads);
 
   pid_t child = fork(); /* which has no threads but this one */
   if (child == 0) {

@@ -97,12 +97,42 @@ def test_threads_are_pinned_where_every_processor_is_usable(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(pocl.host, "usable_cpus", lambda: usable)
-    monkeypatch.delenv("POCL_AFFINITY", raising=False)
-    if chosen is not None:
-        monkeypatch.setenv("POCL_AFFINITY", chosen)
-    pocl.pin_threads()
+    monkeypatch.setattr(pocl.host, "cpu_quota", lambda: None)
+    monkeypatch.setattr(os, "environ", {} if chosen is None else {"POCL_AFFINITY": chosen})
+    pocl.choose_threads()
     assert os.environ.get("POCL_AFFINITY") == found
-    monkeypatch.delenv("POCL_AFFINITY", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("quota", "given", "expected"),
+    [
+        (None, {}, {"POCL_AFFINITY": "1"}),
+        (2.5, {}, {"POCL_MAX_PTHREAD_COUNT": "2", "POCL_CPU_MAX_CU_COUNT": "2"}),
+        (None, {"OMP_NUM_THREADS": "3"}, {"POCL_MAX_PTHREAD_COUNT": "3", "POCL_CPU_MAX_CU_COUNT": "3"}),
+        (2.5, {"POCL_MAX_PTHREAD_COUNT": "4"}, {}),
+    ],
+    ids=["whole machine", "quota", "OMP_NUM_THREADS", "chosen"],
+)
+def test_threads_are_as_many_as_those_of_other_kernels(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, given: dict[str, str], expected: dict[str, str]
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(pocl.host, "usable_cpus", lambda: 8)
+    monkeypatch.setattr(pocl.host, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(os, "environ", dict(given))
+    pocl.choose_threads()
+    assert os.environ == given | expected
+
+
+@pytest.mark.process
+def test_limited_threads_are_what_the_device_has() -> None:
+    """In tests, too: `test_threads_of_pocl_have_a_processor_each` runs without a limit."""
+    script = (
+        "from relax_tune.runtime.device.opencl import OpenCLDevice\nprint(dict(OpenCLDevice().info.limits)['workers'])"
+    )
+    limited = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=limited, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
 @pytest.mark.process
@@ -112,7 +142,11 @@ def test_threads_of_pocl_have_a_processor_each() -> None:
         "places = [sorted(os.sched_getaffinity(int(t))) for t in os.listdir('/proc/self/task')]\n"
         "print(sorted({p[0] for p in places if len(p) == 1}) == list(range(os.cpu_count())))\n"
     )
-    kept = {name: value for name, value in os.environ.items() if name not in ("POCL_DEVICES", "POCL_AFFINITY")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("POCL_DEVICES", "POCL_AFFINITY", "OMP_NUM_THREADS")
+    }
     if len(os.sched_getaffinity(0)) != os.cpu_count():
         pytest.skip("this process may not use every processor")
     done = subprocess.run([sys.executable, "-c", script], env=kept, capture_output=True, text=True, timeout=120)

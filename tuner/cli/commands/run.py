@@ -108,6 +108,15 @@ PlacingOption = Annotated[
         "(`plan ARTIFACT` lists them) for every call. [default: plan]",
     ),
 ]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        help="Threads of the kernels of target c. [default: the least of the usable processors, the container's quota and "
+        "$OMP_NUM_THREADS]",
+    ),
+]
 WhenLostOption = Annotated[
     str | None,
     typer.Option(
@@ -141,6 +150,7 @@ def run(
     when_lost: WhenLostOption = None,
     require_signed: RequireSignedOption = None,
     device: Device = None,
+    threads: ThreadsOption = None,
     json: Json = False,
 ) -> None:
     """Run an artifact on text or on arrays.
@@ -157,7 +167,7 @@ def run(
     )
     loaded, console = _load_signed(artifact, require_signed), make_console(stderr=json)
     shapes = None if record_shapes is None else read_profile(record_shapes)
-    on = device, shapes, _placing(placing, when_lost)
+    on = device, shapes, _placing(placing, when_lost), threads
     if inputs is not None:
         given = read_arrays(inputs)
         if texts_only := [*options.given, *["--truncate"] * truncate, *["--prompt"] * (prompt is not None)]:
@@ -208,7 +218,7 @@ def _run_on_text(
     texts: Sequence[str],
     folder: Path,
     options: DecodingOptions,
-    on: tuple[str | None, ShapeProfile | None, PlacementOptions | None],
+    on: tuple[str | None, ShapeProfile | None, PlacementOptions | None, int | None],
     console: Console,
     truncate: bool,
     prompt: str | None,
@@ -321,11 +331,12 @@ def open_model(
     device: str | None,
     shapes: ShapeProfile | None = None,
     placing: PlacementOptions | None = None,
+    threads: int | None = None,
 ) -> Model:
     """Open the artifact on its device, and print warnings to stderr, a line each."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        model = artifact.open(device, shapes=shapes, placing=placing)
+        model = artifact.open(device, shapes=shapes, placing=placing, threads=threads)
     console = make_console(stderr=True)
     for warning in caught:
         if issubclass(warning.category, UserWarning):

@@ -23,6 +23,7 @@ from relax_tune.runtime.device.webgpu.device import check_launch, module_text
 from relax_tune.runtime.program.program import KernelSource
 from relax_tune.tuner.measure.browser.page import Page
 from relax_tune.tuner.measure.browser.protocol import CHUNK, Answer
+from relax_tune.tuner.measure.device_process.timing import Sample
 
 MOST_QUEUED = 256
 """Launches that are queued before they are sent."""
@@ -252,9 +253,9 @@ class PageClock:
     def __init__(self, device: PageDevice) -> None:
         self._page = device
 
-    def secs(self, device: Any, bound: BoundProgram, launches: int, flush: Callable[[], None] | None = None) -> float:
-        """Return the seconds per launch; see `Clock.secs`."""
-        return self._page.timed(bound, launches, flush) / launches
+    def secs(self, device: Any, bound: BoundProgram, launches: int, flush: Callable[[], None] | None = None) -> Sample:
+        """Return the time of one launch; see `Clock.secs`."""
+        return Sample(self._page.timed(bound, launches, flush) / launches)
 
     def repeats(self, single: float, timed: Callable[[int], float]) -> tuple[int, float]:
         """Return a number of launches that takes long compared with the timer's resolution; see `Clock.repeats`.

@@ -108,8 +108,10 @@ def _are_times(value: object) -> bool:
 
 
 def asked_for(devices: Iterable[LentDevice], label: str, part: str) -> list[LentDevice]:
-    """Return the devices of a class whose name, platform or a fact of the fingerprint contains `part`, ignoring case."""
-    return [d for d in devices if d.label == label and part.lower() in f"{d.about} | {d.facts}".lower()]
+    """Return the devices of a class with the fact `part`; without any, those whose name, platform or a fact contains it, ignoring case."""
+    of_class = [d for d in devices if d.label == label]
+    exact = [d for d in of_class if part in d.facts.split(" | ")]  # so that threads=1 is not threads=16
+    return exact or [d for d in of_class if part.lower() in f"{d.about} | {d.facts}".lower()]
 
 
 def label_of(spec: str) -> str:

@@ -1,8 +1,13 @@
 """Interleaved timing of candidates: rounds over all of them, a few samples per visit, all samples stored.
 
-Interleaving spreads the load of other processes over all candidates. In the regime `warm`, each visit of a short kernel
-begins with an untimed launch, because the packed weights of other candidates have evicted its weights. In the regime
-`flushed`, every sample begins by filling the caches with other data.
+Interleaving spreads the load of other processes over all candidates. On processors, time in which the threads of a sample waited
+because other processes had the processor is no time of the kernel: samples without waiting are preferred, more of them are taken
+where there are few, and the others are shortened by the fraction that was waiting.
+
+In the regime `warm`, each visit of a short kernel begins with an untimed launch, because the packed weights of other candidates have
+evicted its weights. In the regime `flushed`, every sample begins by filling the caches with other data.
+
+Tests: `tests/tuner/measure/device_process/test_timing.py`.
 """
 
 from __future__ import annotations
@@ -11,11 +16,14 @@ import gc
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Protocol
+from statistics import fmean
+from typing import NamedTuple, Protocol
 
 from relax_tune.runtime.bound_program import BoundProgram
 from relax_tune.runtime.device.base import Device, DeviceClock
+from relax_tune.tuner.measure.device_process.contention import ThreadTimes
 from relax_tune.tuner.measure.messages import ShapeTiming, Symbols, TimingPolicy
 
 _VISIT_SECS = 0.01  # samples of one visit
@@ -25,6 +33,15 @@ _QUEUED_BELOW_SECS = 1e-3  # on devices with a queue, shorter launches are timed
 _QUEUED_SECS = 500e-6
 _QUEUED_LAUNCHES = (4, 64)  # at least, at most: threads that sleep between single launches wake up in each sample
 _AWAKE_SECS = 0.03  # an idle GPU raises its clocks over some milliseconds of work
+_QUIET = 0.02  # contention of a sample up to which it counts as undisturbed
+_MOST_SAMPLES = 3  # factor on the number of samples, to find undisturbed ones
+
+
+class Sample(NamedTuple):
+    """Seconds per launch without waiting for processors, and the contention for them (None: unknown)."""
+
+    secs: float
+    contention: float | None = None
 
 
 class Clock(Protocol):
@@ -38,8 +55,8 @@ class Clock(Protocol):
 
     def secs(
         self, device: Device, bound: BoundProgram, launches: int, flush: Callable[[], None] | None = None
-    ) -> float:
-        """Return the seconds per launch, over `launches` launches and one synchronisation.
+    ) -> Sample:
+        """Return the time of one launch, over `launches` launches and one synchronisation.
 
         Args:
             flush: runs before each launch, untimed.
@@ -57,13 +74,20 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The device's event timer if it has one, else the clock of this process."""
+    """The device's event timer if it has one, else the clock of this process.
+
+    Args:
+        threads: Times of the threads that run the kernels; None if others run them.
+    """
 
     flushed = 1
 
+    def __init__(self, threads: ThreadTimes | None = None) -> None:
+        self._threads = threads
+
     def secs(
         self, device: Device, bound: BoundProgram, launches: int, flush: Callable[[], None] | None = None
-    ) -> float:
+    ) -> Sample:
         """Time launches, queued before one synchronisation, or one after a flush; see `Clock.secs`."""
         if flush is not None:
             flush()
@@ -77,12 +101,18 @@ class HostClock:
             for _ in range(repeats):
                 launch()
 
-        if isinstance(device, DeviceClock) and (secs := device.elapsed(work)) is not None:
-            return secs / launches
-        began = time.perf_counter()
-        work()
-        device.synchronize()
-        return (time.perf_counter() - began) / launches
+        before = None if self._threads is None else self._threads.read()
+        secs = device.elapsed(work) if isinstance(device, DeviceClock) else None
+        if secs is None:
+            began = time.perf_counter()
+            work()
+            device.synchronize()
+            secs = time.perf_counter() - began
+        if self._threads is None or before is None:
+            return Sample(secs / launches)
+        contention = self._threads.contention(before, self._threads.read(), launches)
+        # Threads that all get the same part of their ready time take longer by its reciprocal.
+        return Sample(secs * (1 - contention) / launches, contention)
 
     def repeats(self, single: float, timed: Callable[[int], float]) -> tuple[int, float]:
         """Return as many launches as share the cost of waking up; see `Clock.repeats`."""
@@ -98,7 +128,7 @@ class Contestant:
     Attributes:
         enter: runs before each visit, untimed: records progress, loads inputs.
         flush: runs before each sample, untimed; a sample is then `Clock.flushed` launches.
-        target: number of samples to take, chosen in the first visit.
+        target: number of undisturbed samples to take, chosen in the first visit.
     """
 
     bound: BoundProgram
@@ -107,7 +137,7 @@ class Contestant:
     stop_above: float | None
     enter: Callable[[], None]
     flush: Callable[[], None] | None = None
-    samples: list[float] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     visits: int = 0
     launches: int = 1
     target: int = 0
@@ -119,11 +149,27 @@ class Contestant:
     @property
     def done(self) -> bool:
         """True if it needs no further visit."""
-        return self.error is not None or self.lost or len(self.samples) >= self.target
+        return self.error is not None or self.lost or self.wanted <= 0
+
+    @property
+    def quiet(self) -> list[Sample]:
+        """The undisturbed samples."""
+        return [s for s in self.samples if s.contention is None or s.contention <= _QUIET]
+
+    @property
+    def wanted(self) -> int:
+        """The number of further samples to take."""
+        return min(self.target - len(self.quiet), _MOST_SAMPLES * self.target - len(self.samples))
 
     def timing(self) -> ShapeTiming:
-        """Return the result of timing."""
-        return ShapeTiming(self.symbols, tuple(self.samples), self.launches, self.policy.regime, self.lost)
+        """Return the result of timing: the undisturbed samples where they are enough, else all."""
+        quiet = self.quiet
+        chosen = quiet if len(quiet) >= min(self.target, self.policy.min_repeats) else self.samples
+        known = [s.contention for s in chosen if s.contention is not None]
+        secs = tuple(s.secs for s in chosen)
+        return ShapeTiming(
+            self.symbols, secs, self.launches, self.policy.regime, self.lost, fmean(known) if known else None
+        )
 
 
 def time_interleaved(
@@ -138,23 +184,24 @@ def time_interleaved(
         failures: exceptions that end only their contestant, as its `error`.
         clock: timer of launches; None times them in this process.
     """
-    watch = HostClock() if clock is None else clock
-    collecting = gc.isenabled()
-    # A collection within a sample would count as time of the kernel.
-    gc.disable()
-    try:
+    with ExitStack() as stack:
+        threads = stack.enter_context(ThreadTimes()) if device.info.unit.startswith("cpu:") else None
+        watch = HostClock(threads if threads is not None and threads.known else None) if clock is None else clock
+        if gc.isenabled():
+            # A collection within a sample would count as time of the kernel.
+            gc.disable()
+            stack.callback(gc.enable)
         if contestants and _is_gpu(device):
             _visit(device, contestants[0], _wake, failures, watch)
         for contestant in contestants:
             _visit(device, contestant, _first_visit, failures, watch)
+        if threads is not None:
+            threads.refresh()  # a first launch may start the device's threads
         active = [contestant for contestant in contestants if not contestant.done]
         while active:
             for contestant in active:
                 _visit(device, contestant, _sample, failures, watch)
             active = [contestant for contestant in active if not contestant.done]
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _visit(
@@ -187,7 +234,7 @@ def _wake(device: Device, contestant: Contestant, clock: Clock) -> None:
 def _first_visit(device: Device, contestant: Contestant, clock: Clock) -> None:
     """Warm up, estimate the time of a launch, and choose how many samples fit the budget."""
     policy = contestant.policy
-    single = clock.secs(device, contestant.bound, 1)
+    single = clock.secs(device, contestant.bound, 1).secs
     if single > policy.max_single_secs:
         contestant.samples.append(clock.secs(device, contestant.bound, 1))
         contestant.target, contestant.rewarm = 2, False
@@ -197,11 +244,11 @@ def _first_visit(device: Device, contestant: Contestant, clock: Clock) -> None:
     if contestant.flush is not None:
         contestant.launches = clock.flushed
     began = time.perf_counter()
-    single = clock.secs(device, contestant.bound, contestant.launches, contestant.flush)
+    single = clock.secs(device, contestant.bound, contestant.launches, contestant.flush).secs
     if contestant.flush is not None:  # flushing counts in the budget
         single = (time.perf_counter() - began) / contestant.launches
     elif device.info.kind != "c" and single < _QUEUED_BELOW_SECS:
-        timed = lambda launches: clock.secs(device, contestant.bound, launches)
+        timed = lambda launches: clock.secs(device, contestant.bound, launches).secs
         contestant.launches, single = clock.repeats(single, timed)
     sample = max(single * contestant.launches, 1e-7)
     contestant.target = max(policy.min_repeats, min(policy.max_repeats, int(policy.budget_secs / sample)))
@@ -217,10 +264,10 @@ def _sample(device: Device, contestant: Contestant, clock: Clock) -> None:
     # another process may have disturbed a whole visit: after one visit only, the limit is doubled
     limit = math.inf if contestant.stop_above is None else contestant.stop_above * (2 if contestant.visits < 2 else 1)
     give_up = time.perf_counter() + _VISIT_SECS
-    for _ in range(min(_VISIT_SAMPLES, contestant.target - len(samples))):
+    for _ in range(min(_VISIT_SAMPLES, contestant.wanted)):
         samples.append(clock.secs(device, bound, contestant.launches, contestant.flush))
         # A single sample may be slow by accident.
-        if len(samples) >= 2 and min(samples) > limit:
+        if len(samples) >= 2 and min(s.secs for s in samples) > limit:
             contestant.lost = True
             return
         if time.perf_counter() > give_up:
