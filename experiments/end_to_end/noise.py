@@ -1,0 +1,178 @@
+"""Tuning beside busy processes: how much speed their noise costs the tuned model.
+
+    python -m experiments.end_to_end.noise --work FOLDER [--models minilm,decoder] [--rounds 15]
+
+Each model is tuned for target `c` three times from an empty database: on the quiet machine, beside two busy processes, and beside eight,
+two of which copy arrays of 64 MB. The artifacts are then timed on the quiet machine, in turns, in one process. A ratio is the time of the
+artifact that was tuned on the quiet machine over that of the other one. A second tuning on the quiet machine shows how much of a ratio is
+the luck of a search. Writes results/noise.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import relax_tune as rt
+from experiments.harness.decoder_folder import write_folder
+from experiments.harness.e2e_cases import LARGEST, SIZES, SMALL, geomean, inputs, minilm_folder
+from experiments.harness.pages import environment, write_page
+
+CONDITIONS = {"quiet": (0, 0), "again": (0, 0), "two": (2, 0), "eight": (6, 2)}
+"""Busy processes that compute, and that copy memory."""
+TITLES = {"quiet": "quiet", "again": "quiet, again", "two": "2 busy", "eight": "8 busy"}
+GOALS = {"two": 0.97, "eight": 0.92}
+SPIN = "while True: pass"
+COPY = "import numpy as np\na = np.ones(1 << 24, np.float32); b = a.copy()\nwhile True: b[:] = a"
+EARLIER = 7
+"""Tokens before those of a prefill: the decoder is tuned for prompts without any, and for continuing."""
+
+
+@contextmanager
+def busy(spinning: int, copying: int) -> Iterator[None]:
+    """Run busy processes."""
+    codes = [SPIN] * spinning + [COPY] * copying
+    processes = [subprocess.Popen([sys.executable, "-c", code]) for code in codes]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def module_of(model: str, work: Path) -> Any:
+    if model == "minilm":
+        return rt.load_model(minilm_folder(), bounds={"b": (1, 1), "n": (1, LARGEST)})
+    folder = work / "decoder"
+    if not folder.exists():
+        write_folder(folder, SMALL, 2 * LARGEST)
+    return rt.load_model(folder, bounds={"b": (1, 1), "n": (1, LARGEST), "m": (0, LARGEST)})
+
+
+def tuned(model: str, condition: str, work: Path, effort: str) -> dict[str, Any]:
+    """Tune a model from an empty database, in a process of its own; returns seconds and the contention of the records."""
+    out, database = work / f"{model}-{condition}.rta", work / f"{model}-{condition}.db"
+    database.unlink(missing_ok=True)
+    code = [sys.executable, "-m", "experiments.end_to_end.noise", "--tune", model, condition, "--work", str(work)]
+    with busy(*CONDITIONS[condition]):
+        began = time.perf_counter()
+        subprocess.run([*code, "--effort", effort], check=True)
+        secs = time.perf_counter() - began
+    with rt.open_database(str(database)) as store:
+        (target,) = store.targets()
+        records = [r for r in store.query(target.key) if r.status == "ok"]
+    known = [r.contention for r in records if r.contention is not None]
+    assert out.exists()
+    return {"secs": secs, "records": len(records), "contention": median(known) if known else None,
+            "disturbed": float(np.mean([c > 0.02 for c in known])) if known else None}  # fmt: skip
+
+
+def tune_here(model: str, condition: str, work: Path, effort: str) -> None:
+    """Tune and build, as `relax-tune tune` does."""
+    name = f"{work}/{model}-{condition}"
+    with rt.open_database(f"{name}.db") as store:
+        artifact = rt.tune(module_of(model, work), target="c", db=store, effort=effort)
+        artifact.save(f"{name}.rta")
+
+
+def compared(model: str, work: Path, rounds: int) -> dict[str, dict[str, float]]:
+    """Return the median seconds of each artifact by size, called in turns."""
+    loaded = {c: rt.load(work / f"{model}-{c}.rta") for c in CONDITIONS}
+    kind = "minilm" if model == "minilm" else "prefill"
+    found: dict[str, dict[str, float]] = {}
+    try:
+        for size in SIZES:
+            given = list(inputs(kind, size, SMALL))
+            if kind == "prefill":
+                shape = (1, SMALL.groups, 0, SMALL.head_size)
+                given += (
+                    [np.zeros(shape, np.float32)] * 2 * SMALL.layers if len(_inputs_of(loaded["quiet"])) > 1 else []
+                )
+            name = None if kind == "minilm" else "prefill"
+            times: dict[str, list[float]] = {c: [] for c in loaded}
+            for _ in range(rounds):
+                for c, m in loaded.items():
+                    m.run(given, function=name) if name else m.run(given)
+                    for _ in range(3):
+                        began = time.perf_counter()
+                        m.run(given, function=name) if name else m.run(given)
+                        times[c].append(time.perf_counter() - began)
+            found[str(size)] = {c: median(t) for c, t in times.items()}
+    finally:
+        for m in loaded.values():
+            m.close()
+    return found
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--models", default="minilm,decoder")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--effort", default="quick")
+    parser.add_argument("--tune", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    if args.tune:
+        tune_here(*args.tune, args.work, args.effort)
+        return
+    measured = environment()
+    results: dict[str, Any] = {"effort": args.effort, "environment": measured, "models": {}}
+    lines = [
+        "# Tuning beside busy processes",
+        "",
+        f"Effort `{args.effort}`; medians of {3 * args.rounds} calls, in turns.",
+        "",
+    ]
+    for model in args.models.split(","):
+        tuning = {c: tuned(model, c, args.work, args.effort) for c in CONDITIONS}
+        times = compared(model, args.work, args.rounds)
+        results["models"][model] = {"tuning": tuning, "times": times}
+        lines += page_of(model, tuning, times)
+        write_page("noise", lines, results, measured, quiet=True)
+    print("\n".join(lines))
+
+
+def page_of(model: str, tuning: dict[str, Any], times: dict[str, dict[str, float]]) -> list[str]:
+    """Return the tables of one model."""
+    lines = [
+        f"## {model}",
+        "",
+        "| tuned | seconds | records | disturbed records | median contention |",
+        "|---|---|---|---|---|",
+    ]
+    for c, row in tuning.items():
+        lines.append(
+            f"| {TITLES[c]} | {row['secs']:.0f} | {row['records']} | {row['disturbed']:.2f} | {row['contention']:.2f} |"
+        )
+    others = [c for c in CONDITIONS if c != "quiet"]
+    lines += [
+        "",
+        "| tokens | ms, tuned quiet | " + " | ".join(TITLES[c] for c in others) + " |",
+        "|---" * (2 + len(others)) + "|",
+    ]
+    ratios = {c: {n: row["quiet"] / row[c] for n, row in times.items()} for c in others}
+    for n, row in times.items():
+        lines.append(f"| {n} | {row['quiet'] * 1e3:.2f} | " + " | ".join(f"{ratios[c][n]:.2f}" for c in others) + " |")
+    for c in others:
+        least, goal = min(ratios[c].values()), f", goal {GOALS[c]}" if c in GOALS else ""
+        lines += [
+            "",
+            f"{TITLES[c]}: {geomean(list(ratios[c].values())):.2f} in geometric mean, least {least:.2f}{goal}.",
+        ]
+    return [*lines, ""]
+
+
+if __name__ == "__main__":
+    main()
