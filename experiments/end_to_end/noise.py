@@ -33,8 +33,6 @@ TITLES = {"quiet": "quiet", "again": "quiet, again", "two": "2 busy", "eight": "
 GOALS = {"two": 0.97, "eight": 0.92}
 SPIN = "while True: pass"
 COPY = "import numpy as np\na = np.ones(1 << 24, np.float32); b = a.copy()\nwhile True: b[:] = a"
-EARLIER = 7
-"""Tokens before those of a prefill: the decoder is tuned for prompts without any, and for continuing."""
 
 
 @contextmanager
@@ -88,24 +86,20 @@ def tune_here(model: str, condition: str, work: Path, effort: str) -> None:
 def compared(model: str, work: Path, rounds: int) -> dict[str, dict[str, float]]:
     """Return the median seconds of each artifact by size, called in turns."""
     loaded = {c: rt.load(work / f"{model}-{c}.rta") for c in CONDITIONS}
-    kind = "minilm" if model == "minilm" else "prefill"
+    kind, function = ("minilm", None) if model == "minilm" else ("prefill", "prefill")
     found: dict[str, dict[str, float]] = {}
     try:
         for size in SIZES:
             given = list(inputs(kind, size, SMALL))
-            if kind == "prefill":
-                shape = (1, SMALL.groups, 0, SMALL.head_size)
-                given += (
-                    [np.zeros(shape, np.float32)] * 2 * SMALL.layers if len(_inputs_of(loaded["quiet"])) > 1 else []
-                )
-            name = None if kind == "minilm" else "prefill"
+            if kind == "prefill":  # an empty cache
+                given += [np.zeros((1, SMALL.groups, 0, SMALL.head_size), np.float32)] * 2 * SMALL.layers
             times: dict[str, list[float]] = {c: [] for c in loaded}
             for _ in range(rounds):
                 for c, m in loaded.items():
-                    m.run(given, function=name) if name else m.run(given)
+                    m.run(given, function)
                     for _ in range(3):
                         began = time.perf_counter()
-                        m.run(given, function=name) if name else m.run(given)
+                        m.run(given, function)
                         times[c].append(time.perf_counter() - began)
             found[str(size)] = {c: median(t) for c, t in times.items()}
     finally:
