@@ -43,6 +43,7 @@ from relax_tune.tuner.plan.plans import TaskPlan
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
 from relax_tune.tuner.quality.activation_loss import with_activation_loss
 from relax_tune.tuner.quality.choose import built_choice, read_goal, tuned_choice
+from relax_tune.tuner.report.progress import ProgressBar
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.service.submission import SubmitOptions, submit_model
 from relax_tune.tuner.settings import Policy, Settings, merge_settings, settings_taken_by
@@ -115,6 +116,7 @@ def tune(
     bounds: Bounds | None = None,
     rules: Sequence[Rule] = (),
     on_progress: Callable[[TuningProgress], None] | None = None,
+    progress: bool = False,
     **overrides: Any,
 ) -> TuneResult:
     """Measure kernels for every task of a model. Recorded measurements are not repeated, so an interrupted job continues.
@@ -126,6 +128,7 @@ def tune(
         bounds: Inclusive ranges by symbol, for a model that is loaded by this call.
         rules: Rewriting rules of the caller (`rewrite.Rule`), each applied at its level. Build with the same rules.
         on_progress: Called after every batch.
+        progress: Show a bar of the tasks that are done, with the speed of the model and the time left, on stderr or in a notebook.
         overrides: Fields of `Settings` by name, such as `target="c"`; they override `settings`. `profile` and `samples` may be a
             `Path`.
 
@@ -144,10 +147,19 @@ def tune(
     module = _module(model, bounds, chosen)
     tell = partial(print, file=sys.stderr) if chosen.browser else lambda _: None  # somebody has to open the address
     goal = read_goal(chosen, module)
-    with contextlib.closing(open_runner(chosen, tell)) as runner:
+    with contextlib.ExitStack() as stack:
+        runner = stack.enter_context(contextlib.closing(open_runner(chosen, tell)))
         device = runner.device_info()  # no database is created for a missing device
         with _store(chosen.db if db is None else db, wait_secs=chosen.wait_secs) as (store, _):
-            job, report = device_job(module, device, store, chosen, rules), on_progress or (lambda _: None)
+            listeners = [] if on_progress is None else [on_progress]
+            if progress:
+                listeners.append(stack.enter_context(ProgressBar()).report)
+
+            def report(news: TuningProgress) -> None:
+                for listener in listeners:
+                    listener(news)
+
+            job = device_job(module, device, store, chosen, rules)
             if goal is None:
                 work, built = job.tune(runner, report), job.build()
             else:

@@ -42,7 +42,7 @@ from relax_tune.tuner.option import (
 )  # fmt: skip
 from relax_tune.tuner.search.registry import strategy_names
 
-Effort = Literal["quick", "normal", "full"]
+Effort = Literal["auto", "quick", "normal", "full"]
 Policy = Literal["measured", "stored", "predicted", "library", "generic"]
 Qkv = Literal["separate", "merged"]
 AttentionForm = Literal["fused", "unfused"]
@@ -56,9 +56,11 @@ Memory = Literal["symbolic", "constant", "inplace", "constant-inplace"]
 
 FILE = "relax-tune.toml"
 _FILE_BYTES = 1 << 20
+WORTHWHILE, NEGLIGIBLE = 1e-2, 2e-5
+"""Shares of the model's time that trials have to be expected to save: with an effort that ends by itself, and a batch with another."""
 # Candidates per task and per batch, anchors, and how long each shape is timed.
 EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
-    "quick": (16, 8, 6, 0.02), "normal": (64, 8, 6, 0.05), "full": (256, 16, 8, 0.1),
+    "auto": (256, 8, 6, 0.02), "quick": (16, 8, 6, 0.02), "normal": (64, 8, 6, 0.05), "full": (256, 16, 8, 0.1),
 }  # fmt: skip
 
 
@@ -112,9 +114,10 @@ class Settings:
         reaches_out=True,
     )
     effort: Effort = option(
-        "normal",
+        "auto",
         f"Candidates per task ({', '.join(f'{name}: {numbers[0]}' for name, numbers in EFFORTS.items())}) and the number of shapes at "
-        f"which each is timed ({', '.join(str(numbers[2]) for numbers in EFFORTS.values())}).",
+        f"which each is timed ({', '.join(str(numbers[2]) for numbers in EFFORTS.values())}). `auto` ends a task when as many candidates "
+        f"again are expected to save less than {100 * WORTHWHILE:g} % of the model's time.",
         commands=PROGRAM,
         choices=tuple(EFFORTS),
     )
@@ -328,6 +331,16 @@ class Settings:
                 raise UserError(f"--{name} expects a number of candidates {of}, at least 0; got {count}")
         if self.weights in ("bf16", "f16") and (other := f"{self.precision}/{self.activations}") != "f32/f32":
             raise UserError(f"--weights {self.weights} expects --precision and --activations f32, got {other}; drop it")
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether a task ends as soon as it has little to gain."""
+        return self.effort == "auto" and self.trials is None
+
+    @property
+    def worthwhile(self) -> float:
+        """The share of the model's time that further trials of a task have to be expected to save."""
+        return WORTHWHILE if self.ends_early else NEGLIGIBLE
 
     @property
     def candidates(self) -> int:

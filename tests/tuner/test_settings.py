@@ -119,9 +119,9 @@ def test_load_settings_unreadable_file_is_named(tmp_path: Path, monkeypatch: pyt
 
 
 def test_load_settings_error_names_the_source(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^RELAX_TUNE_EFFORT expects one of quick"):
+    with pytest.raises(UserError, match=r"^RELAX_TUNE_EFFORT expects one of auto, quick"):
         load_settings({}, {"RELAX_TUNE_EFFORT": "no"}, tmp_path)
-    with pytest.raises(UserError, match=r"^--effort expects one of quick"):
+    with pytest.raises(UserError, match=r"^--effort expects one of auto, quick"):
         load_settings({"effort": "no"}, {"RELAX_TUNE_EFFORT": "full"}, tmp_path)
     (tmp_path / "relax-tune.toml").write_text("trials = -1")
     with pytest.raises(UserError, match=r"^relax-tune\.toml: trials expects a number"):

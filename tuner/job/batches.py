@@ -5,7 +5,6 @@ Tests: `tests/tuner/job/test_several_batches.py`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
@@ -13,7 +12,7 @@ from relax_tune.database.records import Measurement, VariantRecord
 from relax_tune.database.store import Store
 from relax_tune.errors import RelaxTuneError
 from relax_tune.tuner.job import task_leases
-from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
+from relax_tune.tuner.job.progress import TuningSummary
 from relax_tune.tuner.job.recording import Recording
 from relax_tune.tuner.job.task_state import HOPELESS, Flight, TaskState
 from relax_tune.tuner.measure.base import Runner
@@ -41,9 +40,8 @@ class Batches:
     """The batches that are being measured, in the order in which they were started.
 
     Attributes:
-        tasks: Number of tasks of the job, for reports.
         renew: Called while something is waited for: renews leases and the job's heartbeat.
-        report: Called after every batch.
+        report: Called after every batch with its task.
         summary: Counts of the job so far.
     """
 
@@ -53,12 +51,11 @@ class Batches:
         store: Store,
         recording: Recording,
         timing_secs: float,
-        tasks: int,
         renew: Callable[[], None],
-        report: Callable[[TuningProgress], None],
+        report: Callable[[TaskState], None],
     ) -> None:
         self.runner, self.store, self.recording = runner, store, recording
-        self.timing_secs, self.tasks = timing_secs, tasks
+        self.timing_secs = timing_secs
         self.renew, self.report = renew, report
         self.summary = TuningSummary()
         self._checks = CheckCases()
@@ -156,18 +153,7 @@ class Batches:
         self.summary.trials += len(flight.candidates)
         state.learn(records, self.recording.job)
         state.tuned.update(flight.candidates)  # spent even without a usable result
-        self.report(
-            TuningProgress(
-                state.task.name,
-                state.position,
-                self.tasks,
-                len(state.tuned),
-                len(state.failed),
-                state.best("tuned") or math.nan,
-                state.best("library"),
-                state.best("generic"),
-            )
-        )
+        self.report(state)
 
     def store_finished(self) -> None:
         """Store the records of the batches that have ended, before an error of another ends the job."""

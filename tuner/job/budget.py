@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from relax_tune.database.rules import Spent
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError
-from relax_tune.tuner.job.scheduling import WORTHWHILE
 from relax_tune.tuner.job.task_leases import TaskLeases
 from relax_tune.tuner.job.task_state import TaskState
 from relax_tune.tuner.settings import Settings
@@ -52,13 +51,40 @@ class TrialBudget:
 
     def needs_first(self, state: TaskState) -> bool:
         """Return True if the first batch of a task is not complete."""
-        return not state.exhausted and len(state.tuned) < self.first_batch
+        return not state.exhausted and len(state.tuned) < self.first_batch and not self._is_negligible(state)
+
+    def _is_negligible(self, state: TaskState) -> bool:
+        """Return True if a task takes so little of the model's time that no trial of it pays."""
+        if not self.settings.ends_early:
+            return False
+        secs = [s.seconds() for s in self.states if not s.given_up]
+        return all(secs) and not state.tuned and state.seconds() < self.settings.worthwhile * sum(secs)
 
     def needs_more(self, state: TaskState) -> bool:
         """Return True if another batch of a task is affordable and expected to pay."""
         if self.left <= 0 or state.exhausted or len(state.tuned) + state.flying >= 3 * self.settings.candidates:
             return False
-        return self.worth(state)[0] >= WORTHWHILE * sum(s.seconds() for s in self.states)
+        if state.untried_guesses():
+            return True
+        return self._saving(state, 0) >= self.settings.worthwhile * sum(s.seconds() for s in self.states)
+
+    def expected_trials(self, state: TaskState) -> int:
+        """Return how many further candidates a task is expected to try before another batch no longer pays."""
+        worthwhile = self.settings.worthwhile * sum(s.seconds() for s in self.states)
+        most = 3 * self.settings.candidates - len(state.tuned)
+        count = 0
+        while count < most and self._saving(state, count) >= worthwhile:
+            count += self.settings.batch
+        return min(count, max(most, 0))
+
+    def _saving(self, state: TaskState, after: int) -> float:
+        """Return the seconds of the model's time that decide whether a task goes on, once it has tried `after` more candidates.
+
+        They are what a batch is expected to save, or with an effort that ends by itself, as many candidates as were tried.
+        """
+        batch = min(self.settings.batch, self.left)
+        tried = len(state.tuned) + after
+        return state.saving(max(batch, tried) if self.settings.ends_early else batch, after)
 
     def worth(self, state: TaskState) -> tuple[float, str]:
         """Return the seconds of the whole model that another batch is expected to save, and the task's key."""

@@ -21,6 +21,7 @@ from relax_tune.database.records import Environment, VariantRecord, Workload
 from relax_tune.errors import DatabaseError, MeasureError, ScheduleError, UnexpectedErrorWarning
 from relax_tune.tuner.job.batches import Batches, error_text
 from relax_tune.tuner.job.budget import TrialBudget
+from relax_tune.tuner.job.forecast import Forecast
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.job.recording import Recording
 from relax_tune.tuner.job.task_leases import TaskLeases
@@ -90,12 +91,11 @@ class Tuner:
         with shielded():
             environment = self.store.add_environment(Environment(tuple(records.libraries.items())))
         recording = Recording(records.target.key, job.name, environment)
-        self._batches = Batches(
-            runner, self.store, recording, settings.timing_secs, len(tasks), self._renew, job.report
-        )
+        self._batches = Batches(runner, self.store, recording, settings.timing_secs, self._renew, self._report)
         self.summary: TuningSummary = self._batches.summary
         self.states = [self._open(variants, position) for position, variants in enumerate(tasks)]
         self._budget = TrialBudget(self.states, settings, self.store, self._leases, self._refresh)
+        self._forecast = Forecast(self.states, self._budget)
 
     def _open(self, task_variants: TaskVariants, position: int) -> TaskState:
         task = task_variants.task
@@ -155,6 +155,7 @@ class Tuner:
         finally:
             self._leases.release_all()
         self.summary.wall_secs = time.monotonic() - started
+        self.summary.expected_gain = self._forecast.expected_gain()
         return self.summary
 
     def _run(self) -> None:
@@ -307,6 +308,9 @@ class Tuner:
             with self._isolated(state, give_up=True):
                 state.lacking = len(state.records), unvalidated(state.task_variants, records, self.settings.effort)
         return state.lacking[1]
+
+    def _report(self, state: TaskState) -> None:
+        self.job.report(self._forecast.progress(state))
 
     # -- several jobs, and tasks that cannot be tuned ------------------------------------------------------------------
 

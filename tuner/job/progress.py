@@ -10,7 +10,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TuningProgress:
-    """A report after a batch, for a display."""
+    """A report after a batch, for a display.
+
+    Attributes:
+        trials, failures: Of the task.
+        best_secs, library_secs, generic_secs: Seconds of the best tuned, library and generic variant of the task, weighted over its
+            shapes.
+        done: Number of tasks that are expected to be measured no further.
+        share: Fraction of the model's time that the task takes; None while a task of the model has no time.
+        model_secs: Seconds of one run of the model by the fastest variants so far.
+        first_secs: The same, when it was first known.
+        left: Candidates that the job is expected to try yet.
+        left_secs: Estimated seconds until the job ends; None before its first trials.
+    """
 
     task: str
     position: int
@@ -20,11 +32,22 @@ class TuningProgress:
     best_secs: float
     library_secs: float | None
     generic_secs: float | None
+    done: int = 0
+    share: float | None = None
+    model_secs: float | None = None
+    first_secs: float | None = None
+    left: int = 0
+    left_secs: float | None = None
 
 
 @dataclass
 class TuningSummary:
-    """Counts of a job's measurements. problems: (task, sentence) for each task that could not be tuned."""
+    """Counts of a job's measurements.
+
+    Attributes:
+        problems: (task, sentence) for each task that could not be tuned.
+        expected_gain: Fraction of the model's time that as many trials again are expected to save; None if unknown.
+    """
 
     trials: int = 0
     measurements: int = 0
@@ -32,3 +55,4 @@ class TuningSummary:
     wall_secs: float = 0.0
     compiles: int = 0
     problems: tuple[tuple[str, str], ...] = ()
+    expected_gain: float | None = None

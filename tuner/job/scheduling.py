@@ -18,8 +18,6 @@ NEAREST = 8
 """Number of the best candidates that determine the spread."""
 FIRST_SPREAD = 0.3
 """The spread if fewer than three candidates have a time; otherwise it counts as one candidate among all tried."""
-WORTHWHILE = 2e-5
-"""A batch that is expected to save less than this share of the model's time is not measured."""
 
 
 def spread(times: Sequence[float], tried: int) -> float:

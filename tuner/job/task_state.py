@@ -157,15 +157,19 @@ class TaskState:
         count = len(self.task.domain.points)
         return [min((t for row in rows if (t := row[a]) is not None), default=math.inf) for a in range(count)]
 
-    def saving(self, batch: int) -> float:
-        """Return the seconds per run of the model that a batch is expected to save, weighted over the anchors."""
+    def saving(self, batch: int, after: int = 0) -> float:
+        """Return the seconds per run of the model that a batch is expected to save, weighted over the anchors.
+
+        Args:
+            after: Candidates that are tried before the batch, in vain.
+        """
         total = 0.0
         rows = [row for key, row in self.times.items() if self.variants[key].kind == "tuned"]
         for a, weight in enumerate(self.task.domain.weights):
             best = self.best_at(a)
             times = [t for row in rows if (t := row[a]) is not None]
             total += weight * expected_saving(
-                times, len(self.tuned) + self.flying, batch, 1.0 if best is None else best
+                times, len(self.tuned) + self.flying + after, batch, 1.0 if best is None else best
             )
         return total * max(1, len(self.task.sites))
 

@@ -25,7 +25,7 @@ from relax_tune.tuner.task.domain import Point, distance
 from relax_tune.tuner.task.task import Task
 from relax_tune.tuner.task.variants import TaskVariants
 
-SHAPES: Mapping[Effort, int] = {"quick": 3, "normal": 6, "full": 12}
+SHAPES: Mapping[Effort, int] = {"auto": 3, "quick": 3, "normal": 6, "full": 12}
 """Number of shapes at which a plan is validated, half of them at its thresholds."""
 VALIDATIONS = 3
 """Validations of a task in total: a plan that was chosen again may have other thresholds or variants."""

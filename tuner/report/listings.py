@@ -22,6 +22,7 @@ from relax_tune.tuner.job.job_log import LAST_BEAT, state_of
 from relax_tune.tuner.measure.cluster.fleet import LentDevice
 from relax_tune.tuner.measure.cluster.identity import protocol_misfit
 from relax_tune.tuner.plan.task_rows import variant_text
+from relax_tune.tuner.report.progress import recorded_progress_text
 from relax_tune.tuner.report.subject import Cell, Facts, PageLink, Section, Subject, Table, TrialCount, listing, table
 from relax_tune.tuner.report.texts import moment_text, seconds_text
 
@@ -47,6 +48,7 @@ def job_facts(job: SubmittedJob, *, local: bool = False) -> Facts:
         "job": PageLink(job.id, ("jobs", job.id)),
         "state": job.state,
         "progress": progress_of(job),
+        "tasks, speed, time left": recorded_progress_text(job.values("progress")),
         "failures": str(job.values("progress").get("failures", "-")),
         "message": job.message or _wait_of(job),
         "model": job.name,

@@ -25,10 +25,18 @@ def seconds_text(secs: float | None) -> str:
 
 
 def ratio_text(base: float | None, best: float | None) -> str:
-    """Format the speedup over `base`: `1.52x`; `-` if a time is unknown."""
+    """Format the speedup over `base` with three digits: `1.52x`, `75,100x`; `-` if a time is unknown."""
     if base is None or best is None or not (math.isfinite(base) and math.isfinite(best)) or best <= 0:
         return "-"
-    return f"{base / best:.2f}x"
+    ratio = float(f"{base / best:.3g}")
+    digits = 0 if ratio >= 100 else 1 if ratio >= 10 else 2
+    return f"{ratio:,.{digits}f}x"
+
+
+def percent_text(fraction: float) -> str:
+    """Format a fraction in percent with two digits: `12 %`, `1.5 %`, `0.3 %`."""
+    percent = 100 * fraction
+    return f"{percent:.{0 if percent >= 10 else 1}f} %"
 
 
 def moment_text(secs: object, *, local: bool = False) -> str:

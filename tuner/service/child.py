@@ -60,7 +60,7 @@ def run(order: WorkOrder, emit: Emit) -> int:
             _tell(f"device: {job.device.kind}, {job.device.name}")
             _tell(f"tuning {len(job.tasks)} tasks of {order.name}")
             try:
-                work = job.tune(runner, Progress(chosen.candidates, emit).report, _tell, order.id)
+                work = job.tune(runner, Progress(emit).report, _tell, order.id)
             except OtherUnit:
                 emit("target", job.target.key)
                 raise
@@ -88,16 +88,21 @@ def run(order: WorkOrder, emit: Emit) -> int:
 class Progress:
     """Emits the counts of all tasks after each batch."""
 
-    def __init__(self, candidates: int, emit: Emit) -> None:
-        self._candidates, self._emit = candidates, emit
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
         self._latest: dict[int, TuningProgress] = {}
 
     def report(self, progress: TuningProgress) -> None:
         self._latest[progress.position] = progress
+        trials = sum(p.trials for p in self._latest.values())
         counts = {
             "tasks": progress.tasks,
-            "trials": sum(p.trials for p in self._latest.values()),
-            "of": progress.tasks * self._candidates,
+            "done": progress.done,
+            "trials": trials,
+            "of": trials + progress.left,
+            "model_secs": progress.model_secs,
+            "first_secs": progress.first_secs,
+            "left_secs": progress.left_secs,
             "failures": sum(p.failures for p in self._latest.values()),
             "task": progress.task,
         }

@@ -1,4 +1,7 @@
-"""Schema 9: the contention for processors during a measurement. Code of schema 8 reads and writes such a database, ignoring it."""
+"""Schema 9: the contention for processors during a measurement. Code of schema 8 reads and writes such a database, ignoring it.
+
+Tests: `tests/database/test_schema.py`.
+"""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_threads_are_pinned_where_every_processor_is_usable(
     ],
     ids=["whole machine", "quota", "OMP_NUM_THREADS", "chosen"],
 )
-def test_threads_are_as_many_as_those_of_other_kernels(
+def test_quota_and_omp_num_threads_limit_threads_of_pocl(
     monkeypatch: pytest.MonkeyPatch, quota: float | None, given: dict[str, str], expected: dict[str, str]
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
@@ -125,7 +125,7 @@ def test_threads_are_as_many_as_those_of_other_kernels(
 
 
 @pytest.mark.process
-def test_limited_threads_are_what_the_device_has() -> None:
+def test_limited_threads_are_the_workers_of_the_device() -> None:
     """In tests, too: `test_threads_of_pocl_have_a_processor_each` runs without a limit."""
     script = (
         "from relax_tune.runtime.device.opencl import OpenCLDevice\nprint(dict(OpenCLDevice().info.limits)['workers'])"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.tuner_models import QUICK, RecordedRunner, attention, by_text, paper_job, row_scale
 
 from relax_tune.runtime.program.program import Program
-from relax_tune.tuner.job import budget
+from relax_tune.tuner import settings as settings_module
 from relax_tune.tuner.job.scheduling import FIRST_SPREAD, expected_saving, spread
 
 seconds = st.floats(1e-7, 1e-1)
@@ -97,7 +97,7 @@ def test_loop_spends_trials_on_the_costliest_tasks() -> None:
 @pytest.mark.slow
 def test_a_job_stops_when_nothing_more_is_to_be_gained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every candidate takes the same time, but for a part in a million."""
-    monkeypatch.setattr(budget, "WORTHWHILE", 1e-2)
+    monkeypatch.setattr(settings_module, "NEGLIGIBLE", 1e-2)
 
     def answer(program: Program, symbols: Mapping[str, int]) -> float | str:
         digest = hashlib.blake2b("".join(k.source for k in program.kernels).encode(), digest_size=2).digest()

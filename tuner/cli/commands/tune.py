@@ -39,6 +39,7 @@ from relax_tune.tuner.quality.activation_loss import with_activation_loss
 from relax_tune.tuner.quality.choose import Goal, read_goal, tuned_choice
 from relax_tune.tuner.report.builds import build_section
 from relax_tune.tuner.report.subject import Section
+from relax_tune.tuner.report.texts import percent_text
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.settings import Policy, Settings
 from relax_tune.tuner.task.extract import sizes_near
@@ -141,9 +142,15 @@ def _summary(result: TuneResult) -> str:
     work, tasks = result.work, len(result.tasks)
     if work.measurements == 0:
         return f"0 new measurements: all that was asked for {tasks} tasks is on record"
+    gain = work.expected_gain
+    left = (
+        ""
+        if gain is None
+        else f"; as many candidates again are expected to save {percent_text(gain)} of the model's time"
+    )
     return (
         f"{work.measurements} new measurements of {work.trials} candidates for {tasks} tasks, "
-        f"{work.failures} failed, in {work.wall_secs:.0f} s"
+        f"{work.failures} failed, in {work.wall_secs:.0f} s{left}"
     )
 
 

@@ -71,7 +71,7 @@ class ThreadTimes:
         """Return the fraction of the ready time between two readings in which threads waited for a processor.
 
         Args:
-            launches: Number of launches between the readings, each of which may wake every thread.
+            launches: Number of launches between the readings; each may wake every thread.
         """
         running, waiting = after[0] - before[0], after[1] - before[1]
         waiting -= _WAKE_SECS * launches * len(self._files)

@@ -149,7 +149,7 @@ class Contestant:
     @property
     def done(self) -> bool:
         """True if it needs no further visit."""
-        return self.error is not None or self.lost or self.wanted <= 0
+        return self.error is not None or self.lost or self.missing <= 0
 
     @property
     def quiet(self) -> list[Sample]:
@@ -157,7 +157,7 @@ class Contestant:
         return [s for s in self.samples if s.contention is None or s.contention <= _QUIET]
 
     @property
-    def wanted(self) -> int:
+    def missing(self) -> int:
         """The number of further samples to take."""
         return min(self.target - len(self.quiet), _MOST_SAMPLES * self.target - len(self.samples))
 
@@ -264,7 +264,7 @@ def _sample(device: Device, contestant: Contestant, clock: Clock) -> None:
     # another process may have disturbed a whole visit: after one visit only, the limit is doubled
     limit = math.inf if contestant.stop_above is None else contestant.stop_above * (2 if contestant.visits < 2 else 1)
     give_up = time.perf_counter() + _VISIT_SECS
-    for _ in range(min(_VISIT_SAMPLES, contestant.wanted)):
+    for _ in range(min(_VISIT_SAMPLES, contestant.missing)):
         samples.append(clock.secs(device, bound, contestant.launches, contestant.flush))
         # A single sample may be slow by accident.
         if len(samples) >= 2 and min(s.secs for s in samples) > limit:

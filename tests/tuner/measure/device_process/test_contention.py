@@ -23,7 +23,7 @@ def waits(folder: Path, **nanoseconds: int) -> None:
         (folder / name / "schedstat").write_text(f"1000 {waiting} 3\n")
 
 
-def test_contention_is_the_part_of_the_ready_time_that_was_waiting(tmp_path: Path) -> None:
+def test_contention_is_the_waiting_part_of_the_ready_time(tmp_path: Path) -> None:
     waits(tmp_path, t1=5_000_000, t2=0)
     with ThreadTimes(tmp_path) as threads:
         assert threads.known
@@ -86,7 +86,7 @@ class Waiting:
         return 0.5
 
 
-def test_sample_is_shortened_by_what_was_waiting() -> None:
+def test_sample_is_shortened_by_the_waiting_part() -> None:
     clock = HostClock(Waiting())  # type: ignore[arg-type]
     device: Any = SimpleNamespace(elapsed=lambda work: 8e-3, synchronize=lambda: None)
     bound: Any = SimpleNamespace(launch=lambda: None, series=lambda times: None)
