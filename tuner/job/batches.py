@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from statistics import fmean
 
 from relax_tune.database.records import Measurement, VariantRecord
 from relax_tune.database.store import Store
@@ -60,6 +61,7 @@ class Batches:
         self.summary = TuningSummary()
         self._checks = CheckCases()
         self._flights: list[Flight] = []
+        self._contentions: list[float] = []
 
     def __bool__(self) -> bool:
         return bool(self._flights)
@@ -147,6 +149,8 @@ class Batches:
             records = [*records, *self.recording.of(state.task, flight.by_id[result.id], result)]
         with shielded():
             self.store.add_measurements(records)
+        self._contentions += [r.contention for r in records if r.contention is not None]
+        self.summary.contention = fmean(self._contentions) if self._contentions else None
         self.summary.measurements += len(records)
         self.summary.failures += sum(r.status == "failed" for r in records)
         self.summary.compiles += len(flight.by_id)

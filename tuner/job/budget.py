@@ -66,10 +66,17 @@ class TrialBudget:
             return False
         if state.untried_guesses():
             return True
-        return self._saving(state, 0) >= self.settings.worthwhile * sum(s.seconds() for s in self.states)
+        return self._saving(state) >= self.settings.worthwhile * sum(s.seconds() for s in self.states)
 
     def expected_trials(self, state: TaskState) -> int:
-        """Return how many further candidates a task is expected to try before another batch no longer pays."""
+        """Return how many further candidates a task is expected to try before another batch no longer pays.
+
+        With an effort that ends by itself it is as many as were tried, after which the task is looked at again.
+        """
+        if self.left <= 0:
+            return 0
+        if self.settings.ends_early:
+            return max(self.settings.batch, len(state.tuned)) if self.needs_more(state) else 0
         worthwhile = self.settings.worthwhile * sum(s.seconds() for s in self.states)
         most = 3 * self.settings.candidates - len(state.tuned)
         count = 0
@@ -77,7 +84,7 @@ class TrialBudget:
             count += self.settings.batch
         return min(count, max(most, 0))
 
-    def _saving(self, state: TaskState, after: int) -> float:
+    def _saving(self, state: TaskState, after: int = 0) -> float:
         """Return the seconds of the model's time that decide whether a task goes on, once it has tried `after` more candidates.
 
         They are what a batch is expected to save, or with an effort that ends by itself, as many candidates as were tried.

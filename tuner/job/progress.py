@@ -46,6 +46,7 @@ class TuningSummary:
 
     Attributes:
         problems: (task, sentence) for each task that could not be tuned.
+        contention: Fraction of their time in which kernels waited for a processor, mean over the measurements; None if unknown.
         expected_gain: Fraction of the model's time that as many trials again are expected to save; None if unknown.
     """
 
@@ -55,4 +56,5 @@ class TuningSummary:
     wall_secs: float = 0.0
     compiles: int = 0
     problems: tuple[tuple[str, str], ...] = ()
+    contention: float | None = None
     expected_gain: float | None = None

@@ -9,7 +9,7 @@ Tests: `tests/tuner/measure/test_reference.py`, `tests/tuner/measure/cluster/tes
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median, quantiles
 
 from relax_tune.database.reference import SPREAD, TOLERANCE, Reference, disagreement
@@ -28,7 +28,7 @@ from relax_tune.runtime.program.program import (
 )
 from relax_tune.runtime.program.scalars import Opcode, ScalarBuilder
 from relax_tune.tuner.measure.base import OtherUnit, Runner
-from relax_tune.tuner.measure.messages import MeasureRequest, TimingPolicy
+from relax_tune.tuner.measure.messages import MeasureRequest, ShapeTiming, TimingPolicy
 
 __all__ = ["TOLERANCE", "Reference", "disagreement", "measure_reference", "measure_until_agreed", "reference_program"]
 
@@ -36,6 +36,8 @@ MOMENTS = 3
 """Moments whose median is the reference time."""
 QUIET = 0.1
 """Largest relative spread of the times of quiet moments."""
+BUSY = 0.6
+"""Contention above which a machine is too busy to begin: three processes and more for every two processors."""
 PATIENCE_SECS = 2.0
 """Seconds for which a job waits for quiet moments; after them the quietest count."""
 _POLICY = TimingPolicy(min_repeats=8, max_repeats=40, budget_secs=0.04)
@@ -97,6 +99,32 @@ def measure_reference(runner: Runner, patience_secs: float = PATIENCE_SECS) -> R
             return reference
 
 
+def wait_for_quiet(
+    runner: Runner, wait_secs: float, notice: Callable[[str], None], pause: Callable[[float], None] = time.sleep
+) -> None:
+    """Wait while the processors are so busy with other processes that no sample of a reference kernel is undisturbed.
+
+    Args:
+        wait_secs: Longest wait; then measuring begins all the same.
+        notice: Receives a sentence before the wait, and one when it was in vain.
+
+    Raises:
+        MeasureError: the device cannot run the kernels.
+    """
+    give_up, told = time.monotonic() + wait_secs, False
+    while (contention := _contention(runner)) > BUSY:
+        if time.monotonic() > give_up:
+            notice("this machine is still busy: times leave out what kernels waited, and records name it")
+            return
+        if not told:
+            told = True
+            notice(
+                f"other processes keep this machine busy: kernels wait for a processor {contention:.0%} of their time; "
+                f"waiting up to {wait_secs:g} s for a quiet moment"
+            )
+        pause(1.0)
+
+
 def measure_until_agreed(runner: Runner, expected: Reference, patience_secs: float = PATIENCE_SECS) -> None:
     """Time the reference kernels until a moment agrees with the expected times.
 
@@ -123,6 +151,15 @@ def _points(info: DeviceInfo) -> Mapping[str, tuple[int, int]]:
 
 
 def _moment(runner: Runner) -> _Moment:
+    return {name: timing.samples_secs for name, timing in _timings(runner).items()}
+
+
+def _contention(runner: Runner) -> float:
+    """Return the largest contention of a reference kernel at this moment; 0 if it is unknown."""
+    return max(timing.contention or 0.0 for timing in _timings(runner).values())
+
+
+def _timings(runner: Runner) -> Mapping[str, ShapeTiming]:
     info = runner.device_info()
     points = _points(info)
     timings = tuple({"n": n, "k": k} for n, k in points.values())
@@ -133,7 +170,7 @@ def _moment(runner: Runner) -> _Moment:
             f"expected the times of the reference kernels on {info.name!r}, but they failed at stage "
             f"{result.stage!r}: {result.message}; run `relax-tune doctor` there"
         )
-    return {name: timing.samples_secs for name, timing in zip(points, result.timings, strict=True)}
+    return dict(zip(points, result.timings, strict=True))
 
 
 def _summary(moments: Sequence[_Moment]) -> Reference:

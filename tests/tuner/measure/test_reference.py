@@ -14,7 +14,7 @@ from relax_tune.errors import MeasureError, is_temporary
 from relax_tune.tuner.measure.base import OtherUnit
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, ShapeTiming, failed
-from relax_tune.tuner.measure.reference import MOMENTS, QUIET, measure_reference, measure_until_agreed
+from relax_tune.tuner.measure.reference import MOMENTS, QUIET, measure_reference, measure_until_agreed, wait_for_quiet
 
 Samples = Sequence[float]
 
@@ -61,6 +61,43 @@ def test_comparison_waits_for_an_agreeing_moment() -> None:
     runner = Moments(iter([[20.0], [3.0], [1.1]]))
     measure_until_agreed(runner, {"compute": 1.0}, 60.0)
     assert runner.asked == 3
+
+
+class Contended(FakeRunner):
+    """A unit whose kernels wait for a processor: the fraction of their time, moment by moment; None if the system does not tell."""
+
+    def __init__(self, contentions: Iterator[float | None]) -> None:
+        super().__init__({"unit": "u"}, "w")
+        self.contentions = contentions
+
+    def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
+        done: Future[list[MeasureResult]] = Future()
+        contention = next(self.contentions)
+        (request,) = batch
+        timings = tuple(ShapeTiming(dict(s), (1.0,), contention=contention) for s in request.timings)
+        done.set_result([MeasureResult(request.id, "ok", timings=timings)])
+        return done
+
+
+@pytest.mark.parametrize("contention", [None, 0.0, 0.5])
+def test_measuring_begins_at_once_beside_few_processes(contention: float | None) -> None:
+    notices: list[str] = []
+    wait_for_quiet(Contended(iter([contention])), 60.0, notices.append)
+    assert not notices
+
+
+def test_busy_machine_is_named_and_waited_for() -> None:
+    notices: list[str] = []
+    pauses: list[float] = []
+    wait_for_quiet(Contended(iter([0.8, 0.9, 0.1])), 60.0, notices.append, pauses.append)
+    (notice,) = notices
+    assert "80%" in notice and "waiting up to 60 s" in notice and len(pauses) == 2
+
+
+def test_wait_for_a_quiet_machine_ends() -> None:
+    notices: list[str] = []
+    wait_for_quiet(Contended(repeat(0.8)), 0.0, notices.append, lambda _: None)
+    assert "still busy" in notices[-1]
 
 
 def test_unit_of_another_speed_is_refused_for_now() -> None:

@@ -45,6 +45,8 @@ from relax_tune.tuner.settings import Policy, Settings
 from relax_tune.tuner.task.extract import sizes_near
 
 COMPARE_SIZES = (8, 64, 256, 512)
+NOISY = 0.1
+"""Mean contention of measurements from which a note says that the machine was busy."""
 COMPARED: tuple[Policy, ...] = ("predicted", "library", "generic")
 
 
@@ -95,6 +97,12 @@ def tune(
     say(console, _summary(result))
     for name, problem in work.problems:
         say(console, f"note: {name} could not be tuned to the end: {problem}")
+    if (work.contention or 0.0) > NOISY:
+        say(
+            console,
+            f"note: other processes kept this machine busy, so that kernels waited for a processor {work.contention:.0%} of their time. "
+            "Times leave this out but are less certain, and the records name it; a quiet machine may find faster kernels.",
+        )
     for note in result.notes:
         say(console, f"note: {note}")
     say(console, f"wrote {saved} ({saved.stat().st_size / 1e6:.1f} MB)")
