@@ -111,13 +111,13 @@ def wait_for_quiet(
     Raises:
         MeasureError: the device cannot run the kernels.
     """
-    give_up, told = time.monotonic() + wait_secs, False
+    give_up, noticed = time.monotonic() + wait_secs, False
     while (contention := _contention(runner)) > BUSY:
         if time.monotonic() > give_up:
             notice("this machine is still busy: times leave out what kernels waited, and records name it")
             return
-        if not told:
-            told = True
+        if not noticed:
+            noticed = True
             notice(
                 f"other processes keep this machine busy: kernels wait for a processor {contention:.0%} of their time; "
                 f"waiting up to {wait_secs:g} s for a quiet moment"

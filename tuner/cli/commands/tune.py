@@ -97,13 +97,7 @@ def tune(
     say(console, _summary(result))
     for name, problem in work.problems:
         say(console, f"note: {name} could not be tuned to the end: {problem}")
-    if (work.contention or 0.0) > NOISY:
-        say(
-            console,
-            f"note: other processes kept this machine busy, so that kernels waited for a processor {work.contention:.0%} of their time. "
-            "Times leave this out but are less certain, and the records name it; a quiet machine may find faster kernels.",
-        )
-    for note in result.notes:
+    for note in (*_noise(work), *result.notes):
         say(console, f"note: {note}")
     say(console, f"wrote {saved} ({saved.stat().st_size / 1e6:.1f} MB)")
     latency: tuple[LatencyRow, ...] = ()
@@ -160,6 +154,16 @@ def _summary(result: TuneResult) -> str:
         f"{work.measurements} new measurements of {work.trials} candidates for {tasks} tasks, "
         f"{work.failures} failed, in {work.wall_secs:.0f} s{left}"
     )
+
+
+def _noise(work: TuningSummary) -> list[str]:
+    """Return a note if other processes disturbed the measurements."""
+    if (work.contention or 0.0) <= NOISY:
+        return []
+    return [
+        f"other processes used this machine: kernels waited for a processor {work.contention:.0%} of their time; times leave this out but "
+        "are less certain, and records name it"
+    ]
 
 
 def _nothing_usable(job: DeviceJob) -> str:
