@@ -91,8 +91,6 @@ def compared(model: str, work: Path, rounds: int) -> dict[str, dict[str, float]]
     try:
         for size in SIZES:
             given = list(inputs(kind, size, SMALL))
-            if kind == "prefill":  # an empty cache
-                given += [np.zeros((1, SMALL.groups, 0, SMALL.head_size), np.float32)] * 2 * SMALL.layers
             times: dict[str, list[float]] = {c: [] for c in loaded}
             for _ in range(rounds):
                 for c, m in loaded.items():

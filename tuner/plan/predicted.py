@@ -32,8 +32,8 @@ KNOWN = 16
 """Scored candidates that resemble the fastest ones of similar functions."""
 PER_ANCHOR = 4
 """Candidates of each anchor that may be dispatched."""
-CONVOLUTION = "convolution."
-"""What names of sketches of convolutions begin with."""
+PREDICTED = ("matmul", "flash")
+"""Rules whose functions the prior plans in builds without records, by the names of their first sketches. `docs/design/plans.md` has times."""
 LEAF_COST = 0.03
 """Predicted gain in log time that justifies another guard: predictions are less sure than measurements."""
 
@@ -84,9 +84,7 @@ class Predictor:
         guess = sketch_set.best_guess()
         if guess.key in exclude:  # it failed here, so similar candidates may fail, too
             return None
-        # For the convolutions of three networks (PP-OCR, 2026-11) the rules' first guesses were 1.8, .96 and 1.01 times as fast as what
-        # the prior chose, which takes several times as long: convolutions have the most sketches.
-        by_rules = sketch_set.first.name.startswith(CONVOLUTION)
+        by_rules = not sketch_set.first.name.startswith(PREDICTED)
         if self.prior is None or by_rules or not self._fits(sketch_set):
             plan = DispatchPlan((PlanEntry((), guess.key),), 0.0)
             return (plan, {guess.key: guess}) if _has_program(task_variants, guess) else None
