@@ -33,7 +33,7 @@ from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.emit.build import BuildResult, check_policy
 from relax_tune.tuner.emit.unmeasured import check_required, unmeasured_warning
 from relax_tune.tuner.job.device_job import DeviceJob, device_job
-from relax_tune.tuner.job.devices import open_runner, target_names
+from relax_tune.tuner.job.devices import open_runner, target_names, with_concrete_target
 from relax_tune.tuner.job.job import Build, Job, device_infos, job_for
 from relax_tune.tuner.job.lowered_model import Bounds
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
@@ -265,7 +265,7 @@ def submit(
 
 def _settings(command: Command, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
     paths = {n: str(p) for n in ("profile", "samples") if isinstance(p := overrides.get(n), Path)}
-    return merge_settings(command, settings, {**overrides, **paths})
+    return with_concrete_target(merge_settings(command, settings, {**overrides, **paths}))
 
 
 def tune_result(job: DeviceJob, work: TuningSummary, built: BuildResult) -> TuneResult:

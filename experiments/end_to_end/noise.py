@@ -79,8 +79,9 @@ def tune_here(model: str, condition: str, work: Path, effort: str) -> None:
     """Tune and build, as `relax-tune tune` does."""
     name = f"{work}/{model}-{condition}"
     with rt.open_database(f"{name}.db") as store:
-        artifact = rt.tune(module_of(model, work), target="c", db=store, effort=effort)
-        artifact.save(f"{name}.rta")
+        module = module_of(model, work)
+        rt.tune(module, target="c", db=store, effort=effort)
+        rt.build(module, target="c", db=store, effort=effort).save(f"{name}.rta")
 
 
 def compared(model: str, work: Path, rounds: int) -> dict[str, dict[str, float]]:

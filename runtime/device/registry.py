@@ -65,6 +65,39 @@ def open_device(spec: str) -> Device:
     raise UserError(f"expected a device {', '.join(forms)} or {last}, got {spec!r:.80}; there are: {_choices()}")
 
 
+ALIASES = ("auto", "cpu", "gpu")
+"""Names for the best device of this machine: of any kind, a processor, a GPU."""
+
+
+def concrete_name(spec: str) -> str:
+    """Return the name of the device that an alias stands for on this machine; any other name as it is.
+
+    GPUs are tried as CUDA, OpenCL and WebGPU, processors as C and OpenCL; `auto` tries GPUs first.
+
+    Raises:
+        UserError: There is no such device; the message says why each could not be opened.
+    """
+    if spec not in ALIASES:
+        return spec
+    gpus = [("cuda", True), ("opencl", True), ("webgpu", True)]
+    processors = [("c", False), ("opencl", False)]
+    reasons = []
+    for kind, is_gpu in {"auto": gpus + processors, "gpu": gpus, "cpu": processors}[spec]:
+        try:
+            device = open_device(kind)
+        except UserError as error:
+            reasons.append(str(error))
+            continue
+        unit = device.info.unit
+        device.close()
+        if unit.startswith("cpu:") != is_gpu:
+            return kind
+        reasons.append(f"device {kind!r} is {'a processor' if is_gpu else 'no processor'}")
+    raise UserError(
+        f"expected {'a GPU' if spec == 'gpu' else 'a device'} for the target {spec!r}, got none. {'; '.join(reasons)}"
+    )
+
+
 def _choices() -> str:
     """Return the names that `open_device` takes on this machine, in one line."""
     return ", ".join(filter(None, (c.choices() for c in device_classes())))

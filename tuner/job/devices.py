@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from relax_tune.database.store import Store
 from relax_tune.errors import UserError
 from relax_tune.runtime.device.base import DeviceInfo
-from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.device.registry import ALIASES, concrete_name, open_device
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.browser.runner import BrowserRunner
 from relax_tune.tuner.measure.cluster.address import tls_files
@@ -31,6 +32,22 @@ def target_names(target: str) -> list[str]:
         if names.count(name) > 1:
             raise UserError(f"--target expects devices of distinct kinds, got {name} twice; leave one out")
     return names
+
+
+def with_concrete_target(settings: Settings) -> Settings:
+    """Return settings whose target names devices of this machine in place of `auto`, `cpu` and `gpu`.
+
+    Raises:
+        UserError: There is no such device here, or workers or a browser measure, whose devices have other names.
+    """
+    names = target_names(settings.target)
+    if not set(names) & set(ALIASES):
+        return settings
+    if settings.scheduler is not None or settings.browser is not None:
+        raise UserError(
+            f"--target {settings.target}: expected the name of a device that is not on this machine, such as c or cuda"
+        )
+    return replace(settings, target=",".join(map(concrete_name, names)))
 
 
 def open_runner(settings: Settings, notice: Callable[[str], None] = lambda _: None) -> Runner:

@@ -33,7 +33,7 @@ KNOWN = 16
 PER_ANCHOR = 4
 """Candidates of each anchor that may be dispatched."""
 PREDICTED = ("matmul", "flash")
-"""Rules whose functions the prior plans in builds without records, by the names of their first sketches. `docs/design/plans.md` has times."""
+"""Rules whose functions the prior plans in builds without records, by the names of their first sketches (`docs/design/plans.md`)."""
 LEAF_COST = 0.03
 """Predicted gain in log time that justifies another guard: predictions are less sure than measurements."""
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from relax_tune.errors import BuildError, MeasureError, UserError
+from relax_tune.runtime.device import registry
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.device_class import DeviceFailure
 from relax_tune.runtime.device.registry import (
     BUILT_IN,
+    concrete_name,
     device_classes,
     devices_of_class,
     find_devices,
@@ -21,6 +24,8 @@ from relax_tune.runtime.device.registry import (
 )
 from relax_tune.runtime.device.service_kernels import AXIS, C_KERNELS, CUDA_KERNELS, LINE_BYTES, MARK, WGSL_KERNELS
 from relax_tune.runtime.program.program import KernelSource
+from relax_tune.tuner.job.devices import with_concrete_target
+from relax_tune.tuner.settings import Settings
 
 PLUGIN = """from relax_tune.runtime.device.c import CDevice
 
@@ -120,3 +125,32 @@ def test_name_without_a_fingerprint_is_the_kind() -> None:
 def test_failures_have_the_names_of_devices() -> None:
     for spec, entry in find_devices():
         assert not isinstance(entry, DeviceFailure) or entry.spec == spec
+
+
+def test_aliases_name_the_best_device() -> None:
+    assert concrete_name("opencl:PART") == "opencl:PART", "other names stay"
+    if shutil.which("gcc") is not None:
+        assert concrete_name("cpu") == "c"
+    chosen = concrete_name("auto")
+    assert chosen in ("cuda", "opencl", "webgpu", "c")
+    try:
+        gpu = concrete_name("gpu")
+    except UserError as error:
+        assert "device 'cuda' cannot be opened" in str(error) and chosen in ("c", "opencl")
+    else:
+        assert chosen == gpu
+
+
+def test_alias_of_no_device_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(spec: str) -> Device:
+        raise UserError(f"{spec} is missing")
+
+    monkeypatch.setattr(registry, "open_device", missing)
+    with pytest.raises(UserError, match=r"target 'gpu', got none. cuda is missing; opencl"):
+        concrete_name("gpu")
+
+
+def test_alias_with_workers_is_refused() -> None:
+    with pytest.raises(UserError, match="--target auto"):
+        with_concrete_target(Settings(target="auto", scheduler="tls://127.0.0.1:8786"))
+    assert with_concrete_target(Settings(target="c")).target == "c"

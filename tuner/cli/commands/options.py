@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from relax_tune.tuner.job.devices import with_concrete_target
 from relax_tune.tuner.option import Command, flag_of
 from relax_tune.tuner.settings import OPTIONS, Settings, load_settings, settings_taken_by
 
@@ -97,7 +98,7 @@ class SettingFlags:
 
     def load(self) -> Settings:
         """Merge the flags over the other sources of settings."""
-        return load_settings(self.given)
+        return with_concrete_target(load_settings(self.given))
 
     def flags(self, *names: str) -> dict[str, Any]:
         """Return the values by flag: for these settings, or for all."""
