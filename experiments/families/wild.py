@@ -403,7 +403,9 @@ def page(results: Sequence[Result]) -> list[str]:
     ratios = [r["peer_secs"] / r["our_secs"] for r in results if r.get("our_secs")]
     commits = Counter(r["commit"] for r in results)
     if len(commits) > 1:
-        counts.append("* measured at several commits: " + ", ".join(f"{n} files at {c}" for c, n in commits.most_common()))
+        counts.append(
+            "* measured at several commits: " + ", ".join(f"{n} files at {c}" for c, n in commits.most_common())
+        )
     if builds:
         counts.append(f"* processor time of a build: median {median(builds):.1f} s, longest {builds[-1]:.1f} s")
     if ratios:
