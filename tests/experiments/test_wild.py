@@ -53,7 +53,9 @@ def test_inputs_are_drawn_within_domain() -> None:
 
 
 def result(status: str, first: bool, why: str = "") -> dict[str, Any]:
-    return {"file": "f.onnx", "wheel": WHEELS[0].name, "first": first, "status": status, "why": why}
+    return {
+        "file": "f.onnx", "wheel": WHEELS[0].name, "first": first, "status": status, "why": why, "commit": "0123abcd"
+    }  # fmt: skip
 
 
 def test_unmet_names_first_wrong_files_and_counts_the_others() -> None:

@@ -189,7 +189,11 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_recorded_tuning_is_converted_to_the_frozen_export(converted: str) -> None:
     with open_store(converted) as store:
-        assert export_of(store) == without_origin(lzma.decompress(EXPORT.read_bytes()).decode().splitlines())
+        exported = map(json.loads, export_of(store))
+    frozen = [json.loads(line) for line in without_origin(lzma.decompress(EXPORT.read_bytes()).decode().splitlines())]
+    for new, old in zip(exported, frozen, strict=True):
+        # Fields that later versions of the tool added are unknown.
+        assert new == {**dict.fromkeys(new), **old}
 
 
 def test_converted_traces_have_known_primitives(converted: str) -> None:
