@@ -196,7 +196,7 @@ class CDevice(DeviceClass):
     All devices of a process share its team of threads; a loop that begins while the team runs another one stays on its caller's thread."""
 
     kind = "c"
-    forms = ("c", "c:PART", "c:threads=N")
+    forms = ("c", "c:PART")
     service = C_KERNELS
     compiles_in_threads = True
     _team: ClassVar[Any] = None  # the process's threads: the functions of `team.c`

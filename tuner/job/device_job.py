@@ -43,7 +43,6 @@ from relax_tune.tuner.learn.similar_devices import SearchKnowledge
 from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.measure.base import EnteringRunner, OtherUnit, Runner
 from relax_tune.tuner.measure.local import LocalRunner
-from relax_tune.tuner.measure.reference import wait_for_quiet
 from relax_tune.tuner.plan.predicted import Predictor
 from relax_tune.tuner.plan.similar_plans import SimilarPlans
 from relax_tune.tuner.plan.stored_plans import PlanSet, plan_sets, plan_texts
@@ -236,8 +235,6 @@ class DeviceJob:
         """
         known = self.store.target(self.target.key)
         try:
-            if self.settings.scheduler is None and self.settings.browser is None:
-                wait_for_quiet(runner, self.settings.wait_secs, notice)
             times = runner.calibrate({} if known is None else dict(known.reference))
             if not admit(self.store, replace(self.target, reference=tuple(times.items()))):
                 return

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from relax_tune.tuner.measure.process import DeviceProcess
 from relax_tune.tuner.measure.process_transport import ProcessTransport
+from relax_tune.tuner.measure.reference import Reference, wait_for_quiet
 from relax_tune.tuner.measure.supervised import SupervisedRunner
 
 
@@ -41,9 +42,15 @@ class LocalRunner(SupervisedRunner):
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._spec, self._open_secs, self._environment = device_spec, open_secs, dict(environment or {})
+        self._wait_secs, self._notice = wait_secs, notice
         self._confined: bool | None = None
         worker = f"{socket.gethostname()}/{device_spec}" if worker is None else worker
         super().__init__(ProcessTransport(device_spec, worker, self._start, notice, lock=lock, wait_secs=wait_secs))
+
+    def calibrate(self, reference: Reference) -> Reference:
+        """Wait for a quiet moment on a busy machine, then compare the unit with reference times; see `Runner.calibrate`."""
+        wait_for_quiet(self, self._wait_secs, self._notice)
+        return super().calibrate(reference)
 
     def _start(self, folder: Path, check_cancelled: Callable[[], None]) -> DeviceProcess:
         process = DeviceProcess(self._spec, folder, self._open_secs, self._environment, check_cancelled, self._confined)

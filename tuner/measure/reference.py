@@ -36,8 +36,8 @@ MOMENTS = 3
 """Moments whose median is the reference time."""
 QUIET = 0.1
 """Largest relative spread of the times of quiet moments."""
-BUSY = 0.6
-"""Contention above which a machine is too busy to begin: three processes and more for every two processors."""
+BUSY = 0.8
+"""Contention above which a machine is too busy to begin: no sample is undisturbed, and kernels get less than a fifth of their time."""
 PATIENCE_SECS = 2.0
 """Seconds for which a job waits for quiet moments; after them the quietest count."""
 _POLICY = TimingPolicy(min_repeats=8, max_repeats=40, budget_secs=0.04)

@@ -86,7 +86,7 @@ def test_unit_of_a_concurrent_job_is_compared() -> None:
     vars(store)["target"] = target
     with pytest.raises(OtherUnit):
         job.tune(runner)
-    assert {r.id for batch in runner.batches for r in batch} <= {"reference"}
+    assert not runner.batches
 
 
 def test_job_without_measurements_times_no_unit() -> None:

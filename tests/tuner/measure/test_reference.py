@@ -89,14 +89,14 @@ def test_measuring_begins_at_once_beside_few_processes(contention: float | None)
 def test_busy_machine_is_named_and_waited_for() -> None:
     notices: list[str] = []
     pauses: list[float] = []
-    wait_for_quiet(Contended(iter([0.8, 0.9, 0.1])), 60.0, notices.append, pauses.append)
+    wait_for_quiet(Contended(iter([0.85, 0.9, 0.1])), 60.0, notices.append, pauses.append)
     (notice,) = notices
-    assert "80%" in notice and "waiting up to 60 s" in notice and len(pauses) == 2
+    assert "85%" in notice and "waiting up to 60 s" in notice and len(pauses) == 2
 
 
 def test_wait_for_a_quiet_machine_ends() -> None:
     notices: list[str] = []
-    wait_for_quiet(Contended(repeat(0.8)), 0.0, notices.append, lambda _: None)
+    wait_for_quiet(Contended(repeat(0.85)), 0.0, notices.append, lambda _: None)
     assert "still busy" in notices[-1]
 
 
