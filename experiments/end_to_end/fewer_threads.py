@@ -10,15 +10,12 @@ results/fewer_threads.json and .md.
 from __future__ import annotations
 
 import argparse
-import time
-import warnings
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import relax_tune as rt
-from experiments.end_to_end.noise import module_of
-from experiments.harness.e2e_cases import SIZES, SMALL, geomean, inputs
+from experiments.end_to_end.noise import compared, module_of
+from experiments.harness.e2e_cases import geomean
 from experiments.harness.pages import environment, write_page
 from relax_tune.runtime.device import host
 
@@ -34,31 +31,6 @@ def tuned(model: str, threads: int, work: Path, effort: str) -> Path:
         module = module_of(model, work)
         rt.tune(module, target="c", threads=threads, db=store, effort=effort)
         return Path(rt.build(module, target="c", threads=threads, db=store, effort=effort).save(path))
-
-
-def compared(model: str, paths: dict[int, Path], rounds: int) -> dict[str, dict[str, float]]:
-    """Return the median seconds of each artifact with one thread, by size, called in turns."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that one was tuned with another number of threads
-        loaded = {threads: rt.load(path, threads=1) for threads, path in paths.items()}
-    kind, function = ("minilm", None) if model == "minilm" else ("prefill", "prefill")
-    found: dict[str, dict[str, float]] = {}
-    try:
-        for size in SIZES:
-            given = list(inputs(kind, size, SMALL))
-            times: dict[int, list[float]] = {threads: [] for threads in loaded}
-            for _ in range(rounds):
-                for threads, m in loaded.items():
-                    m.run(given, function)
-                    for _ in range(3):
-                        began = time.perf_counter()
-                        m.run(given, function)
-                        times[threads].append(time.perf_counter() - began)
-            found[str(size)] = {str(threads): median(t) for threads, t in times.items()}
-    finally:
-        for m in loaded.values():
-            m.close()
-    return found
 
 
 def main() -> None:
@@ -78,7 +50,8 @@ def main() -> None:
         f"One thread; tuned with {most} and with 1; effort `{args.effort}`.",
     ]
     for model in args.models.split(","):
-        times = compared(model, {n: tuned(model, n, args.work, args.effort) for n in (most, 1)}, args.rounds)
+        paths = {str(n): tuned(model, n, args.work, args.effort) for n in (most, 1)}
+        times = compared(model, paths, args.rounds, threads=1)
         results["models"][model] = times
         ratios = {size: row["1"] / row[str(most)] for size, row in times.items()}
         lines += [

@@ -14,8 +14,9 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -84,27 +85,33 @@ def tune_here(model: str, condition: str, work: Path, effort: str) -> None:
         rt.build(module, target="c", db=store, effort=effort).save(f"{name}.rta")
 
 
-def compared(model: str, work: Path, rounds: int) -> dict[str, dict[str, float]]:
-    """Return the median seconds of each artifact by size, called in turns."""
-    loaded = {c: rt.load(work / f"{model}-{c}.rta") for c in CONDITIONS}
-    kind, function = ("minilm", None) if model == "minilm" else ("prefill", "prefill")
-    found: dict[str, dict[str, float]] = {}
-    try:
+def compared(
+    model: str, paths: Mapping[str, Path], rounds: int, threads: int | None = None
+) -> dict[str, dict[str, float]]:
+    """Return the median seconds of each artifact by size, called in turns.
+
+    Args:
+        paths: Artifacts by name.
+        threads: Threads of all of them; None for the usual number.
+    """
+    function = None if model == "minilm" else "prefill"
+    medians: dict[str, dict[str, float]] = {}
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", UserWarning)  # of another number of threads
+        models = {name: stack.enter_context(rt.load(path, threads=threads)) for name, path in paths.items()}
         for size in SIZES:
-            given = list(inputs(kind, size, SMALL))
-            times: dict[str, list[float]] = {c: [] for c in loaded}
+            given = list(inputs(function or model, size, SMALL))
+            times: dict[str, list[float]] = {name: [] for name in models}
             for _ in range(rounds):
-                for c, m in loaded.items():
-                    m.run(given, function)
+                for name, opened in models.items():
+                    opened.run(given, function)
                     for _ in range(3):
                         began = time.perf_counter()
-                        m.run(given, function)
-                        times[c].append(time.perf_counter() - began)
-            found[str(size)] = {c: median(t) for c, t in times.items()}
-    finally:
-        for m in loaded.values():
-            m.close()
-    return found
+                        opened.run(given, function)
+                        times[name].append(time.perf_counter() - began)
+            medians[str(size)] = {name: median(t) for name, t in times.items()}
+    return medians
 
 
 def main() -> None:
@@ -130,7 +137,7 @@ def main() -> None:
     ]
     for model in args.models.split(","):
         tuning = {c: tuned(model, c, args.work, args.effort) for c in CONDITIONS}
-        times = compared(model, args.work, args.rounds)
+        times = compared(model, {c: args.work / f"{model}-{c}.rta" for c in CONDITIONS}, args.rounds)
         results["models"][model] = {"tuning": tuning, "times": times}
         lines += page_of(model, tuning, times)
         write_page("noise", lines, results, measured, quiet=True)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from typing import TYPE_CHECKING, Any
 
 from relax_tune.tuner.job.progress import TuningProgress
 from relax_tune.tuner.report.texts import percent_text, ratio_text, seconds_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def progress_text(progress: TuningProgress) -> str:
@@ -55,6 +55,10 @@ class ProgressBar:
     """
 
     def __init__(self, console: Console | None = None) -> None:
+        # Imported here: whoever reads the progress of a job as text needs no terminal.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
         columns = (TextColumn("tuning"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
         shown = Console(stderr=True) if console is None else console
         self._bar = Progress(*columns, TimeElapsedColumn(), console=shown)
