@@ -55,7 +55,7 @@ class ProgressBar:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        # Imported here: whoever reads the progress of a job as text needs no terminal.
+        # Imported here, since the text of a progress needs no terminal.
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
