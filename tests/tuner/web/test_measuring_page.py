@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from tests.tuner.measure.measure_programs import request
 from tests.tuner.web.pages import launched, opened_browser
 
 import relax_tune as rt
+from relax_tune.database.reference import SPREAD
 from relax_tune.database.store import open_store
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
@@ -166,23 +166,11 @@ def reference(module: IRModule, x: NDArray[np.float32]) -> NDArray[np.float64]:
     return powers / powers.sum(-1, keepdims=True)
 
 
-@pytest.mark.heavy
-def test_model_tuned_in_browser_is_built_from_records(browser: Any, tmp_path: Path) -> None:
-    module, db = two_functions(), f"sqlite:///{tmp_path / 'records.db'}"
-    save_text(module, tmp_path / "model.relax")
-    command = [
-        sys.executable,
-        "-c",
-        "from relax_tune.tuner.cli.start import main; main()",
-        "tune",
-        "model.relax",
-        "--target",
-        "webgpu",
-    ]
-    command += ["--browser", "127.0.0.1:0", "--trials", "4", "--effort", "quick", "--db", db, "--out", "m.rta"]
-    job = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ)
-    )
+def run_beside_page(arguments: list[str], folder: Path, browser: Any) -> None:
+    """Run a command of relax-tune that measures in a browser, and the page whose address it prints."""
+    program = [sys.executable, "-c", "from relax_tune.tuner.cli.start import main; main()"]
+    command = [*program, *arguments, "--target", "webgpu", "--browser", "127.0.0.1:0"]
+    job = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert job.stdout is not None
     lines: list[str] = []
     page = browser.new_context(viewport={"width": 360, "height": 700}).new_page()
@@ -197,6 +185,15 @@ def test_model_tuned_in_browser_is_built_from_records(browser: Any, tmp_path: Pa
     lines.append(waited(page, rest))
     assert job.wait(60) == 0, "".join(lines)
     page.locator("#status", has_text="The job has ended.").wait_for()
+    page.context.close()
+
+
+@pytest.mark.heavy
+def test_model_tuned_in_browser_is_built_from_records(browser: Any, tmp_path: Path) -> None:
+    module, db = two_functions(), f"sqlite:///{tmp_path / 'records.db'}"
+    save_text(module, tmp_path / "model.relax")
+    tuning = ["tune", "model.relax", "--trials", "4", "--effort", "quick", "--out", "m.rta"]
+    run_beside_page([*tuning, "--db", db], tmp_path, browser)
     with open_store(db) as store:
         (target,) = store.targets()
         assert dict(target.fingerprint)["platform"] == "browser" and "Chrome" in target.name
@@ -208,4 +205,20 @@ def test_model_tuned_in_browser_is_built_from_records(browser: Any, tmp_path: Pa
         for n in (1, 37, 64):
             x = np.random.default_rng(n).standard_normal((n, 48)).astype(np.float32)
             np.testing.assert_allclose(model.run([x])[0], reference(module, x), atol=1e-5)
-    page.context.close()
+
+
+def test_reference_renewed_in_browser_replaces_stored_times(browser: Any, tmp_path: Path) -> None:
+    module, db = two_functions(), f"sqlite:///{tmp_path / 'records.db'}"
+    save_text(module, tmp_path / "model.relax")
+    run_beside_page(["tune", "model.relax", "--trials", "1", "--effort", "quick", "--db", db], tmp_path, browser)
+    with open_store(db) as store:
+        (target,) = store.targets()
+        stored = dict(target.reference)
+        altered = {name: 1000 * secs for name, secs in stored.items()}
+        store.set_reference(target.key, altered)
+    run_beside_page(["db", "reference", "--renew", "--db", db], tmp_path, browser)
+    with open_store(db) as store:
+        (target,) = store.targets()
+    renewed = {name: secs for name, secs in target.reference if SPREAD not in name}
+    assert renewed
+    assert all(0 < secs < altered[name] / 10 for name, secs in renewed.items())
