@@ -1,13 +1,14 @@
 """Whole models next to busy processes: how much slower each contender gets when others compute on the same processors.
 
-    python -m experiments.end_to_end.busy_neighbour --work FOLDER --peer-python PYTHON [--rounds 10] [--busy 0,1,2]
-        [--targets c,library,export,opencl]
+    python -m experiments.end_to_end.busy_neighbour --work FOLDER --peer-python PYTHON [--rounds 10] [--repeats 10] [--busy 0,1,2]
+        [--servers 4] [--targets c,library,export,opencl]
 
 Two encoders: four layers of a BERT of width 768 with weights drawn from a seed (one text of 33 tokens), and all-MiniLM-L6-v2 (128 tokens).
 A busy process is `while True: pass`. Each contender has a process and is called in turns, first without and then with busy processes;
-results are compared with the first contender's. Ours are untuned builds: target `c` with kernels only, with OpenBLAS's products where a
-library has one, exported as C and compiled by gcc, and PoCL. Peers: ONNX Runtime and OpenVINO with their defaults. `--peer-python` has
-torch, transformers, onnx, onnxscript, onnxruntime and openvino. Writes results/busy_neighbour.json and .md.
+results are compared with the first contender's. At the end, `--servers` processes of one contender are called at the same time, each with
+as many threads as it has alone, and one contender after the other in each round. Ours are untuned builds: target `c` with kernels only,
+with OpenBLAS's products where a library has one, exported as C and compiled by gcc, and PoCL. Peers: ONNX Runtime and OpenVINO with their
+defaults. `--peer-python` has torch, transformers, onnx, onnxscript, onnxruntime and openvino. Writes results/busy_neighbour.json and .md.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +217,15 @@ def compile_export(folder: Path) -> None:
 
 
 Figures = dict[str, dict[str, dict[str, dict[str, float]]]]
-"""Milliseconds (`median`, `mean`, `p90`) by case, contender and number of busy processes."""
+"""Milliseconds (`median`, `mean`, `p90`, `p99`) by case, contender and condition: a number of busy processes, or `SERVERS`."""
+SERVERS = "servers"
+
+
+def statistics_of(samples: Sequence[float]) -> dict[str, float]:
+    """Return the figures of samples in seconds, in milliseconds."""
+    ordered = sorted(x * 1e3 for x in samples)
+    parts = {f"p{q}": ordered[min(len(ordered) - 1, int(q / 100 * len(ordered)))] for q in (90, 99)}
+    return {"median": statistics.median(ordered), "mean": statistics.fmean(ordered), **parts, "samples": len(ordered)}
 
 
 def timed(contenders: Sequence[Contender], busy: Sequence[int], rounds: int, repeats: int) -> Figures:
@@ -226,16 +237,44 @@ def timed(contenders: Sequence[Contender], busy: Sequence[int], rounds: int, rep
             time.sleep(0.5)
             for case, by in visits(contenders, list(CASES), rounds, repeats, tolerance=2e-3).items():
                 for name, rows in by.items():
-                    samples = sorted(x * 1e3 for row in rows for x in row)
+                    samples = [x for row in rows for x in row]
                     if samples:
-                        p90 = samples[int(0.9 * len(samples))]
-                        mean, median = statistics.fmean(samples), statistics.median(samples)
-                        figures[case][name][str(count)] = {"median": median, "mean": mean, "p90": p90}
+                        figures[case][name][str(count)] = statistics_of(samples)
         finally:
             for other in others:
                 other.kill()
                 other.wait()
     return figures
+
+
+def timed_together(groups: Sequence[Sequence[Contender]], rounds: int, repeats: int, figures: Figures) -> None:
+    """Time the processes of each group, which are of one contender, all at the same time. The groups take turns."""
+    for case in CASES:
+        samples: dict[str, list[float]] = {group[0].name: [] for group in groups}
+        for round_ in range(rounds):
+            for k in range(len(groups)):
+                group = groups[(k + round_) % len(groups)]
+                if not figures[case][group[0].name]:
+                    continue  # wrong or refused
+                with ThreadPoolExecutor(len(group)) as pool:
+                    for answer in pool.map(Contender.time, group, repeat(case), repeat(repeats)):
+                        samples[group[0].name] += answer["secs"]
+                time.sleep(0.15)
+        for name, own in samples.items():
+            if own:
+                figures[case][name][SERVERS] = statistics_of(own)
+
+
+def quantiles(figures: Figures, conditions: Sequence[str], headings: Sequence[str]) -> list[str]:
+    """Return the tables of medians and 99th percentiles."""
+    lines = ["## Median and 99th percentile, milliseconds", ""]
+    for case, by in figures.items():
+        lines += [f"| {case} | " + " | ".join(headings) + " |", "|---" * (len(headings) + 1) + "|"]
+        for name, row in by.items():
+            cells = [f"{own['median']:.1f}, {own['p99']:.1f}" if (own := row.get(c)) else "-" for c in conditions]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return lines
 
 
 def page(figures: Figures, busy: Sequence[int]) -> list[str]:
@@ -278,6 +317,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--busy", default="0,1,2")
+    parser.add_argument("--servers", type=int, default=4)
     parser.add_argument("--targets", default="c,library,export,opencl")
     parser.add_argument("--export", nargs=2, metavar=("FOLDER", "FILE"), help=argparse.SUPPRESS)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -291,17 +331,25 @@ def main() -> None:
     kinds, busy = given.targets.split(","), [int(x) for x in given.busy.split(",")]
     prepare(given.work, given.peer_python, kinds)
     pythons = {OURS[k]: (sys.executable, k) for k in kinds} | {p: (given.peer_python, p) for p in PEERS}
-    contenders = [
-        Contender(name, [python, *SELF, "--serve", kind, "--work", str(given.work)], log=given.work / f"{kind}.log")
-        for name, (python, kind) in pythons.items()
-    ]
     facts = environment()
+
+    def started(name: str) -> Contender:
+        python, kind = pythons[name]
+        log = given.work / f"{kind}.log"
+        return Contender(name, [python, *SELF, "--serve", kind, "--work", str(given.work)], log=log)
+
+    contenders = [started(name) for name in pythons]
+    groups = [[c, *(started(c.name) for _ in range(given.servers - 1))] for c in contenders]
     try:
         figures = timed(contenders, busy, given.rounds, given.repeats)
+        timed_together(groups, given.rounds, given.repeats, figures)
     finally:
-        for c in contenders:
+        for c in (c for group in groups for c in group):
             c.close()
-    write_page("busy_neighbour", page(figures, busy), {"environment": facts, "milliseconds": figures}, facts)
+    conditions = [*map(str, busy), SERVERS]
+    headings = [*(f"{n} busy" for n in busy), f"{given.servers} servers"]
+    text = [*page(figures, busy), *quantiles(figures, conditions, headings)]
+    write_page("busy_neighbour", text, {"environment": facts, "milliseconds": figures}, facts)
 
 
 if __name__ == "__main__":
