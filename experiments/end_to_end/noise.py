@@ -86,20 +86,21 @@ def tune_here(model: str, condition: str, work: Path, effort: str) -> None:
 
 
 def compared(
-    model: str, paths: Mapping[str, Path], rounds: int, threads: int | None = None
+    model: str, paths: Mapping[str, Path], rounds: int, threads: int | None = None, device: str | None = None
 ) -> dict[str, dict[str, float]]:
     """Return the median seconds of each artifact by size, called in turns.
 
     Args:
         paths: Artifacts by name.
         threads: Threads of all of them; None for the usual number.
+        device: Device that all are opened on; None for the one that each was built for.
     """
     function = None if model == "minilm" else "prefill"
     medians: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", UserWarning)  # of another number of threads
-        models = {name: stack.enter_context(rt.load(path, threads=threads)) for name, path in paths.items()}
+        models = {name: stack.enter_context(rt.load(path, device, threads=threads)) for name, path in paths.items()}
         for size in SIZES:
             given = list(inputs(function or model, size, SMALL))
             times: dict[str, list[float]] = {name: [] for name in models}
