@@ -36,9 +36,14 @@ STATES = (
     "LSTM", "GRU", "RNN", "Gelu", "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", "LinearRegressor",
     "TreeEnsembleRegressor", "TreeEnsemble", "Adam",
     "QuickGelu", "FastGelu", "BiasGelu", "FusedGemm", "FusedConv", "DynamicQuantizeLSTM",
-    "LogSoftmax", "ReduceLogSumExp", "HannWindow", "HammingWindow", "BlackmanWindow",
+    "LogSoftmax", "ReduceLogSumExp", "HannWindow", "HammingWindow", "BlackmanWindow", "BiasSplitGelu",
 )  # fmt: skip
-"""Operators that subtract numbers of magnitude 1, so that their errors are absolute: the oracles' sigmoid of -x is 1 - sigmoid(x)."""
+"""Operators that subtract numbers of magnitude 1, so that their errors are absolute: the oracles' sigmoid of -x is 1 - sigmoid(x).
+
+BiasSplitGelu multiplies such a difference: its errors are in units of the largest result.
+"""
+EXPONENTIALS = ("Softmax", "Attention", "MultiHeadAttention", "GroupQueryAttention", "QAttention")
+"""Operators whose exponentials below the normal numbers are rounded or taken as 0."""
 PLACED = ("Resize", "Upsample", "GridSample", "RoiAlign", "DeformConv", "LRN")
 """Operators that round places between elements, or whose running sums pass others: a result is off by units of those around it."""
 FIXED_ARGUMENTS: Mapping[str, tuple[int, ...]] = {"Resize": (1, 2), "Upsample": (1,)}
@@ -112,7 +117,11 @@ class Jitter:
             return value
         ulps = max(ULPS.get(node.op_type, 2), _growth(node, given))
         if node.op_type in STATES:
-            value = value + (4 * np.finfo(value.dtype).eps * self.steps(value.shape)).astype(value.dtype)
+            finite = np.abs(value, where=np.isfinite(value), out=np.zeros_like(value))
+            most = max(1.0, float(finite.max(initial=0))) if node.op_type == "BiasSplitGelu" else 1.0
+            value = value + (4 * most * np.finfo(value.dtype).eps * self.steps(value.shape)).astype(value.dtype)
+        if node.op_type in EXPONENTIALS and value.dtype.itemsize > 2:
+            value = value + (np.finfo(value.dtype).smallest_normal * self.steps(value.shape)).astype(value.dtype)
         return self.moved(value, 8 * ulps if value.dtype.itemsize == 2 else ulps, zeros=True)
 
     def displaced(self, a: Array) -> Array:
