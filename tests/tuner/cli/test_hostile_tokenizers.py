@@ -67,7 +67,7 @@ READ = """
 import json, random, sys
 from pathlib import Path
 from relax_tune.errors import UserError
-from relax_tune.tuner.cli.commands.texts import SizeLimit, open_tokenizer, tokenize
+from relax_tune.tuner.text.tokens import SizeLimit, open_tokenizer, tokenize
 folder, base, parts, counts = Path(sys.argv[1]), *map(json.loads, sys.stdin.read().split("\\0")), {"read": 0, "refused": 0}
 dice = random.Random(3)
 values = (None, True, -1, 0, 1 << 40, 1e300, "", "\\u202e", [], {}, [[]], {"type": "x"}, "[CLS]")

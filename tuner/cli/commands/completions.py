@@ -22,8 +22,8 @@ from relax_tune.runtime.generation.config import GenerationConfig, read_token_id
 from relax_tune.runtime.generation.decoder import ENCODE, PREFILL, Decoder
 from relax_tune.runtime.generation.detokenizer import IncrementalDetokenizer
 from relax_tune.runtime.model import Model
-from relax_tune.tuner.cli.commands.texts import IDS, SizeLimit, shown, tokenize
 from relax_tune.tuner.cli.report.console import make_console, say
+from relax_tune.tuner.text.tokens import IDS, SizeLimit, shown, tokenize
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

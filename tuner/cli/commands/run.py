@@ -43,11 +43,11 @@ from relax_tune.tuner.cli.commands.completions import (
     complete,
 )
 from relax_tune.tuner.cli.commands.options import Device, Function, Json, print_json
-from relax_tune.tuner.cli.commands.sentence_folder import SentenceFolder, sentence_folder
-from relax_tune.tuner.cli.commands.texts import cosine, encode, limit_of, open_tokenizer, similarity_table
 from relax_tune.tuner.cli.report.console import make_console, print_sections, say
 from relax_tune.tuner.cli.signing import verify
-from relax_tune.tuner.report.subject import Section
+from relax_tune.tuner.report.subject import Section, Table, table
+from relax_tune.tuner.text.folder import SentenceFolder, sentence_folder
+from relax_tune.tuner.text.tokens import cosine, encode, limit_of, open_tokenizer
 
 ArtifactArgument = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="An .rta file.")]
 TextOption = Annotated[
@@ -300,9 +300,19 @@ def _show_embeddings(
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Print the cosine similarities of texts; return their document and the embeddings by name."""
     similarity = cosine(embeddings)
-    print_sections(console, Section("similarity", tables=(similarity_table(texts, similarity),)))
+    print_sections(console, Section("similarity", tables=(_similarity_table(texts, similarity),)))
     document = {"texts": texts, "shape": list(embeddings.shape), "cosine": similarity.tolist()}
     return document, {"embeddings": embeddings}
+
+
+def _similarity_table(texts: Sequence[str], similarity: NDArray[np.float64]) -> Table:
+    """Return the similarities of every two texts."""
+    numbers = [str(number + 1) for number in range(len(texts))]
+    rows = [
+        [number, text if len(text) <= 60 else text[:57] + "...", *(f"{value:.4f}" for value in values)]
+        for number, text, values in zip(numbers, texts, similarity)
+    ]
+    return table(("", "text", *numbers), rows, numbers, "Cosine similarity")
 
 
 def _as_array(name: str, value: Any) -> NDArray[Any]:

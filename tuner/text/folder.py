@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend.hf.sentence import MODEL2VEC, MODULES, SENTENCE_CONFIG, TRANSFORMER_CONFIG, read_modules
 from relax_tune.ir.frontend.hf.weights import read_json
-from relax_tune.tuner.cli.commands.texts import SizeLimit, limited, read_tokens
+from relax_tune.tuner.text.tokens import SizeLimit, limited, read_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -48,7 +48,7 @@ class SentenceFolder:
             return self
         if name not in self.prompts:
             known = ", ".join(self.prompts) or "none"
-            raise UserError(f"--prompt: expected a prompt of {SENTENCE_CONFIG} ({known}), got {name!r:.80}; correct it")
+            raise UserError(f"prompt: expected a name of {SENTENCE_CONFIG} ({known}), got {name!r:.80}; correct it")
         return replace(self, prompt=self.prompts[name])
 
     def tokenize(

@@ -1,6 +1,6 @@
-"""Text into an encoder: sentences to embeddings, or to the logits of a head.
+"""Texts to tokens, and tokens to the results of an encoder: embeddings, or the logits of a head.
 
-Tests: `tests/tuner/cli/test_run_texts.py`.
+Tests: `tests/tuner/cli/test_run_texts.py`, `tests/tuner/text/test_encoder.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from relax_tune.runtime.model import Model
 from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.program.scalars import WIDTH, Opcode
 from relax_tune.runtime.signature import TensorSpec
-from relax_tune.tuner.report.subject import Table, table
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -54,9 +53,9 @@ class SizeLimit:
 
     def advice(self, count: int) -> str:
         """Return a remedy for a size of `count` above the limit."""
-        return (
-            f"build it with a larger bound (--bound {self.symbol}=1:{count})" if self.symbol else "give a shorter text"
-        )
+        if self.symbol is None:
+            return "give a shorter text"
+        return f"build it with a larger bound (--bound {self.symbol}=1:{count}, in Python bounds)"
 
 
 def limit_of(artifact: Artifact, dim: int) -> SizeLimit:
@@ -65,8 +64,8 @@ def limit_of(artifact: Artifact, dim: int) -> SizeLimit:
     inputs = {program.buffers[i].name: program.buffers[i] for i in program.inputs}
     if not {IDS, MASK} <= set(inputs) <= {IDS, MASK, TYPES, PROMPT} or len(inputs[IDS].shape) != 2:
         raise UserError(
-            f"{artifact.path}: --text expects a model of {IDS}, {MASK} and perhaps {TYPES} or {PROMPT}, got the parameters "
-            f"{', '.join(inputs)}; use --inputs"
+            f"{artifact.path}: texts need a model of {IDS}, {MASK} and perhaps {TYPES} or {PROMPT}, got the parameters "
+            f"{', '.join(inputs)}; run it on arrays"
         )
     return SizeLimit.of(program, dim)
 
@@ -77,9 +76,9 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     try:
         import tokenizers
     except ImportError as error:
-        raise UserError(f"--text expects the package tokenizers, got {error}; pip install 'relax-tune[text]'") from None
+        raise UserError(f"texts need the package tokenizers, got {error}; pip install 'relax-tune[text]'") from None
     if not os.path.isfile(path):  # returns False for over-long names, where Path.is_file raises OSError
-        raise UserError(f"{path!s:.200}: no such file; --model expects a folder with a tokenizer.json")
+        raise UserError(f"{path!s:.200}: no such file; texts need the folder with the model's tokenizer.json")
     with _defects(lambda error: UserError(f"{path}: expected a tokenizer, got: {error!s:.200}; download it again")):
         tokenizer: Tokenizer = tokenizers.Tokenizer.from_file(str(path))
     tokenizer.no_padding()
@@ -129,8 +128,8 @@ def limited(
             most = f"at most {limit.most} tokens" + f" ({limit.symbol} <= {limit.most})" * bool(limit.symbol)
             if cut is None:
                 raise UserError(
-                    f"--text {shown(text)}: expected {most}, got {len(ids)}; {limit.advice(len(ids))}, or cut it with "
-                    "--truncate"
+                    f"text {shown(text)}: expected {most}, got {len(ids)}; {limit.advice(len(ids))}, or cut it "
+                    "(--truncate, in Python truncate=True)"
                 )
             cut(
                 f"text {shown(text)} is cut: the artifact takes {most}, and {len(ids) - limit.most} of {len(ids)} are left out"
@@ -138,7 +137,7 @@ def limited(
     if limit.most is None or all(len(ids) <= limit.most for ids in read):
         return read
     # special tokens of the tokenizer may exceed the limit
-    why = f"--truncate: expected a limit that leaves room for words, got {limit.most}"
+    why = f"truncation: expected a limit that leaves room for words, got {limit.most}"
     with _defects(lambda error: UserError(f"{why}: {error!s:.200}")):
         tokenizer.enable_truncation(limit.most)
     return _read(tokenizer, texts, special)
@@ -156,7 +155,7 @@ def _read(tokenizer: Tokenizer, texts: Sequence[str], special: bool) -> list[lis
 def read_tokens(tokenizer: Tokenizer, texts: Sequence[str], special: bool = True) -> list[Encoding]:
     """Return the tokens of texts. Raises UserError for a text that the tokenizer cannot read."""
     # bytes that are no text, words without an entry for unknown ones
-    what = "expected a tokenizer that can read --text"
+    what = "expected a tokenizer that can read the texts"
     with _defects(lambda error: UserError(f"{what}, got: {error!s:.200}; is every text valid UTF-8?")):
         return list(tokenizer.encode_batch(list(texts), add_special_tokens=special))
 
@@ -197,13 +196,3 @@ def cosine(embeddings: NDArray[np.float32]) -> NDArray[np.float64]:
     wide = embeddings.astype(np.float64)
     unit = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-30)
     return np.asarray(unit @ unit.T)
-
-
-def similarity_table(texts: Sequence[str], similarity: NDArray[np.float64]) -> Table:
-    """Return the similarities of every two texts."""
-    numbers = [str(number + 1) for number in range(len(texts))]
-    rows = [
-        [number, text if len(text) <= 60 else text[:57] + "...", *(f"{value:.4f}" for value in values)]
-        for number, text, values in zip(numbers, texts, similarity)
-    ]
-    return table(("", "text", *numbers), rows, numbers, "Cosine similarity")
