@@ -181,12 +181,12 @@ class FillMask(_Head):
         return results
 
     def _filled(
-        self, tokens: Sequence[int], place: int, scores: NDArray[np.float64], count: int, alone: bool
+        self, tokens: Sequence[int], place: int, scores: NDArray[np.float64], count: int, single: bool
     ) -> list[Row]:
         ids, rows = list(tokens), list[Row]()
         for token in map(int, np.argsort(-scores, kind="stable")[:count]):
             ids[place] = token
-            text = self.tokenizer.decode(ids, skip_special_tokens=alone)  # the other masks stay in the sequence
+            text = self.tokenizer.decode(ids, skip_special_tokens=single)  # the other masks stay in the sequence
             word = self.tokenizer.decode([token], skip_special_tokens=False)
             rows.append({"score": float(scores[token]), "token": token, "token_str": word, "sequence": text})
         return rows
@@ -198,10 +198,10 @@ class FillMask(_Head):
             named = read_json(path, "settings of a tokenizer").get("mask_token") if path.is_file() else None
             names.insert(0, str(named.get("content") if isinstance(named, dict) else named))
         known = (self.tokenizer.token_to_id(name) for name in names)
-        found = next((number for number in known if number is not None), None)
-        if found is None:
+        mask = next((number for number in known if number is not None), None)
+        if mask is None:
             raise UserError(f"{self.settings.tokens}: expected a tokenizer with a mask token, got none")
-        return found
+        return mask
 
 
 class TextGeneration(Task):
