@@ -26,7 +26,7 @@ LOGITS = "logits"
 MAX_NEW_TOKENS = 256
 
 
-class Task(TextModel):
+class TextTask(TextModel):
     """A task on texts; an instance is called with a text or a list of texts.
 
     Args and errors as of `TextModel`.
@@ -63,7 +63,7 @@ class Task(TextModel):
         """Return the result of each text."""
 
 
-class _Head(Task):
+class _Head(TextTask):
     """A task that reads the logits of an encoder's head.
 
     Attributes:
@@ -204,7 +204,7 @@ class FillMask(_Head):
         return mask
 
 
-class TextGeneration(Task):
+class TextGeneration(TextTask):
     """Each text continued: a list of `{"generated_text"}`.
 
     Options of a call are the settings of `rt.generate`, and `return_full_text=False` leaves the text itself out.
@@ -235,7 +235,7 @@ class TextGeneration(Task):
         return results
 
 
-TASKS: Mapping[str, type[Task]] = {
+TASKS: Mapping[str, type[TextTask]] = {
     "text-classification": TextClassification,
     "sentiment-analysis": TextClassification,
     "token-classification": TokenClassification,
@@ -246,7 +246,7 @@ TASKS: Mapping[str, type[Task]] = {
 """Tasks by the names that transformers gives them."""
 
 
-def pipeline(task: str, folder: str | Path, artifact: str | Path | None = None, **options: Any) -> Task:
+def pipeline(task: str, folder: str | Path, artifact: str | Path | None = None, **options: Any) -> TextTask:
     """Return a function of texts for a task: an object that is called with a text or a list of texts.
 
         classify = rt.pipeline("text-classification", "distilbert-sst2", "sst2.rta")
