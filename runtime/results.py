@@ -18,8 +18,7 @@ class Results(list[Any]):
         names: The name of each result.
     """
 
-    __slots__ = ("names",)
-    names: Sequence[str]
+    names: Sequence[str] = ()
 
     def __getitem__(self, key: Any) -> Any:
         """Return a result by number or by name, or several by a slice. Raises UserError for a name that no result has."""
