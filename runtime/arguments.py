@@ -8,33 +8,48 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, UserError
+from relax_tune.runtime.arrays import as_array, kind_of
 from relax_tune.runtime.memory.resident import DeviceArray, on_host
-from relax_tune.runtime.program.program import BufferSpec, CheckedIndex, Program
+from relax_tune.runtime.program.program import DTYPES, BufferSpec, CheckedIndex, Program
 from relax_tune.runtime.program.scalars import WIDTH, Opcode
 from relax_tune.runtime.signature import tensor_specs
 
 FEW = 8
+_DTYPES = {name: np.dtype(name) for name in DTYPES}
 
 
 def check_arguments(
-    program: Program, inputs: Mapping[str, Any] | Sequence[Any], known: Collection[int] = ()
+    program: Program,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    known: Collection[int] = (),
+    in_place: bool = False,
 ) -> list[NDArray[Any] | DeviceArray]:
-    """Check the arrays' number, rank and dtype; return them in the order of the parameters. Raises UserError naming the
-    parameter.
+    """Return arguments as arrays of the parameters' types and ranks, in the order of the parameters.
 
-    known: positions of arrays that need no check, in a list of all
+    Args:
+        program: The program.
+        inputs: Arguments by name, or in order.
+        known: Positions of arrays that need no check, in a list of all.
+        in_place: Refuse arguments that must be copied to be such arrays.
+
+    Raises:
+        UserError: An argument does not fit; the message names the parameter.
     """
     if not known:
         inputs = in_order(program.name, [program.buffers[index].name for index in program.inputs], inputs)
     arrays = list(inputs)
-    for position, array in enumerate(arrays):
+    buffers = program.buffers
+    for position, index in enumerate(program.inputs):
+        array, spec = arrays[position], buffers[index]
+        # First the arrays that need nothing, in few steps: this is done in every call. NumPy has one object for each of its types.
+        if type(array) is np.ndarray and array.dtype is _DTYPES[spec.dtype] and array.ndim == len(spec.shape):
+            continue
         if position not in known:
-            _check_array(program, position, array)
+            arrays[position] = _as_parameter(program, position, array, in_place)
     return arrays
 
 
@@ -111,7 +126,7 @@ def in_order(function: str, names: Sequence[str], inputs: object) -> list[Any]:
     if not isinstance(inputs, Sequence) or isinstance(inputs, (str, bytes)):
         raise UserError(
             f"{function}: expected arrays by parameter name, or a list of them in the order {listed}, got "
-            f"{_kind(inputs)}; a single array still goes into a list"
+            f"{kind_of(inputs)}; a single array still goes into a list"
         )
     if len(inputs) != len(names):
         missing = f", missing {', '.join(names[len(inputs) :])}" if len(inputs) < len(names) else ""
@@ -122,40 +137,21 @@ def in_order(function: str, names: Sequence[str], inputs: object) -> list[Any]:
     return list(inputs)
 
 
-def _check_array(program: Program, position: int, array: object) -> None:
+def _as_parameter(program: Program, position: int, value: Any, in_place: bool) -> NDArray[Any] | DeviceArray:
+    """Return an argument as an array of the parameter's type and rank."""
     spec = program.buffers[program.inputs[position]]
-    where = f"{program.name}: parameter {spec.name}"
-    if not isinstance(array, (np.ndarray, DeviceArray)):
-        raise UserError(
-            f"{where}: expected a NumPy array ({_declared(program, position)}), got {_kind(array)}; "
-            f"convert it with numpy.asarray(..., {_numpy_name(spec.dtype)})"
-        )
-    # It is an ndarray, too, and its masked elements may hold any number.
-    if isinstance(array, np.ma.MaskedArray):
-        raise UserError(f"{where}: expected a plain NumPy array, got a masked one; call its filled() with a value")
+    where, declared = f"{program.name}: parameter {spec.name}", _declared(program, position)
+    stays = isinstance(value, DeviceArray) and value.dtype == _DTYPES[spec.dtype] and not in_place
+    array = value if stays else as_array(value, where, declared, spec.dtype, in_place)
     if array.ndim != len(spec.shape):
         raise UserError(
-            f"{where}: expected {len(spec.shape)} dimensions ({_declared(program, position)}), got {array.ndim} "
-            f"{array.shape}; reshape it"
+            f"{where}: expected {len(spec.shape)} dimensions ({declared}), got {array.ndim} {array.shape}; reshape it"
         )
-    if array.dtype == np.dtype(spec.dtype):
-        return
-    raise UserError(
-        f"{where}: expected dtype {spec.dtype}, got {array.dtype}; convert it with astype({_numpy_name(spec.dtype)})"
-    )
+    return array
 
 
 def _declared(program: Program, position: int) -> str:
     return str(tensor_specs(program, (program.inputs[position],))[0])
-
-
-def _kind(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
-def _numpy_name(dtype: str) -> str:
-    package = "ml_dtypes" if hasattr(ml_dtypes, dtype) else "numpy"
-    return f"{package}.{'bool_' if dtype == 'bool' else dtype}"
 
 
 def find_binders(program: Program) -> dict[int, tuple[int, int]]:

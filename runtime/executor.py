@@ -132,6 +132,7 @@ class Executor:
         inputs: Mapping[str, Any] | Sequence[Any],
         symbols: Sequence[int] | None = None,
         checked: Collection[int] = (),
+        in_place: bool = False,
     ) -> tuple[list[Array], tuple[int, ...], list[int]]:
         """Check arguments except their elements, and find the values of the symbols.
 
@@ -139,6 +140,7 @@ class Executor:
             inputs: Arrays by parameter name, or in order.
             symbols: The value of each symbol, for a program whose inputs do not determine all; their dims must agree with it.
             checked: Positions of arrays that need no check of type and rank, in a list of all.
+            in_place: Refuse arguments that must be copied to be arrays of the parameters' types.
 
         Returns:
             The arrays in order, the values of the symbols, and the values of all slots.
@@ -146,7 +148,7 @@ class Executor:
         Raises:
             UserError: An argument does not fit; the message names the function and the parameter.
         """
-        arrays = check_arguments(self.program, inputs, checked)
+        arrays = check_arguments(self.program, inputs, checked, in_place)
         return arrays, *match_symbols(self.program, self._binders, arrays, symbols, self._values)
 
     def bind(

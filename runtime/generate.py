@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from relax_tune.errors import UserError
+from relax_tune.runtime.arrays import any_tensor, as_tensor, as_tensors
 from relax_tune.runtime.generation.beams import Hypothesis, search_group
 from relax_tune.runtime.generation.config import GenerationConfig
 from relax_tune.runtime.generation.decoder import Decoder
 from relax_tune.runtime.generation.detokenizer import Tokenizer
 from relax_tune.runtime.generation.logits import LogitsProcessor
-from relax_tune.runtime.generation.rows import Request, as_result, group_steps, read_prompts
+from relax_tune.runtime.generation.rows import Request, as_result, group_steps, on_host_rows, read_prompts
 from relax_tune.runtime.generation.stopping import StopRules
 from relax_tune.runtime.model import Model
 
@@ -86,7 +87,8 @@ def generate(
     their logits (b, vocabulary) to such logits.
 
     Returns an array (rows, length + added) i64, filled with `pad_token_id` after the end of a row, or a list of arrays for a list of
-    prompts; `num_return_sequences` rows for each prompt. A row ends after a token of `eos_token_id`, a stop sequence or a stop
+    prompts; `num_return_sequences` rows for each prompt. Prompts and masks may be tensors of torch, or other arrays (see `Model.run`);
+    for tensors, tensors are returned. A row ends after a token of `eos_token_id`, a stop sequence or a stop
     string, after `max_new_tokens`, or when the model has no more positions.
 
     Rows of equal length are computed together, as many as the model takes, and each group by itself: padding never reaches
@@ -95,6 +97,8 @@ def generate(
     Raises: UserError for a model without these functions, prompts that it does not take, wrong settings, or logits that no
     token can be chosen by.
     """
+    tensors = any_tensor(prompts if isinstance(prompts, (Mapping, list, tuple)) else [prompts])
+    prompts = on_host_rows(prompts)
     request = _request(model, prompts, max_new_tokens, config, **options)
     if request.config.num_beams > 1:
         added = [h.tokens for hypotheses in _search(request) for h in hypotheses]
@@ -104,7 +108,10 @@ def generate(
             steps = list(group_steps(request, numbers))
             for at, number in enumerate(numbers if steps else ()):
                 added[number] = np.array([tokens[at] for tokens, live in steps if live[at]], np.int64)
-    return as_result(prompts, added, request.config.filler, request.config.num_return_sequences)
+    result = as_result(prompts, added, request.config.filler, request.config.num_return_sequences)
+    if not tensors:
+        return result
+    return as_tensor(result) if isinstance(result, np.ndarray) else as_tensors(result)
 
 
 def generate_steps(
@@ -170,7 +177,7 @@ def _request(
         )
     config = replace(config or GenerationConfig(), **settings)
     rules = StopRules(config, tokenizer)
-    rows = read_prompts(prompts, attention_mask)
+    rows = read_prompts(on_host_rows(prompts), on_host_rows(attention_mask))
     if config.num_beams == 1:
         rows = tuple(row for row in rows for _ in range(config.num_return_sequences))
     return Request(decoder, rows, config, rules, logits_processor)

@@ -21,6 +21,7 @@ from relax_tune.errors import ArtifactError, ModelStateError, UserError
 from relax_tune.printable import printable
 from relax_tune.runtime.after_fork import watch
 from relax_tune.runtime.arguments import check_binders
+from relax_tune.runtime.arrays import any_tensor, as_tensors
 from relax_tune.runtime.calls.bound_call import BoundCall, BoundSteps
 from relax_tune.runtime.calls.session import Session
 from relax_tune.runtime.calls.stream import Stream
@@ -28,10 +29,12 @@ from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import name_of_measured, open_device
 from relax_tune.runtime.executor import CLOSED, FORKED, Executor
 from relax_tune.runtime.library.base import Library
+from relax_tune.runtime.memory.buffer_pool import BufferPool, pool_of
 from relax_tune.runtime.memory.weights import DeviceWeights
 from relax_tune.runtime.program.host_program import HostProgram, parts_of
 from relax_tune.runtime.program.placement import Placement
 from relax_tune.runtime.program.program import Program
+from relax_tune.runtime.results import Results, named
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec
 from relax_tune.runtime.vm.instructions import Host
@@ -247,6 +250,15 @@ class Model:
         self._host_programs = {d.name for d in artifact.host_programs}
         self._weights, self._owned = dict(weights), list(owned)
         self._names = {name: name for name in artifact.functions}
+        self._params: dict[str, tuple[str, ...]] = {}
+        self._results: dict[str, tuple[str, ...]] = {}
+        for program in artifact.programs:
+            self._params[program.name] = tuple(program.buffers[i].name for i in program.inputs)
+            self._results[program.name] = tuple(program.buffers[i].name for i in program.outputs)
+        for host_program in artifact.host_programs:
+            self._params[host_program.name] = tuple(p.name for p in host_program.params)
+            self._results[host_program.name] = tuple(r.name for r in host_program.results)
+        self._pools: dict[str, BufferPool | None] = {}
         self._refusal = ""  # why it cannot be called any more
         self._starting = threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
@@ -283,29 +295,60 @@ class Model:
         """The results of `main`, or of the only function, in order."""
         return self.artifact.outputs
 
+    def __call__(self, *arrays: Any, **by_name: Any) -> Results:
+        """Call `main`, or the only function: arguments in order, by parameter name, or both; see `run`."""
+        if not by_name:
+            return self.run(arrays[0] if len(arrays) == 1 and isinstance(arrays[0], Mapping) else arrays)
+        name = self._function(None)
+        given = dict(zip(self._params[name], arrays))
+        twice = [n for n in given if n in by_name]
+        if twice or len(arrays) > len(given):
+            got = f"{twice[0]} by position and by name" if twice else f"{len(arrays)} by position"
+            raise UserError(f"{name}: expected an argument for each of {', '.join(self._params[name])}, got {got}")
+        return self.run({**given, **by_name})
+
     def run(
         self,
         inputs: Mapping[str, Any] | Sequence[Any],
         function: str | None = None,
         host: Mapping[str, Host] | None = None,
-    ) -> list[Any]:
-        """Call the model: arrays by parameter name, or in order; results in order, as fresh arrays. Where a function has them,
-        shapes are tuples of whole numbers and scalars are numbers; a tuple that is returned is given field by field.
+        on_device: bool = False,
+    ) -> Results:
+        """Call the model: arguments by parameter name, or in order; results by name and in order, as fresh arrays.
+
+        An argument is a NumPy array, nested lists, a number, a tensor of torch or JAX, a `DeviceArray`, or an object with
+        `__dlpack__` or `__array__`. Results are NumPy arrays, or tensors of torch if some arguments are; their memory is not copied
+        for that. Where a function has them, shapes are tuples of whole numbers and scalars are numbers; a tuple that is returned is
+        given field by field.
 
         Args:
-            inputs: Arrays by parameter name, or in order.
+            inputs: Arguments by parameter name, or in order.
             function: Name of the function; by default `main`, or the only one.
             host: Routines of the host program for this call, by name; their arrays must not be written. They take precedence over
                 the routines of `Artifact.open`.
+            on_device: Leave results in the memory of the device, as `DeviceArray`; NumPy arrays where this is the host's.
 
         Raises:
             UserError: An argument does not fit; the message names the parameter and what was expected (rank, dtype, dims, bounds).
             ModelStateError: The model is closed.
         """
         name = self._function(function)
-        if name in self._host_programs:
-            return self._virtual_machine.run(name, inputs, {**self._host, **(host or {})})
-        return self.executors[name].run(inputs, in_place=True)
+        if name not in self._host_programs:
+            executor = self.executors[name]
+            results = executor.run(inputs, in_place=True, pool=self._pool(executor.device) if on_device else None)
+        elif on_device:
+            raise UserError(f"{name}: on_device: expected a function of one program, got one that a host program runs")
+        else:
+            results = self._virtual_machine.run(name, inputs, {**self._host, **(host or {})})
+        return named(as_tensors(results) if any_tensor(inputs) else results, self._results[name])
+
+    def _pool(self, device: Device) -> BufferPool | None:
+        """Return the memory of results that stay on a device; None where launches reach the host's arrays."""
+        kind = device.info.kind
+        with device.turn:
+            if kind not in self._pools:
+                self._pools[kind] = pool_of(device)
+            return self._pools[kind]
 
     def stream(
         self,
@@ -313,7 +356,7 @@ class Model:
         depth: int = 4,
         function: str | None = None,
         host: Mapping[str, Host] | None = None,
-    ) -> Stream[list[Any]]:
+    ) -> Stream[Results]:
         """Call the model for each of many inputs, while the next ones are read and earlier results are used.
 
         Results come in order, the same as of `run`; `Stream.then` adds stages. The error of a call comes in place of its result, and
@@ -336,7 +379,7 @@ class Model:
 
     def session(
         self,
-        start: Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]] | None = None,
+        start: Sequence[Any] | Mapping[str, Any] | None = None,
         function: str | None = None,
         replaced_by: Mapping[str, int] | None = None,
     ) -> Session:
@@ -376,8 +419,8 @@ class Model:
 
     def bind(
         self,
-        inputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]],
-        results: Sequence[NDArray[Any]] | None = None,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        results: Sequence[Any] | None = None,
         function: str | None = None,
         fixed: Collection[str] = (),
     ) -> BoundCall | BoundSteps:
@@ -386,7 +429,8 @@ class Model:
         For small models called often: shapes are checked once, and nothing is allocated in a call.
 
         Args:
-            inputs: Arrays by parameter name, or in order.
+            inputs: Arrays by parameter name, or in order: of the parameters' types, in the host's memory, of NumPy, torch or with
+                `__dlpack__`.
             results: Arrays to write, in order; by default fresh ones.
             function: As of `run`; its steps must depend only on shapes.
             fixed: Parameters whose elements never change: indices among them are checked once.
@@ -414,7 +458,7 @@ class Model:
         inputs: Mapping[str, Any] | Sequence[Any],
         function: str | None = None,
         host: Mapping[str, Host] | None = None,
-    ) -> list[Any]:
+    ) -> Results:
         """Call the model in its worker thread, and wait without blocking the event loop. Arguments, results and errors as of `run`.
 
         Several at once run in the order of their calls. Cancelling one that waits takes it out of the queue; one that runs goes on
@@ -438,7 +482,7 @@ class Model:
 
     def _work(
         self, inputs: Mapping[str, Any] | Sequence[Any], function: str | None, host: Mapping[str, Host] | None
-    ) -> list[Any]:
+    ) -> Results:
         _WORKING.model = self
         try:
             return self.run(inputs, function, host)
@@ -469,6 +513,9 @@ class Model:
                 for executor in self.executors.values():
                     executor.close()
                 self._virtual_machine.close()
+                for pool in self._pools.values():
+                    if pool is not None:
+                        pool.close()
                 for weights in self._weights.values():
                     weights.close()
                 while self._owned:

@@ -129,17 +129,19 @@ class ProgramMemory:
             in_place: Let launches use the host's memory where the device can.
             placed: Gets the host arrays that launches use, by number.
         """
-        if isinstance(array, DeviceArray):
-            # The array stays on the device: a round trip through the host would wait for all launches before.
-            self._device.copy(self.buffer(index), array.buffer, array.nbytes)
-            return
         spec = self._program.buffers[index]
+        if isinstance(array, DeviceArray):
+            if array.memory.device is self._device and array.outer == spec.outer:
+                # The array stays on the device: a round trip through the host would wait for all launches before.
+                self._device.copy(self.buffer(index), array.buffer, array.nbytes)
+                return
+            array = array.numpy()
         stored = np.moveaxis(array, spec.outer, 0) if spec.outer else array
         view = self._extended.get(index)
         if in_place and view is not None and self.room(bound, index):
             # The result extends the argument in place: copy the argument to where the result will be.
             result = self._program.buffers[view]
-            memory = self.results.empty(np.dtype(result.dtype), stored_dims(result, bound.shape(view)))
+            memory = self.results.empty(np.dtype(result.dtype), stored_dims(result.outer, bound.shape(view)))
             if memory.size >= stored.size and self._device.place(self._own[index], memory):
                 placed[index] = placed[view] = memory
                 self._device.upload(self._own[index], stored)
@@ -154,7 +156,7 @@ class ProgramMemory:
             if index not in self.placeable:
                 continue
             spec = self._program.buffers[index]
-            array = self.results.empty(np.dtype(spec.dtype), stored_dims(spec, bound.shape(index)))
+            array = self.results.empty(np.dtype(spec.dtype), stored_dims(spec.outer, bound.shape(index)))
             self._place(index, array, placed)
 
     def _place(self, index: int, array: NDArray[Any], placed: dict[int, NDArray[Any]]) -> bool:
@@ -193,12 +195,12 @@ class ProgramMemory:
         spec = self._program.buffers[index]
         dtype, shape = np.dtype(spec.dtype), bound.shape(index)
         if pool is not None and index not in placed:
-            array = pool.empty(dtype, shape)
+            array = pool.empty(dtype, shape, spec.outer)
             self._device.copy(array.buffer, self.buffer(index, replaced), array.nbytes)
             return array
         stored = placed.get(index)
         if stored is None:
-            stored = self._device.download(self.buffer(index, replaced), dtype, stored_dims(spec, shape))
+            stored = self._device.download(self.buffer(index, replaced), dtype, stored_dims(spec.outer, shape))
         return np.moveaxis(stored, 0, spec.outer) if spec.outer else stored
 
     def close(self) -> None:

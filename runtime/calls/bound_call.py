@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.arguments import check_values, in_order
+from relax_tune.runtime.arrays import any_tensor, as_array, as_tensors
 from relax_tune.runtime.bound_program import Launches
 from relax_tune.runtime.device.base import DeviceBuffer
 from relax_tune.runtime.executor import Executor
@@ -29,6 +30,7 @@ from relax_tune.runtime.program.host_program import (
     Pack,
     Require,
 )
+from relax_tune.runtime.results import Results, named
 from relax_tune.runtime.vm.instructions import CallFrame
 from relax_tune.runtime.vm.machine import VirtualMachine
 
@@ -43,8 +45,8 @@ class BoundCall:
 
     Args:
         executor: Executor of the function.
-        inputs: Arrays by name or in order.
-        results: Arrays to write, in order; by default fresh ones.
+        inputs: Arrays by name or in order: of the parameters' types, in the host's memory, of NumPy, torch or with `__dlpack__`.
+        results: Arrays to write, in order; by default fresh ones, tensors of torch if some inputs are.
         fixed: Names of arguments whose elements never change. Indices among them are checked once, other indices in every run.
         symbols: The value of each symbol, where the inputs do not determine all.
 
@@ -55,13 +57,13 @@ class BoundCall:
     def __init__(
         self,
         executor: Executor,
-        inputs: Mapping[str, Array] | Sequence[Array],
-        results: Sequence[Array] | None = None,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        results: Sequence[Any] | None = None,
         fixed: Collection[str] = (),
         symbols: Sequence[int] | None = None,
     ) -> None:
         program, self._executor = executor.program, executor
-        arrays, key, values = executor.match(inputs, symbols)
+        arrays, key, values = executor.match(inputs, symbols, in_place=True)
         check_values(program, arrays, values)
         self._inputs: list[Array] = [on_host(a) for a in arrays]
         numbers = {program.buffers[i].name: i for i in program.inputs}
@@ -70,14 +72,17 @@ class BoundCall:
         with executor.device.turn:
             # Not cached: its launches are over the caller's arrays, which no other call may use.
             self._bound = executor.bind(key, values, cached=False)
-            self.results = self._checked(results)
+            self._arrays = self._checked(results)
             self._buffers = self._wrapped()
             self._arguments = [(i, a) for i, a in zip(program.inputs, self._inputs) if i not in self._buffers]
-            self._copied = [(i, a) for i, a in zip(program.outputs, self.results) if i not in self._buffers]
+            self._copied = [(i, a) for i, a in zip(program.outputs, self._arrays) if i not in self._buffers]
             self._launches = Launches(executor.device)
             executor.prepare(self._bound, self._buffers, self._launches)
+        self.results = _named(
+            self._arrays, results, any_tensor(inputs), [program.buffers[i].name for i in program.outputs]
+        )
 
-    def _checked(self, results: Sequence[Array] | None) -> list[Array]:
+    def _checked(self, results: Sequence[Any] | None) -> list[Array]:
         """Return the arrays of the results: checked ones, or fresh ones without any."""
         program = self._executor.program
         specs = [program.buffers[i] for i in program.outputs]
@@ -86,25 +91,27 @@ class BoundCall:
             return [np.empty(shape, dtype) for dtype, shape in expected]
         if len(results) != len(expected):
             raise UserError(f"{program.name}: expected arrays for {len(expected)} results, got {len(results)}")
-        for number, (array, (dtype, shape)) in enumerate(zip(results, expected)):
+        arrays: list[Array] = []
+        for number, (result, (dtype, shape)) in enumerate(zip(results, expected)):
             where = f"{program.name}: array of result {number}"
-            if not isinstance(array, np.ndarray) or (array.dtype, array.shape) != (dtype, shape):
-                got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
-                raise UserError(f"{where}: expected an array of {dtype} {shape}, got {got}")
+            array = _result_array(result, where, f"{dtype} {shape}")
+            if (array.dtype, array.shape) != (dtype, shape):
+                raise UserError(f"{where}: expected an array of {dtype} {shape}, got {array.dtype} {array.shape}")
             if not (array.flags.c_contiguous and array.flags.aligned and array.flags.writeable):
                 raise UserError(f"{where}: expected writable memory in C order, got other; use numpy.empty")
             # Compares address ranges. The exact test, `numpy.shares_memory`, takes exponential time in the worst case
             # (its reference).
-            if any(np.may_share_memory(array, other) for other in (*self._inputs, *results[:number])):
+            if any(np.may_share_memory(array, other) for other in (*self._inputs, *arrays)):
                 raise UserError(f"{where}: expected separate memory, got some of another array of the call")
-        return list(results)
+            arrays.append(array)
+        return arrays
 
     def _wrapped(self) -> dict[int, DeviceBuffer]:
         """Return buffers over the memory of the arrays that launches can use where they are."""
         executor = self._executor
         buffers: dict[int, DeviceBuffer] = {}
         program = executor.program
-        for index, array in (*zip(program.inputs, self._inputs), *zip(program.outputs, self.results)):
+        for index, array in (*zip(program.inputs, self._inputs), *zip(program.outputs, self._arrays)):
             plain = array.flags.c_contiguous and array.flags.aligned and not program.buffers[index].outer
             if index in executor.memory.placeable and plain and array.nbytes:
                 buffer = executor.device.wrap(array)
@@ -114,7 +121,7 @@ class BoundCall:
                     buffers[index] = buffer
         return buffers
 
-    def run(self) -> list[Array]:
+    def run(self) -> Results:
         """Call the function; return the arrays of its results, which the next run overwrites.
 
         Raises:
@@ -150,7 +157,7 @@ class BoundSteps:
         machine: VirtualMachine,
         program: HostProgram,
         inputs: Mapping[str, Any] | Sequence[Any],
-        results: Sequence[Array] | None = None,
+        results: Sequence[Any] | None = None,
         fixed: Collection[str] = (),
     ) -> None:
         other = next((type(i).__name__ for i in program.instructions() if not isinstance(i, ALLOWED)), None)
@@ -159,7 +166,12 @@ class BoundSteps:
                 f"{program.name}: expected a function whose steps depend only on shapes, got a step {other}; use run"
             )
         names = [p.name for p in program.params]
-        arguments = in_order(program.name, names, inputs)
+        arguments = [
+            as_array(a, f"{program.name}: parameter {p.name}", p.text, p.dtype, in_place=True)
+            if p.want == "tensor"
+            else a
+            for p, a in zip(program.params, in_order(program.name, names, inputs), strict=True)
+        ]
         _check_fixed(program.name, names, fixed)
         self._fixed = [a for name, a in zip(names, arguments) if name in fixed and isinstance(a, np.ndarray)]
         self._calls: list[BoundCall] = []
@@ -169,17 +181,21 @@ class BoundSteps:
             raise UserError(f"{program.name}: expected a function whose results are arrays, got another; use run")
         # A result that is no result of a bound call is an argument or a weight, which its caller may not get.
         written = {id(a) for call in self._calls for a in call.results}
-        fresh = [a if id(a) in written else a.copy() for a in self._computed]
-        self.results = fresh if results is None else list(results)
-        if [_type_of(a) for a in self.results] != expected:
-            got = [_type_of(a) for a in self.results]
+        where = f"{program.name}: results"
+        if results is None:
+            self._arrays = [a if id(a) in written else a.copy() for a in self._computed]
+        else:
+            self._arrays = [_result_array(a, where, "the type of the result") for a in results]
+        if [_type_of(a) for a in self._arrays] != expected:
+            got = [_type_of(a) for a in self._arrays]
             raise UserError(f"{program.name}: results: expected arrays of {expected}, got {got}")
         arrays = [a for a in arguments if isinstance(a, np.ndarray)]
-        for number, array in enumerate(() if results is None else self.results):
-            if any(np.may_share_memory(array, other) for other in (*arrays, *self.results[:number])):
+        for number, array in enumerate(() if results is None else self._arrays):
+            if any(np.may_share_memory(array, other) for other in (*arrays, *self._arrays[:number])):
                 raise UserError(
                     f"{program.name}: array of result {number}: expected separate memory, got some of another array of the call"
                 )
+        self.results = _named(self._arrays, results, any_tensor(inputs), [r.name for r in program.results])
 
     def _bind(self, machine: VirtualMachine, i: CallSubgraph, frame: CallFrame) -> None:
         executor, args = machine.executors[i.part], [on_host(a) for a in frame.values(i.args)]
@@ -190,14 +206,26 @@ class BoundSteps:
         for into, array in zip(i.into, call.results, strict=True):
             frame.registers[into] = array
 
-    def run(self) -> list[Array]:
+    def run(self) -> Results:
         """Call the function; see `BoundCall.run`."""
         for call in self._calls:
             call.run()
-        for array, computed in zip(self.results, self._computed):
+        for array, computed in zip(self._arrays, self._computed):
             if array is not computed:
                 np.copyto(array, computed)
         return self.results
+
+
+def _named(arrays: Sequence[Array], given: Sequence[Any] | None, tensors: bool, names: Sequence[str]) -> Results:
+    """Return results as their caller gave them, or else as tensors if its arguments are some."""
+    if given is not None:
+        return named(given, names)
+    return named(as_tensors(arrays) if tensors else arrays, names)
+
+
+def _result_array(result: object, where: str, expected: str) -> Array:
+    """Return the memory of an object that a caller gave for a result. Raises UserError for one that cannot be written in place."""
+    return as_array(result, where, expected, None, in_place=True)
 
 
 def _type_of(value: object) -> tuple[np.dtype[Any], tuple[int, ...]] | None:

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import ModelStateError, UserError
 from relax_tune.runtime.arguments import check_values, in_order
+from relax_tune.runtime.arrays import any_tensor, as_array, as_tensors
 from relax_tune.runtime.bound_program import Launches
 from relax_tune.runtime.device.base import DeviceBuffer
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.memory.buffer_pool import BufferPool
-from relax_tune.runtime.memory.resident import DeviceArray, stored_array
+from relax_tune.runtime.memory.resident import DeviceArray
 from relax_tune.runtime.program.program import Program
+from relax_tune.runtime.results import Results, named
 
 
 class _Replaced(NamedTuple):
@@ -54,7 +56,7 @@ class Session:
         UserError: A name is no parameter, a number is no result, or an array does not fit.
     """
 
-    def __init__(self, executor: Executor, start: Mapping[str, NDArray[Any]], replaced: Mapping[str, int]) -> None:
+    def __init__(self, executor: Executor, start: Mapping[str, Any], replaced: Mapping[str, int]) -> None:
         program = executor.program
         self._executor, self._pool = executor, BufferPool(executor.device)
         names = [program.buffers[i].name for i in program.inputs]
@@ -74,6 +76,7 @@ class Session:
         self._others = {position: name for position, name in enumerate(names) if name not in start}
         self._resident = {position: program.inputs[position] for position, name in enumerate(names) if name in start}
         self._results = [i for number, i in enumerate(program.outputs) if number not in replaced.values()]
+        self._names = tuple(program.buffers[i].name for i in self._results)
         # Live: from step to step mostly the numbers change, and renewing launches would take longer than a small
         # kernel runs.
         self._launches = Launches(executor.device, live=True)
@@ -86,20 +89,22 @@ class Session:
         with self._executor.device.turn:
             self._state = {**(self._state or {}), **{p: self._upload(p, self._start[p]) for p in positions}}
 
-    def _upload(self, position: int, array: NDArray[Any]) -> DeviceArray:
+    def _upload(self, position: int, array: Any) -> DeviceArray:
         """Copy an argument to the device, as it is stored there."""
         program = self._executor.program
         spec = program.buffers[program.inputs[position]]
-        source = np.asarray(array)
+        where, expected = f"{program.name}: parameter {spec.name}", f"{len(spec.shape)} dims of {spec.dtype}"
+        device = self._executor.device
+        stays = isinstance(array, DeviceArray) and (array.memory.device, array.outer) == (device, spec.outer)
+        source = array if stays else as_array(array, where, expected, spec.dtype)
         if source.dtype != np.dtype(spec.dtype) or source.ndim != len(spec.shape):
-            raise UserError(
-                f"{program.name}: parameter {spec.name}: expected {len(spec.shape)} dims of {spec.dtype}, "
-                f"got {source.ndim} of {source.dtype}"
-            )
-        owner = self._pool.empty(source.dtype, source.shape)
-        stored = np.moveaxis(source, spec.outer, 0) if spec.outer else source
-        self._executor.device.upload(owner.buffer, stored)
-        return stored_array(self._executor.device, spec, owner.buffer, source.shape, owner)
+            raise UserError(f"{where}: expected {expected}, got {source.ndim} of {source.dtype}")
+        copied = self._pool.empty(source.dtype, source.shape, spec.outer)
+        if isinstance(source, DeviceArray):
+            device.copy(copied.buffer, source.buffer, source.nbytes)
+        else:
+            device.upload(copied.buffer, np.moveaxis(source, spec.outer, 0) if spec.outer else source)
+        return copied
 
     @property
     def _open(self) -> dict[int, DeviceArray]:
@@ -109,7 +114,7 @@ class Session:
             )
         return self._state
 
-    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray[Any]]:
+    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Results:
         """Call the function with its other parameters, by name or in order; return its other results, in order.
 
         Raises:
@@ -138,7 +143,7 @@ class Session:
             results = [executor.memory.read(bound, index, buffers, placed) for index in self._results]
         # Last, so that a call that fails leaves the state as it was.
         self._state = {**state, **updated}
-        return results
+        return named(as_tensors(results) if any_tensor(inputs) else results, self._names)
 
     def _replace(
         self,

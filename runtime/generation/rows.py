@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
+from relax_tune.runtime.arrays import host_array
 from relax_tune.runtime.generation.config import GenerationConfig
 from relax_tune.runtime.generation.decoder import Decoder, DecodingState
 from relax_tune.runtime.generation.logits import LogitsProcessor, draw, needs_processing, process_logits, take_likeliest
@@ -91,6 +92,18 @@ class Request:
             lengths.setdefault(len(self.prompt(number)), []).append(number)
         step = len(self.rows) if most is None else most // beams
         return [np.array(rows[at : at + step]) for rows in lengths.values() for at in range(0, len(rows), step)]
+
+
+def on_host_rows(given: Any) -> Any:
+    """Return prompts, sources or a mask with arrays of other libraries as NumPy arrays; lists and other values as they are."""
+    if isinstance(given, Mapping):
+        return {name: on_host_rows(value) for name, value in given.items()}
+    if isinstance(given, (list, tuple)):
+        # a row may be such an array
+        return [on_host_rows(row) for row in given] if any(hasattr(row, "__array__") for row in given) else given
+    if hasattr(given, "__array__") and not isinstance(given, np.generic):
+        return host_array(given, "prompts", "token ids")
+    return given
 
 
 def read_prompts(prompts: object, mask: object = None) -> tuple[Row, ...]:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import MeasureError
+from relax_tune.errors import MeasureError, ModelStateError
 from relax_tune.runtime.device.base import Device, DeviceBuffer
 from relax_tune.runtime.memory.resident import DeviceArray
+from relax_tune.runtime.program.sharing import stored_dims
 
 LEAST = 256
 """Bytes of the smallest buffer of a pool."""
@@ -25,16 +26,20 @@ class BufferPool:
     """Buffers for device arrays, of powers of two bytes. Launches run in order, so a buffer may be taken again at once."""
 
     def __init__(self, device: Device) -> None:
-        self.device = device
+        self.device, self._closed = device, False
         self._free: dict[int, list[DeviceBuffer]] = defaultdict(list)
 
-    def empty(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
-        """Return an array with undefined elements, in the turn of the device. Raises MeasureError without memory."""
+    def empty(self, dtype: np.dtype[Any], shape: tuple[int, ...], outer: int = 0) -> DeviceArray:
+        """Return an array with undefined elements, in the turn of the device; `outer` is the dim stored outermost.
+
+        Raises:
+            MeasureError: Memory runs out.
+        """
         # Powers of two let arrays of nearby shapes share buffers, and leave less than half of each unused.
         size = max(LEAST, 1 << (math.prod(shape) * dtype.itemsize - 1).bit_length())
         free = self._free[size]
         buffer = free.pop() if free else self._alloc(size)
-        array = DeviceArray(self._download, buffer, dtype, shape)
+        array = DeviceArray(self, buffer, dtype, shape, outer=outer)
         # Not at exit: the device may be closed by that time, and its memory ends with the process.
         weakref.finalize(array, free.append, buffer).atexit = False
         return array
@@ -47,7 +52,7 @@ class BufferPool:
             # Launches that were enqueued may still use an idle buffer. Reuse is safe, because launches run in order;
             # freeing is not.
             self.device.synchronize()
-            self.close()
+            self._free_idle()
             return self.device.alloc(size)
 
     def upload(self, array: NDArray[Any]) -> DeviceArray:
@@ -60,16 +65,27 @@ class BufferPool:
         copied.host = array
         return copied
 
-    def _download(self, array: DeviceArray) -> NDArray[Any]:
+    def download(self, array: DeviceArray) -> NDArray[Any]:
+        """Return a fresh copy of an array in the host's memory. Raises ModelStateError after `close`."""
         with self.device.turn:
-            return self.device.download(array.buffer, array.dtype, array.shape)
+            if self._closed:
+                raise ModelStateError(
+                    f"device array {array.dtype} {array.shape}: expected an open model, got one that was closed; read it before"
+                )
+            dims = stored_dims(array.outer, array.shape)
+            stored = self.device.download(array.buffer, array.dtype, dims)
+        return np.moveaxis(stored, 0, array.outer) if array.outer else stored
+
+    def _free_idle(self) -> None:
+        for free in self._free.values():
+            while free:
+                self.device.free(free.pop())
 
     def close(self) -> None:
-        """Free the memory of arrays that are gone."""
+        """Free the memory of arrays that are gone, and refuse to read the others. May be called twice."""
         with self.device.turn:
-            for free in self._free.values():
-                while free:
-                    self.device.free(free.pop())
+            self._closed = True
+            self._free_idle()
 
 
 def pool_of(device: Device) -> BufferPool | None:

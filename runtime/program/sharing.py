@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from relax_tune.runtime.program.program import BufferSpec, Program
+from relax_tune.runtime.program.program import Program
 
 
 def unshared(program: Program) -> frozenset[int]:
@@ -33,6 +33,6 @@ def _roots(program: Program) -> Iterator[int]:
         yield index
 
 
-def stored_dims(spec: BufferSpec, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the dims of an array as it is stored: `outer` first."""
-    return (*shape[spec.outer : spec.outer + 1], *shape[: spec.outer], *shape[spec.outer + 1 :])
+def stored_dims(outer: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the dims of an array as it is stored: the dim `outer` first."""
+    return (*shape[outer : outer + 1], *shape[:outer], *shape[outer + 1 :])

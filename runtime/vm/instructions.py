@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
+from relax_tune.runtime.arrays import as_array, host_array
 from relax_tune.runtime.memory.resident import DeviceArray, on_host
 from relax_tune.runtime.program.host_operators import HOST_OPERATORS, is_shape
 from relax_tune.runtime.program.host_program import (
@@ -31,7 +32,7 @@ from relax_tune.runtime.program.host_program import (
     Pack,
     Refer,
     Require,
-    Want,
+    Value,
 )
 from relax_tune.runtime.program.program import format_message
 from relax_tune.runtime.program.scalars import INT64_MAX, INT64_MIN, Evaluator, compile_scalars
@@ -115,7 +116,7 @@ def _apply(vm: object, i: Apply, frame: CallFrame) -> Any:
             # Shapes are known on the host: neither operation needs the elements, so nothing is downloaded.
             if i.operator == "shape_of":
                 return args[0].shape
-            if i.operator == "reshape_to" and is_shape(args[1]):
+            if i.operator == "reshape_to" and is_shape(args[1]) and not args[0].outer:
                 return args[0].reshape(args[1])
         return HOST_OPERATORS[i.operator].run(*(on_host(a) for a in args))
     except UserError as error:
@@ -242,8 +243,13 @@ def _host(vm: object, i: CallHostRoutine, frame: CallFrame) -> Any:
         raise
 
 
-def argument(value: Any, want: Want | None) -> Any:
+def argument(value: Any, param: Value, function: str) -> Any:
     """Convert an argument of a call from outside. A shape or scalar may be an array, as in a file of arrays."""
+    where, want = f"{function}: parameter {param.name}", param.want
+    if want == "tensor":
+        value = as_array(value, where, param.text, param.dtype)
+    elif want in ("shape", "scalar") and hasattr(value, "__array__"):
+        value = host_array(value, where, param.text)
     if isinstance(value, np.ndarray) and want == "shape" and value.ndim == 1 and value.dtype.kind in "iu":
         return tuple(int(d) for d in value)
     if isinstance(value, np.ndarray) and want == "scalar" and value.ndim == 0:
@@ -280,7 +286,7 @@ def fresh(value: Any, returned: set[int]) -> Any:
     if isinstance(value, tuple):
         return tuple(fresh(v, returned) for v in value)
     if isinstance(value, DeviceArray):
-        return value.download(value) if value.host is None else value.host.copy()
+        return value.memory.download(value) if value.host is None else value.host.copy()
     if not isinstance(value, np.ndarray):
         return value
     if value.flags.owndata and value.flags.writeable and id(value) not in returned:

@@ -7,7 +7,7 @@ The Python interface, in the order of its use:
     model = rt.load_model("folder-or-file.onnx", bounds={"n": (1, 512)})
     result = rt.tune(model, target="c", db="records.db")
     artifact = rt.build(model, target="c", db="records.db")
-    outputs = rt.load(artifact.save("model.rta")).run({"x": array})
+    outputs = rt.load(artifact.save("model.rta"))(x=array)
 
 Names are imported when they are first used, so a program that only runs artifacts needs nothing of the tuner.
 """
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from relax_tune.tuner.text.tasks import pipeline as pipeline
     from relax_tune.runtime.artifact import Artifact as Artifact, load_artifact as load_artifact, load as load
     from relax_tune.runtime.model import Model as Model
+    from relax_tune.runtime.results import Results as Results
+    from relax_tune.runtime.memory.resident import DeviceArray as DeviceArray
     from relax_tune.runtime.generate import generate as generate, generate_steps as generate_steps
     from relax_tune.runtime.generate import beam_search as beam_search
     from relax_tune.runtime.generation.config import GenerationConfig as GenerationConfig

@@ -81,7 +81,7 @@ def test_nothing_is_copied_where_launches_reach_the_arrays(executor: Executor, m
     ("results", "message"),
     [
         ([], "expected arrays for 1 results, got 0"),
-        ([[1.0]], "array of result 0: expected an array of float32 (9,), got a list"),
+        ([[1.0]], "array of result 0: expected an array that stays the same (float32 (9,)), got a list"),
         ([np.empty(8, np.float32)], "expected an array of float32 (9,), got float32 (8,)"),
         ([np.empty(9)], "got float64 (9,)"),
         ([np.empty(18, np.float32)[::2]], "expected writable memory in C order"),

@@ -95,7 +95,7 @@ def test_memory_only_grows(executor: Executor) -> None:
         ([np.zeros(3, np.float32)], "small: parameter x: expected 2 dimensions (x: float32 (n, 3)), got 1 (3,)"),
         ([np.zeros((2, 3))], "small: parameter x: expected dtype float32, got float64"),
         ([np.zeros((2, 4), np.float32)], "small: parameter x: expected 3 in dim 1, got 4"),
-        ([[1.0]], "small: parameter x: expected a NumPy array (x: float32 (n, 3)), got a list"),
+        ([[1.0]], "small: parameter x: expected 2 dimensions (x: float32 (n, 3)), got 1 (1,)"),
         ([np.zeros((4097, 3), np.float32)], "small: expected n <= 4096, got 4097 (from dim 0 of parameter x)"),
         ([np.zeros((13, 3), np.float32)], "small: dim 0 of x: expected anything but 13, got 13"),
     ],

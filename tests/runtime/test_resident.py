@@ -105,6 +105,29 @@ class Transfers:
 
 
 @pytest.mark.parametrize("kind", DEVICES)
+def test_result_left_on_the_device_is_read_by_the_next_call(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n", 1), 3), f32)
+    module = g.finish(g.call(MulScalar(2.0), x))
+    array = np.arange(12, dtype=np.float32).reshape(4, 3)
+    with device_of(kind, tmp_path) as device, model_of(module, device) as model:
+        model.run([array])
+        moved = Transfers(device, monkeypatch)
+        left = model.run([array], on_device=True)[0]
+        (left,) = model.run([left], on_device=True)
+        assert (moved.up, moved.down) == ([array.nbytes], [])
+        np.testing.assert_array_equal(model(left)[0], 8 * array)
+        np.testing.assert_array_equal(left.numpy(), 4 * array)
+        assert moved.up == [array.nbytes] and moved.down == [array.nbytes] * 2
+        with model.session({"x": left}, replaced_by={"x": 0}) as session:
+            session.run([])
+            np.testing.assert_array_equal(session.arrays()["x"], 8 * array)
+        assert moved.up == [array.nbytes]
+
+
+@pytest.mark.parametrize("kind", DEVICES)
 def test_count_alone_crosses_to_the_host(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = picked()
     with device_of(kind, tmp_path) as device, model_of(module, device) as model:

@@ -79,7 +79,7 @@ def time_link(
                 with device.turn:
                     device.synchronize()
                 middle = clock()
-                uploaded.download(uploaded)
+                pool.download(uploaded)
                 ups.append(middle - start)
                 downs.append(clock() - middle)
             times["up", nbytes], times["down", nbytes] = tuple(ups), tuple(downs)

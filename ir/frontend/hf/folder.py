@@ -47,7 +47,7 @@ from relax_tune.ir.frontend.hf.families.encoders import ENCODERS, read_encoder
 from relax_tune.ir.frontend.hf.families.family import read_decoder
 from relax_tune.ir.frontend.hf.families.pairs import PAIRS, read_pair
 from relax_tune.ir.frontend.hf.families.speech import MASKED, SPEECH
-from relax_tune.ir.frontend.hf.heads import CAUSAL_HEADS, bare_results, head_stage, scored
+from relax_tune.ir.frontend.hf.heads import BARE, CAUSAL_HEADS, bare_results, head_stage, result_names, scored
 from relax_tune.ir.frontend.hf.images.load import IMAGES, load_images
 from relax_tune.ir.frontend.hf.pooling import Pooling, first_position, normalized, pooled
 from relax_tune.ir.frontend.hf.quantized import CONFIG, open_weights
@@ -80,6 +80,7 @@ CacheType = Literal["f32", "f16", "bf16"]
 PREPROCESSOR = "preprocessor_config.json"
 GUIDES = "https://github.com/relax-tune/relax-tune/tree/main/docs/guides"
 USUAL_SAMPLES = 480_000  # default upper bound of a sound, 30 s of 16,000 samples
+EMBEDDING = ("sentence_embedding",)  # name of the result of an encoder whose positions are pooled
 USUAL_POSITIONS = 4096  # default upper bound of an encoder-decoder without a position table
 LOADERS: Mapping[str, Callable[..., IRModule]] = {
     **dict.fromkeys(IMAGES, load_images),
@@ -228,7 +229,9 @@ def _load_encoder(options: _EncoderOptions, data: Mapping[str, Any], where: str)
     stack = read_encoder(data, where) if kind in ENCODERS else read_decoder_as_encoder(data, where)
     image, sound = isinstance(stack.embedding, Patches), isinstance(stack.embedding, Waves | Subsampling)
     _check_pooling(image, sound, options.pooling, options.normalize)
-    stages, head = options.requested, None
+    stages, head, names = options.requested, None, list(EMBEDDING)
+    if stages is not None and options.pooling == "none":
+        names = list(BARE[:1])
     if stages is not None and image:
         # Images have no mask to find a first position by.
         stages = [first_position if options.pooling == "cls" else s for s in stages[:1]] + stages[1:]
@@ -237,11 +240,13 @@ def _load_encoder(options: _EncoderOptions, data: Mapping[str, Any], where: str)
         if modules.head:
             head = head_stage({**data, "architectures": [modules.head]}, where, stack)
             stages += [] if head is None else _headed(root, data, where, head, modules.head)
-        stages += sentence_stages(modules, root, stack.hidden)
+        later = sentence_stages(modules, root, stack.hidden)
+        stages, names = [*stages, *later], names if later else []
     elif stages is None and (head := head_stage(data, where, stack)) is not None:
         stages = _headed(root, data, where, head, str(data["architectures"][0]))
+        names = list(result_names(data, stack)) if len(stages) == 1 else ["scores"]
     elif stages is None and (image or sound or stack.outputs.pooler is not None):
-        stages = [bare_results]
+        stages, names = [bare_results], list(BARE)
     elif stages is None:
         stages = [pooled("mean"), normalized]
     symbols = {"b": BATCH}
@@ -256,7 +261,7 @@ def _load_encoder(options: _EncoderOptions, data: Mapping[str, Any], where: str)
     # texts whose words' logits are pooled are not pairs
     typed = head is not None and (modules is None or modules.head != TASKS["fill-mask"])
     weights = open_weights(options.inner, data, where)
-    return encoder_module(stack, weights, span["b"], span.get("n"), stages, typed=typed)
+    return encoder_module(stack, weights, span["b"], span.get("n"), stages, typed=typed, names=names)
 
 
 def with_preprocessor(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
@@ -292,7 +297,7 @@ def _load_static(options: _EncoderOptions, data: Mapping[str, Any], where: str) 
         later = sentence_stages(modules, options.root, stack.hidden) if modules is not None else [normalized] * scale
         stages = [pooled("mean"), *later]
     span = symbol_bounds({"b": BATCH, "n": SymbolRange("positions", most=stack.positions)}, options.bounds)
-    return encoder_module(stack, weights, span["b"], span["n"], stages)
+    return encoder_module(stack, weights, span["b"], span["n"], stages, names=EMBEDDING)
 
 
 def _check_pooling(image: bool, sound: bool, pooling: str | None, normalize: bool | None) -> None:

@@ -52,6 +52,22 @@ def head_stage(data: Mapping[str, Any], where: str, stack: Stack) -> Stage | Non
     return None if task in ("Model", "Encoder") else lambda e, x: heads[task](e, x, c)
 
 
+def result_names(data: Mapping[str, Any], stack: Stack) -> tuple[str, ...]:
+    """Return the names of the results of the head that `architectures` names, as of transformers' ModelOutput."""
+    name = str(data["architectures"][0])
+    if name.endswith("ForQuestionAnswering"):
+        return "start_logits", "end_logits"
+    if any(name.endswith(task) for task in VECTORS):
+        return ("pooler_output",)
+    if any(name.endswith(task) for task in PROJECTIONS):
+        return ("text_embeds",) if isinstance(stack.embedding, Words) else ("image_embeds",)
+    return ("logits",)
+
+
+BARE = "last_hidden_state", "pooler_output"
+"""Names of the results of a bare model."""
+
+
 def _known_heads(stack: Stack) -> Mapping[str, Head]:
     if isinstance(stack.embedding, Waves):
         return SPEECH_HEADS

@@ -18,7 +18,6 @@ from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.config import BATCH, Bounds, ConfigFields, SymbolRange, symbol_bounds
 from relax_tune.ir.frontend.hf.families.encoders import read_encoder
 from relax_tune.ir.frontend.hf.heads import head_stage, pooler_output, projected
-from relax_tune.ir.frontend.hf.pooling import normalized
 from relax_tune.ir.frontend.hf.transformer.inputs import PatchRows
 from relax_tune.ir.frontend.hf.transformer.parameters import Parameters
 from relax_tune.ir.frontend.hf.transformer.programs import encoder_module
@@ -27,6 +26,7 @@ from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.op.indexing.movement import Permute
 from relax_tune.ir.op.math.elementwise import AddScalar, MulScalar
 from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import L2Normalize
 
 Fields = Mapping[str, Any]
 
@@ -121,7 +121,7 @@ def load_towers(folder: Path, data: Mapping[str, Any], where: str, bounds: Bound
     for encoder, batch, length in ((text, "t", "n"), (image, "b", "p")):
         x = encoder.encode(span[batch], span.get(length), batch, length)
         y = pooler_output(encoder, x) if towers.biased else projected(encoder, x, c)
-        function = encoder.g.define(normalized(encoder, y))
+        function = encoder.g.define(encoder.g.call(L2Normalize(1e-12), y, hint=f"{encoder.g.name}_embeds"))
         g.put(function)
         # functions that are called are inlined and are no entry points of an artifact, so `main` calls copies
         called = replace(function, name=f"{function.name}_of_main")
@@ -130,7 +130,7 @@ def load_towers(folder: Path, data: Mapping[str, Any], where: str, bounds: Bound
     words, pixels = embeddings
     # The file stores the logarithm of the temperature's reciprocal.
     factor = float(np.exp(weights.get("logit_scale", towers.shape).item()))
-    scores = g.call(MulScalar(factor), g.call(Matmul(transpose_b=True), words, pixels))
+    scores = g.call(MulScalar(factor), g.call(Matmul(transpose_b=True), words, pixels), hint="logits_per_text")
     if towers.biased:
         shift = float(weights.get("logit_bias", (1,)).item())
         scores = g.call(AddScalar(shift), scores, hint="logits_per_text")

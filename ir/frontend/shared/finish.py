@@ -5,7 +5,7 @@ Tests: `tests/ir/frontend/onnx/test_onnx_parts.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from relax_tune.ir.check.aliasing import is_view
@@ -42,7 +42,7 @@ def finish_import(w: Writer, items: Sequence[ImportedValue], names: Sequence[str
         used.add(root)
         results.append(value)
     module = w.g.finish(results if len(results) > 1 else results[0])
-    module = _renamed(module, dict(zip(results, names, strict=True)), function)
+    module = with_result_names(module, results, names, function)
     if function != "main":
         return module
     for rules in FINISHED_RULES:
@@ -50,8 +50,11 @@ def finish_import(w: Writer, items: Sequence[ImportedValue], names: Sequence[str
     return folded_weights.with_constant_weights(module)
 
 
-def _renamed(module: IRModule, names: Mapping[Value, str], function: str) -> IRModule:
-    """Return the module with its results named as in the model."""
+def with_result_names(
+    module: IRModule, results: Sequence[Value], given: Sequence[str], function: str = "main"
+) -> IRModule:
+    """Return the module with the first results of a function named as in the model; others keep their names."""
+    names = dict(zip(results, given))
 
     def visit(out: Emitter, binding: AnyBinding) -> None:
         name = names.get(binding.var)

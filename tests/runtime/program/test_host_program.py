@@ -173,9 +173,11 @@ def test_tail_call_does_not_nest() -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ([np.ones(3), 1], "repeat: parameter x: expected something as x, got float64"),
+        ([np.ones(3), 1], "repeat: parameter x: expected dtype float32, got float64"),
         ([np.ones((3, 1), np.float32), 1], r"parameter x: .*got 2 dims \(3, 1\)"),
-        ([[1.0, 2.0], 1], "parameter x: .*got a tuple of 2"),
+        ([[1.0, "two"], 1], "parameter x: expected dtype float32, got <U32"),
+        ([(np.ones(2), np.ones(3)), 1], "parameter x: .*got a tuple that makes none"),
+        ([[1.0, 2.0], 1], "expected the host routine 'seen'; given: none"),
         ([np.ma.masked_array(np.ones(3, np.float32)), 1], "parameter x: .*got"),
         ([np.ones(3, np.float32), True], "parameter k: .*got the number True"),
         ([np.ones(3, np.float32), 1.0], "parameter k: .*got the number 1.0"),

@@ -70,6 +70,33 @@ def test_transformers_results_are_found_again(llama: tuple[rt.Artifact, dict[str
         check_generated(model, "llama", 1)
 
 
+class Exported:
+    """An array of another library."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.array if dtype is None else self.array.astype(dtype)
+
+
+def test_generation_of_arrays_of_other_libraries_gives_the_same_tokens(
+    llama: tuple[rt.Artifact, dict[str, Any]],
+) -> None:
+    prompts, mask = ids(2, 7).astype(np.int32), np.ones((2, 7), np.bool_)
+    with llama[0].open() as model:
+        expected = generate(model, prompts, 3)
+        np.testing.assert_array_equal(generate(model, Exported(prompts), 3, attention_mask=Exported(mask)), expected)
+        for found, row in zip(generate(model, [Exported(row) for row in prompts], 3), expected, strict=True):
+            np.testing.assert_array_equal(found, row)
+        steps = list(generate_steps(model, Exported(prompts), 3))
+        np.testing.assert_array_equal(np.stack([s.tokens for s in steps], 1), expected[:, 7:])
+        logits, *caches = model.run({"input_ids": Exported(prompts)}, "prefill")
+        token = logits[:, -1:].argmax(-1).astype(np.int32)
+        with model.session([Exported(c) for c in caches], "decode") as session:
+            assert session.run([Exported(token)])["logits"][:, -1].argmax(-1).tolist() == expected[:, 8].tolist()
+
+
 def test_padded_prompts_give_the_tokens_of_single_rows(llama: tuple[rt.Artifact, dict[str, Any]]) -> None:
     rows = GENERATED["uneven"]()
     longest = max(map(len, rows))

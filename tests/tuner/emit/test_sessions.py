@@ -231,7 +231,7 @@ def test_arrays_not_fit_for_a_session_are_refused() -> None:
             ({"y": state}, {"y": 1}, "the parameters are x, state"),
             ({"x": state}, {"state": 1}, "array to start with .*parameter"),
             ({"state": state}, {"state": 2}, "one of 2 results, got number 2"),
-            ({"state": state.astype(np.float64)}, {"state": 1}, "2 dims of float32, got 2 of float64"),
+            ({"state": state.astype(np.float64)}, {"state": 1}, "parameter state: expected dtype float32, got float64"),
             ([state, state, state], None, "got 3 for 2 parameters"),
         ):
             with pytest.raises(UserError, match=text):

@@ -15,12 +15,14 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.config import BATCH, Bounds, ConfigFields, SymbolRange, symbol_bounds
+from relax_tune.ir.frontend.hf.heads import BARE
 from relax_tune.ir.frontend.hf.images.convolutional import CONVOLUTIONAL
 from relax_tune.ir.frontend.hf.images.hierarchical import HIERARCHICAL
 from relax_tune.ir.frontend.hf.images.layers import ChannelNorm, ImageEmitter, ImageValue, PointwiseLinear
 from relax_tune.ir.frontend.hf.images.spec import ImageSpec
 from relax_tune.ir.frontend.hf.transformer.parameters import Parameters, stored_prefix
 from relax_tune.ir.frontend.hf.weights import HfWeights
+from relax_tune.ir.frontend.shared.finish import with_result_names
 from relax_tune.ir.op.indexing.movement import Reshape
 from relax_tune.ir.op.reduction.reduce import Max, Mean
 
@@ -51,17 +53,20 @@ def load_images(folder: Path, data: Mapping[str, Any], where: str, bounds: Bound
         x = e.run(stage, x)
         maps.append(x)
     if task == BACKBONE:
-        return g.finish(_feature_maps(c, spec, e, maps))
+        features = _feature_maps(c, spec, e, maps)
+        return with_result_names(g.finish(features), features, [f"feature_maps_{k}" for k in range(len(features))])
     if task == SEGMENTS:
         assert spec.decoder is not None
-        return g.finish(e.laid_out(spec.decoder(e.outside(), maps, c.labels()), last=False).value)
+        segments = e.laid_out(spec.decoder(e.outside(), maps, c.labels()), last=False).value
+        return with_result_names(g.finish(segments), (segments,), ("logits",))
     x = e.run(spec.tail, x)
     if task == CLASSES:
         head = e.outside()
         pooled = e.run(spec.pooled, _pooled(e, spec, head.run(spec.before_classes, x)))
         logits = head.run((PointwiseLinear(spec.classifier, c.labels()),), pooled)
         return g.finish(g.call(Reshape((batch, const(c.labels()))), logits.value, hint="logits"))
-    return g.finish(_bare(e, spec, x))
+    bare = _bare(e, spec, x)
+    return with_result_names(g.finish(bare), bare if isinstance(bare, tuple) else (bare,), BARE)
 
 
 def _task(c: ConfigFields, spec: ImageSpec) -> str:

@@ -21,6 +21,7 @@ from relax_tune.ir.frontend.hf.transformer.parameters import Below, Parameters, 
 from relax_tune.ir.frontend.hf.transformer.rope import for_lengths
 from relax_tune.ir.frontend.hf.transformer.spec import EncoderDecoder, Stack
 from relax_tune.ir.frontend.hf.transformer.stack import Bounds, StackEmitter
+from relax_tune.ir.frontend.shared.finish import with_result_names
 from relax_tune.ir.op.math.elementwise import Cast
 
 LONGEST = 1 << 20  # positions of a computed table
@@ -37,6 +38,7 @@ def encoder_module(
     stages: Sequence[Stage],
     typed: bool = False,
     length: str = "n",
+    names: Sequence[str] = (),
 ) -> IRModule:
     """Build `main`, an encoder followed by `stages`.
 
@@ -44,12 +46,13 @@ def encoder_module(
         b, n: bounds of the batch, and of the positions of a text or the samples of sound
         typed: token types are an input
         length: name of the symbol of positions
+        names: names of the results
     """
     e = StackEmitter(stack, Parameters.of(weights, stack.names), GraphBuilder())
     x: Any = e.encode(b, n, length=length, typed=typed)
     for stage in stages:
         x = stage(e, x)
-    return e.g.finish(x)
+    return with_result_names(e.g.finish(x), x if isinstance(x, tuple) else (x,), names)
 
 
 def decoder_module(

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from tests.support.effort import thinned
 
 from relax_tune.errors import ParseError, UserError
+from relax_tune.ir.core.graph import TupleValue, name_of
 from relax_tune.ir.frontend.hf.folder import load_hf
 from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.ir.passes.pipeline import lower
@@ -62,6 +63,22 @@ def test_head_of_architectures_gives_the_logits_of_torch(name: str, tmp_path: Pa
             visible = slice(None) if "Sequence" in name else mask == 1
             for k, part in enumerate(parts):
                 np.testing.assert_allclose(part[visible], logits[f"logits_{b}_{n}_{k}"][visible], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "names"),
+    [
+        ("bert-MaskedLM", {}, ["logits"]), ("bert-SequenceClassification", {}, ["logits"]),
+        ("bert-QuestionAnswering", {}, ["start_logits", "end_logits"]),
+        ("bert-MaskedLM", {"pooling": "none"}, ["last_hidden_state"]),
+        ("bert-MaskedLM", {"pooling": "cls", "normalize": False}, ["sentence_embedding"]),
+    ],
+)  # fmt: skip
+def test_results_have_the_names_of_model_output(name: str, options: Any, names: list[str], tmp_path: Path) -> None:
+    """The oracle is the fields of transformers' classes of ModelOutput; the pooled vector has its name in sentence-transformers."""
+    write(tmp_path, name)
+    result = load_hf(tmp_path, **options).graphs["main"].ret
+    assert [name_of(r, "") for r in (result.fields if isinstance(result, TupleValue) else (result,))] == names
 
 
 def test_pooling_given_leaves_the_head_out(tmp_path: Path) -> None:
