@@ -178,6 +178,7 @@ def build(
     policy: Policy = "measured",
     rules: Sequence[Rule] = (),
     pack: bool = False,
+    cpu: Sequence[str] = (),
     require_measured: bool = False,
     **overrides: Any,
 ) -> Artifact:
@@ -194,6 +195,8 @@ def build(
         pack: Store weights in the layouts of the chosen kernels, in place of weights that no other kernel reads. Otherwise they
             are packed whenever the artifact is opened, and then occupy memory twice. The file is larger if kernels with several
             layouts alternate.
+        cpu: Kinds of processors that kernels of target `c` are also compiled for, so that a server needs no compiler: levels of
+            x86-64 such as `x86-64-v3`, and `native`. See `Artifact.compiled_for`.
         require_measured: A task without a usable record is an error.
 
     Raises:
@@ -215,7 +218,8 @@ def build(
             part, built = built_choice(job.only("--quality"), goal, notes)
             job, build = Job.of(part), Build.of(part, built)
         _warn_unmeasured(build.plans, checked_policy, store, chosen, require_measured)
-        return job.artifact(build, pack)
+        artifact = job.artifact(build, pack)
+        return artifact.compiled_for(cpu) if cpu else artifact
 
 
 def _warn_unmeasured(

@@ -15,6 +15,7 @@ from rich.console import Console
 from relax_tune.database.records import Measurement
 from relax_tune.database.store import open_records
 from relax_tune.ir.frontend.load import load_model
+from relax_tune.runtime.device.c_objects import FAMILIES, check_families
 from relax_tune.tuner.cli.commands.multi_device import build_several
 from relax_tune.tuner.cli.commands.options import (
     Bounds,
@@ -54,6 +55,17 @@ RequireMeasuredOption = Annotated[
     ),
 ]
 
+CpuOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cpu",
+        metavar="KIND,...",
+        autocompletion=among(*FAMILIES, "native"),
+        help="Also store the kernels of target c compiled for x86-64-v2, x86-64-v3, x86-64-v4 (levels of x86-64), or native: processors "
+        "like this one. A server on such a processor needs no compiler.",
+    ),
+]
+
 
 @with_settings("build")
 def build(
@@ -71,6 +83,7 @@ def build(
         ),
     ] = "measured",
     pack: PackOption = False,
+    cpu: CpuOption = None,
     require_measured: Annotated[
         bool,
         typer.Option(
@@ -95,16 +108,20 @@ def build(
     check_required(require_measured, policy, "--require-measured")
     module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
     goal = read_goal(chosen, module, policy)
+    kinds = check_families(cpu.split(",")) if cpu else ()
     path = artifact_path(model, chosen.target, out)
     check_destination(path, model_key(module), overwrite)
     store, notes = open_records(chosen.db)
     with store:
         whole = job_for(module, device_infos(chosen.target, store), store, chosen, verify=verify)
         if len(whole.parts) > 1:
-            return build_several(whole, path, policy, notes, console, pack=pack, json=json, required=require_measured)
+            return build_several(
+                whole, path, policy, notes, console, pack=pack, cpu=kinds, json=json, required=require_measured
+            )
         job, built = _built(whole.first, goal, policy, notes, console)
         unmeasured = unmeasured_warning([built.plans], policy, store, job.device.name, require_measured)
-        saved = job.artifact(built, pack).save(path)
+        artifact = job.artifact(built, pack)
+        saved = (artifact.compiled_for(kinds) if kinds else artifact).save(path)
         rows = task_rows(job.task_variants, built.plans, _records(job))
     print_sections(console, build_section(rows, built.quality))
     for note in built.notes:
