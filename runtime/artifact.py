@@ -423,17 +423,14 @@ class Artifact:
             BuildError: There is no compiler, or it refuses the kernels.
             MeasureError: The cache of compiled kernels cannot be written.
         """
-        if isinstance(cpu, str):
-            raise UserError(
-                f"cpu: expected a list of kinds of processors, got the text {cpu!r:.40}; write [{cpu!r:.40}]"
-            )
+        names = check_families(cpu)
         if "c" not in self.device_kind.split(","):
             raise UserError(f"cpu: expected an artifact for target c, got one for {self.device_kind}")
         devices = self.placement.devices
         programs = [p for p in self.programs if devices.get(p.name, "c") == "c"]
         kernels = [kernel for program in programs for kernel in program.kernels]
         kernels += library_kernels(programs)
-        return replace(self, objects=tuple(compile_objects(kernels, name) for name in check_families(cpu)))
+        return replace(self, objects=tuple(compile_objects(kernels, name) for name in names))
 
     def without_objects(self) -> Artifact:
         """Return the artifact without compiled kernels: opening it compiles its source."""

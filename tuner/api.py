@@ -33,7 +33,7 @@ from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.emit.build import BuildResult, check_policy
 from relax_tune.tuner.emit.unmeasured import check_required, unmeasured_warning
 from relax_tune.tuner.job.device_job import DeviceJob, device_job
-from relax_tune.tuner.job.devices import open_runner, target_names, with_concrete_target
+from relax_tune.tuner.job.devices import compiled_kinds, open_runner, target_names, with_concrete_target
 from relax_tune.tuner.job.job import Build, Job, device_infos, job_for
 from relax_tune.tuner.job.lowered_model import Bounds
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
@@ -207,6 +207,7 @@ def build(
     module = _module(model, bounds, chosen)
     checked_policy = check_policy(policy)
     check_required(require_measured, checked_policy, "require_measured")
+    kinds = compiled_kinds(cpu, chosen.target)
     goal = read_goal(chosen, module, checked_policy)
     with _store(chosen.db if db is None else db, read_only=True) as (store, notes):
         job = job_for(module, device_infos(chosen.target, store), store, chosen, rules)
@@ -219,7 +220,7 @@ def build(
             job, build = Job.of(part), Build.of(part, built)
         _warn_unmeasured(build.plans, checked_policy, store, chosen, require_measured)
         artifact = job.artifact(build, pack)
-        return artifact.compiled_for(cpu) if cpu else artifact
+        return artifact.compiled_for(kinds) if kinds else artifact
 
 
 def _warn_unmeasured(

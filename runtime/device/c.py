@@ -28,7 +28,7 @@ from relax_tune.runtime.device.c_compiler import (
     DEVICE_KERNELS,
     MOST_ARGUMENTS,
     TEAM,
-    Compiler,
+    Gcc,
     build_units,
     explained,
     opened_cache,
@@ -189,9 +189,7 @@ class CDevice(DeviceClass):
             "threads": str(workers),
         }
         if self.objects is not None and self.objects.uses_all():
-            del fingerprint[
-                "isa"
-            ]  # nothing of this processor is left unused, as where the compiler is told to use all of it
+            del fingerprint["isa"]  # nothing of this processor is left unused, as by -march=native
         limits = {
             "workers": workers,
             "vector_bits": host.vector_bits(),
@@ -216,10 +214,10 @@ class CDevice(DeviceClass):
         self._open_own()
 
     @property
-    def compiler(self) -> Compiler:
+    def compiler(self) -> Gcc:
         """The compiler, which is looked for when it is first needed. Raises BuildError if there is none."""
         if self._compiler is None:
-            self._compiler = Compiler()
+            self._compiler = Gcc()
         return self._compiler
 
     def provenance(self) -> dict[str, Any]:
@@ -294,8 +292,8 @@ class CDevice(DeviceClass):
                 )
         handles: dict[str, Any] = {}
         stored = {} if self.objects is None else self.objects.units(kernels)
-        found = {kernel.name for group in stored.values() for kernel in group}
-        units = units_of([kernel for kernel in kernels if kernel.name not in found])
+        compiled = {kernel.name for group in stored.values() for kernel in group}
+        units = units_of([kernel for kernel in kernels if kernel.name not in compiled])
         with opened_cache() as folder:
             for name, kernels_of_object in stored.items():
                 assert self.objects is not None
@@ -420,7 +418,7 @@ class CDevice(DeviceClass):
         self._libraries.clear()  # the code stays mapped: closures that still exist must not jump into nothing
 
 
-def _objects_or_compiler(objects: Sequence[CompiledObjects]) -> tuple[CompiledObjects | None, Compiler | None]:
+def _objects_or_compiler(objects: Sequence[CompiledObjects]) -> tuple[CompiledObjects | None, Gcc | None]:
     """Choose the source of this system's kernels: compiled objects, or the compiler. Both are None for the usual compiler.
 
     Raises:
@@ -430,7 +428,7 @@ def _objects_or_compiler(objects: Sequence[CompiledObjects]) -> tuple[CompiledOb
     if not objects or (best is not None and best.uses_all()):
         return best, None
     try:
-        return None, Compiler()
+        return None, Gcc()
     except BuildError as error:
         if best is None:
             raise BuildError(

@@ -142,7 +142,7 @@ def explained() -> Iterator[None]:
         ) from None
 
 
-class Compiler:
+class Gcc:
     """The C compiler of this machine, for one kind of processor.
 
     Args:
@@ -254,7 +254,7 @@ def find_compiler() -> str:
     got = f"only {others[0][0]} ({others[0][2]}: {others[0][1]})" if others else "no gcc or cc"
     raise BuildError(
         f"C device: expected gcc, got {got} on PATH; "
-        "install it (Debian, Ubuntu: apt-get install gcc; Fedora: dnf install gcc)"
+        "install it (Debian, Ubuntu: apt-get install gcc; Fedora: dnf install gcc), or serve an artifact that was built with --cpu"
     )
 
 

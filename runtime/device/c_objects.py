@@ -27,7 +27,7 @@ from relax_tune.runtime.device.c_compiler import (
     DEVICE_KERNELS,
     NATIVE,
     TEAM,
-    Compiler,
+    Gcc,
     build_units,
     opened_cache,
     units_of,
@@ -37,7 +37,7 @@ from relax_tune.runtime.device.source import join_sources
 from relax_tune.runtime.program.program import KernelSource
 
 INTERFACE = 1
-"""Version of the functions that this package and kernels call in an object: those of the team, and `DEVICE_KERNELS`."""
+"""Version of the functions that this package and kernels call in an object: the team's, and `DEVICE_KERNELS`."""
 _V2 = ("cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3")
 _V3 = (*_V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave")
 _V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
@@ -81,11 +81,12 @@ class CompiledObjects:
         """Return what this system lacks of what they need; nothing if they run here."""
         if self.machine != platform.machine():
             return (f"a processor {self.machine}",)
-        lacks = [f"instructions {', '.join(wanted)}"] if (wanted := sorted(set(self.flags) - host.cpu_flags())) else []
+        instructions = sorted(set(self.flags) - host.cpu_flags())
+        lacks = [f"instructions {', '.join(instructions)}"] if instructions else []
         if self.sve_bits and self.sve_bits != host.sve_bits():
             lacks.append(f"SVE of {self.sve_bits} bits")
-        found = host.c_library()
-        if found is None or found < self.c_library:
+        installed = host.c_library()
+        if installed is None or installed < self.c_library:
             lacks.append(f"glibc {self.c_library[0]}.{self.c_library[1]} or newer")
         return tuple(lacks)
 
@@ -106,10 +107,10 @@ class CompiledObjects:
             return target
         try:
             with tempfile.TemporaryDirectory(prefix=".object-", dir=folder) as work:
-                made = Path(work, "object.so")
-                made.write_bytes(data)
-                seal(made)
-                os.replace(made, target)  # atomic: another process sees all of it or nothing
+                file = Path(work, "object.so")
+                file.write_bytes(data)
+                seal(file)
+                os.replace(file, target)  # atomic: another process sees all of it or nothing
         except OSError as error:
             raise unwritable(cache_folder() / "c", error) from None
         return target
@@ -124,12 +125,12 @@ class CompiledObjects:
 
     def units(self, kernels: Iterable[KernelSource]) -> dict[str, list[KernelSource]]:
         """Return the kernels that they have, by library."""
-        found: dict[str, list[KernelSource]] = {}
+        units: dict[str, list[KernelSource]] = {}
         for kernel in kernels:
             library = self.kernels.get(kernel_key(kernel))
             if library is not None:
-                found.setdefault(library, []).append(kernel)
-        return found
+                units.setdefault(library, []).append(kernel)
+        return units
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the libraries, for an artifact's manifest."""
@@ -164,14 +165,14 @@ def objects_from_json(entries: object, libraries: Mapping[str, bytes]) -> tuple[
     """
     if not isinstance(entries, list) or not all(has_shape(entry, _SHAPE) for entry in entries):
         raise ArtifactError("expected descriptions of compiled objects, got others")
-    found: list[CompiledObjects] = []
+    objects: list[CompiledObjects] = []
     used: set[str] = set()
     for entry in entries:
         name = entry["name"]
         own = {n.partition("/")[2]: data for n, data in libraries.items() if n.partition("/")[0] == name}
         used |= {f"{name}/{n}" for n in own}
         named = {_TEAM, _DEVICE, *map(str, entry["kernels"].values())}
-        if named != set(own) or name in {objects.name for objects in found}:
+        if named != set(own) or name in {o.name for o in objects}:
             raise ArtifactError(
                 f"compiled objects {name!r:.40}: expected the libraries that its kernels name, got others"
             )
@@ -179,7 +180,7 @@ def objects_from_json(entries: object, libraries: Mapping[str, bytes]) -> tuple[
             raise ArtifactError(f"compiled objects {name!r:.40}: expected names of instructions, got others")
         major, minor = entry["c_library"]
         if entry["interface"] == INTERFACE:
-            found.append(
+            objects.append(
                 CompiledObjects(
                     name, entry["machine"], tuple(entry["flags"]), entry["sve_bits"], (major, minor),
                     entry["compiler"], entry["isa"], dict(entry["kernels"]), own,
@@ -189,16 +190,18 @@ def objects_from_json(entries: object, libraries: Mapping[str, bytes]) -> tuple[
         raise ArtifactError(
             f"expected libraries of compiled objects, got {', '.join(sorted(set(libraries) - used)):.200}"
         )
-    return tuple(found)
+    return tuple(objects)
 
 
 def kernel_key(kernel: KernelSource) -> str:
-    """Return the hash by which a kernel is found among compiled objects."""
+    """Return the hash by which compiled objects name a kernel."""
     return hashed((kernel.name, kernel.source, *kernel.flags))
 
 
 def check_families(names: Sequence[str]) -> tuple[str, ...]:
     """Return distinct kinds of processors. Raises UserError for one that this machine's compiler does not compile for."""
+    if isinstance(names, str):
+        raise UserError(f"cpu: expected a list of kinds of processors, got the text {names!r:.40}")
     known = [name for name, (machine, _) in FAMILIES.items() if machine == platform.machine()]
     for name in names:
         if name not in (*known, "native"):
@@ -220,7 +223,7 @@ def compile_objects(kernels: Sequence[KernelSource], name: str) -> CompiledObjec
     """
     check_families([name])
     native = name == "native"
-    compiler = Compiler(NATIVE if native else f"-march={name}")
+    compiler = Gcc(NATIVE if native else f"-march={name}")
     units = units_of(list({kernel_key(kernel): kernel for kernel in kernels}.values()))
     with opened_cache() as folder:
 

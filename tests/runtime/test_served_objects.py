@@ -66,13 +66,13 @@ def test_saved_objects_are_the_same_bytes_again(saved: Path, artifact: Artifact,
     assert load_artifact(saved).without_objects().save(again).read_bytes() == artifact.save(saved).read_bytes()
 
 
-def test_artifact_without_objects_compiles_its_source(saved: Path, small: Any) -> None:
+def test_artifact_without_objects_compiles_source(saved: Path, small: Any) -> None:
     with load_artifact(saved).without_objects().open() as model:
         assert device_of(model).objects is None
         check(model, small)
 
 
-def test_artifact_without_fitting_objects_compiles_or_names_what_it_has(
+def test_artifact_without_fitting_objects_compiles_or_names_objects(
     artifact: Artifact, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (native,) = artifact.compiled_for(["native"]).objects
@@ -90,7 +90,7 @@ def test_artifact_without_fitting_objects_compiles_or_names_what_it_has(
 
 
 @on_x86
-def test_narrower_objects_are_used_where_there_is_no_compiler(
+def test_narrower_objects_without_compiler_are_used(
     artifact: Artifact, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     narrow = artifact.compiled_for(["x86-64-v2"])
@@ -104,7 +104,7 @@ def test_narrower_objects_are_used_where_there_is_no_compiler(
         check(model, small)
 
 
-def test_objects_on_their_processor_are_not_reported_as_another_device(artifact: Artifact) -> None:
+def test_objects_on_measured_processor_give_no_warning(artifact: Artifact) -> None:
     fingerprint = dict(CDevice().info.fingerprint)
     known = replace(artifact, manifest={**artifact.manifest, "extra": {"fingerprint": fingerprint}})
     with warnings.catch_warnings():
@@ -128,7 +128,7 @@ def test_altered_objects_are_refused(saved: Path, member: str) -> None:
         load_artifact(forged(saved, change))
 
 
-def test_file_of_the_cache_that_was_altered_is_written_again(
+def test_altered_file_of_the_cache_is_written_again(
     saved: Path, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "other"
@@ -153,7 +153,7 @@ def test_compiled_for_wrong_kinds_raises(artifact: Artifact, cpu: Any, says: str
 
 def test_compiled_for_artifact_of_another_target_raises(small: Any) -> None:
     other = new_artifact(small.program("opencl"), small.constants)
-    with pytest.raises(UserError, match="expected an artifact for target c, got one for opencl"):
+    with pytest.raises(UserError, match="target c, got one for opencl"):
         other.compiled_for(["native"])
 
 

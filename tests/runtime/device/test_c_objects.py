@@ -45,7 +45,7 @@ def zen4(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("zen4")
-def test_best_objects_have_the_widest_vectors_that_run() -> None:
+def test_best_objects_of_several_have_widest_vectors() -> None:
     v2, v3, v4 = (described(name, flags) for name, (_, flags) in FAMILIES.items())
     native = described("native", (*v4.flags, "avx512_vnni"))
     newer = described("newer", (*native.flags, "amx_tile"))
@@ -73,7 +73,7 @@ def test_why_unfit_names_instructions_machine_and_c_library() -> None:
     )
 
 
-def test_missing_without_glibc_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_without_glibc_names_the_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "c_library", lambda: None)
     assert described("a", (), platform.machine()).missing() == ("glibc 2.2 or newer",)
 
@@ -106,7 +106,7 @@ def test_compiled_objects_need_the_c_library_alone() -> None:
 
 @pytest.mark.ccompiler
 @on_x86
-def test_compile_objects_of_level_fits_processors_with_its_instructions() -> None:
+def test_compile_objects_of_levels_differ() -> None:
     text = "#ifdef __AVX512F__\nvoid twice(float *x) { x[0] = 512.0f; }\n#else\nvoid twice(float *x) { x[0] = 0.0f; }\n#endif\n"
     levels = {name: compile_objects([KernelSource("twice", "c", text)], name).libraries["0"] for name in FAMILIES}
     assert levels["x86-64-v3"] != levels["x86-64-v4"]
@@ -120,7 +120,7 @@ def test_compile_objects_with_openmp_is_refused() -> None:
 
 
 @pytest.mark.ccompiler
-def test_device_with_objects_runs_them_and_compiles_other_kernels() -> None:
+def test_device_with_objects_compiles_other_kernels() -> None:
     objects = compile_objects([KERNEL], "native")
     device = CDevice(1, [objects])
     assert device.objects is objects and device.provenance() == {"objects": "native", "libraries": 2, "compiled": 0}
@@ -131,7 +131,7 @@ def test_device_with_objects_runs_them_and_compiles_other_kernels() -> None:
 
 
 @pytest.mark.ccompiler
-def test_device_with_object_that_is_no_library_raises() -> None:
+def test_device_with_object_of_other_content_raises() -> None:
     objects = compile_objects([KERNEL], "native")
     broken = replace(objects, libraries={**objects.libraries, "device": b"no library"})
     with pytest.raises(BuildError, match="objects native that can be loaded"):

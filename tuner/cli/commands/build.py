@@ -15,7 +15,7 @@ from rich.console import Console
 from relax_tune.database.records import Measurement
 from relax_tune.database.store import open_records
 from relax_tune.ir.frontend.load import load_model
-from relax_tune.runtime.device.c_objects import FAMILIES, check_families
+from relax_tune.runtime.device.c_objects import FAMILIES
 from relax_tune.tuner.cli.commands.multi_device import build_several
 from relax_tune.tuner.cli.commands.options import (
     Bounds,
@@ -32,6 +32,7 @@ from relax_tune.tuner.cli.report.console import make_console, print_sections, sa
 from relax_tune.tuner.emit.build import BuildResult, check_policy
 from relax_tune.tuner.emit.unmeasured import check_required, unmeasured_warning
 from relax_tune.tuner.job.device_job import DeviceJob, build_here
+from relax_tune.tuner.job.devices import compiled_kinds
 from relax_tune.tuner.job.job import device_infos, job_for
 from relax_tune.tuner.job.lowered_model import model_key, parse_bounds
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
@@ -84,13 +85,7 @@ def build(
     ] = "measured",
     pack: PackOption = False,
     cpu: CpuOption = None,
-    require_measured: Annotated[
-        bool,
-        typer.Option(
-            "--require-measured",
-            help="End with an error that lists them when tasks have no usable record; write nothing.",
-        ),
-    ] = False,
+    require_measured: RequireMeasuredOption = False,
     out: Out = None,
     overwrite: Overwrite = False,
     verify: Verify = False,
@@ -106,9 +101,9 @@ def build(
     chosen, console = settings.load(), make_console(stderr=json)
     policy = check_policy(policy)
     check_required(require_measured, policy, "--require-measured")
+    kinds = compiled_kinds(cpu.split(",") if cpu is not None else (), chosen.target)
     module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
     goal = read_goal(chosen, module, policy)
-    kinds = check_families(cpu.split(",")) if cpu else ()
     path = artifact_path(model, chosen.target, out)
     check_destination(path, model_key(module), overwrite)
     store, notes = open_records(chosen.db)

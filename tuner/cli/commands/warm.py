@@ -62,8 +62,8 @@ def _opened(device: OpenDevice) -> dict[str, Any]:
 def _what(opened: dict[str, Any]) -> str:
     """Say where the kernels of a device came from."""
     if "libraries" not in opened:
-        return "kernels compiled or found by its driver"
+        return "kernels compiled or cached by its driver"
     if opened["objects"] is not None:
         return f"{opened['libraries']} compiled objects of the artifact ({opened['objects']}) verified"
     cached = opened["libraries"] - opened["compiled"]
-    return f"{opened['compiled']} libraries compiled, {cached} found in the cache"
+    return f"{opened['compiled']} libraries compiled, {cached} taken from the cache"
