@@ -102,7 +102,7 @@ def page(models: dict[str, Any], rounds: int) -> list[str]:
         "# Starts with and without a compiler",
         "",
         f"Medians of {rounds} starts, each in a new process, kinds in turns. `load` is `rt.load`, `first` the first call after it, both in",
-        "seconds. With objects, no compiler can be found. Objects are for x86-64-v3, x86-64-v4 and native.",
+        "seconds; no compiler is on the path of starts with objects. Objects are for x86-64-v3, x86-64-v4 and native.",
     ]
     for name, facts in models.items():
         sizes = ", ".join(f"{kind} {size / 1e6:.2f} MB" for kind, size in facts["object_bytes"].items())
@@ -111,9 +111,10 @@ def page(models: dict[str, Any], rounds: int) -> list[str]:
             "",
             f"## {name}",
             "",
-            f"Artifact: {facts['bytes']['source'] / 1e6:.2f} MB, with objects {facts['bytes']['objects'] / 1e6:.2f} MB ({sizes}). Compiling the",
-            f"objects took {facts['compile_secs']:.1f} s. {chosen['libraries']} libraries; the objects used are {chosen['objects']}. Largest "
-            f"difference of results: {facts['largest_difference']:.2g}.",
+            f"Artifact: {facts['bytes']['source'] / 1e6:.2f} MB, with objects {facts['bytes']['objects'] / 1e6:.2f} MB ({sizes}).",
+            f"Compiling the objects took {facts['compile_secs']:.1f} s. {chosen['libraries']} libraries; the objects used are "
+            f"{chosen['objects']}.",
+            f"Largest difference of results: {facts['largest_difference']:.2g}.",
             "",
             "| start | load | range | first |",
             "|---|---|---|---|",
