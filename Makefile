@@ -42,7 +42,8 @@ EXTRAS_slurm := $(EXTRAS_test) slurm
 EXTRAS_webgpu := $(EXTRAS_test) webgpu
 EXTRAS_image-cpu := tune text onnx gguf cluster jobs postgres openblas onednn opencl
 EXTRAS_image-cuda := tune text onnx gguf cluster jobs postgres cuda
-OF_PROJECT := test demo slurm webgpu image-cpu image-cuda
+EXTRAS_image-serve :=
+OF_PROJECT := test demo slurm webgpu image-cpu image-cuda image-serve
 BY_NAME := weights pycuda fuzz supply
 SUPPLY := build/supply/bin
 # Only files whose hash is in the lock, and none that runs code of its own to be installed.

@@ -1,8 +1,8 @@
 """A built model as one file.
 
 The file (suffix `.rta`) is a `hashed_zip` of three members: `manifest.json` (schema, tool version, device kind, target fingerprint,
-hashes), `programs.json` and `constants.safetensors`; a fourth, `drivers.json`, where functions branch, call or depend on data. One
-file rather than a folder, because replacing a file is atomic.
+hashes), `programs.json` and `constants.safetensors`; `drivers.json`, where functions branch, call or depend on data; and
+`objects.safetensors`, where it has compiled kernels. One file rather than a folder, because replacing a file is atomic.
 
 Loading executes nothing. Programs hold kernels, which are native code: `Artifact.open` compiles and can run them, so
 open artifacts only from people you would take a program from.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Union
 
@@ -24,8 +24,10 @@ from safetensors import SafetensorError
 
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.json_shapes import has_shape
+from relax_tune.runtime.device.c_objects import CompiledObjects, check_families, compile_objects, objects_from_json
 from relax_tune.runtime.hashed_zip import MANIFEST, FileFormat, read_file, read_text, write_file
 from relax_tune.runtime.library.base import Library
+from relax_tune.runtime.library.registry import library_kernels
 from relax_tune.runtime.model import DeviceSpec, Model, choose_function, open_model
 from relax_tune.runtime.program.host_program import (
     HostProgram,
@@ -53,13 +55,14 @@ ARTIFACT_SCHEMA = 2
 SUFFIX = ".rta"
 _PROGRAM, _CONSTANTS = "programs.json", "constants.safetensors"
 _HOST_PROGRAMS = "drivers.json"  # the member's name since the first format
+_OBJECTS = "objects.safetensors"
 _MEMBERS = (_PROGRAM, _CONSTANTS)
 ARTIFACT = FileFormat(
     "relax-tune artifact",
     "artifact",
     SUFFIX,
     ARTIFACT_SCHEMA,
-    (_MEMBERS, (*_MEMBERS, _HOST_PROGRAMS)),
+    (_MEMBERS, (*_MEMBERS, _HOST_PROGRAMS), (*_MEMBERS, _OBJECTS), (*_MEMBERS, _HOST_PROGRAMS, _OBJECTS)),
     "build",
     "built",
 )
@@ -111,6 +114,7 @@ def save_artifact(
     host_programs: Sequence[HostProgram] = (),
     kind: str = "c",
     placement: Placement = NOWHERE,
+    objects: Sequence[CompiledObjects] = (),
 ) -> Path:
     """Write an artifact; readers see the old file or the whole new one. Same arguments, same bytes.
 
@@ -123,6 +127,7 @@ def save_artifact(
         host_programs: Their subgraphs are among `programs`.
         kind: Kind of the device for programs without kernels.
         placement: Where the programs of an artifact for several devices run.
+        objects: Compiled kernels for kinds of processors.
 
     Raises:
         ArtifactError: Programs and constants do not belong together, or the file cannot be written.
@@ -135,6 +140,12 @@ def save_artifact(
         members[_HOST_PROGRAMS] = f"[{','.join(d.to_json() for d in ordered)}]".encode()
     _check_placement(placement, ordered)
     fields = {"device_kind": device_kinds(checked, placement.devices, kind), **placement.fields()}
+    if objects:
+        libraries = {
+            f"{o.name}/{name}": np.frombuffer(data, np.uint8) for o in objects for name, data in o.libraries.items()
+        }
+        members[_OBJECTS] = weights_to_bytes(libraries)
+        fields["objects"] = [o.to_json() for o in objects]
     return write_file(ARTIFACT, path, members, manifest_extra or {}, fields)
 
 
@@ -163,6 +174,7 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
             f"{where}: {_CONSTANTS}: expected safetensors, got something else: {error}; build it again"
         ) from None
     try:
+        objects = _read_objects(manifest, members.get(_OBJECTS))
         _check_functions(programs, host_programs)
         # Sizes in the file are data. The executor allocates by them, so that they must match the constants before.
         check_constants(programs, constants, host_programs)
@@ -176,7 +188,16 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
             f"{where}: expected one kind of device, but its manifest says {manifest['device_kind']!r:.40} and its kernels {kind}; "
             "build it again"
         )
-    return Artifact(programs, constants, manifest, str(path), host_programs)
+    return Artifact(programs, constants, manifest, str(path), host_programs, objects)
+
+
+def _read_objects(manifest: Mapping[str, Any], data: bytes | None) -> tuple[CompiledObjects, ...]:
+    """Return the compiled objects of a manifest and its member. Raises ArtifactError where they do not belong together."""
+    try:
+        libraries = {} if data is None else {n: a.tobytes() for n, a in weights_from_bytes(data, {}).items()}
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise ArtifactError(f"{_OBJECTS}: expected safetensors, got something else: {error}") from None
+    return objects_from_json(manifest.get("objects", []), libraries)
 
 
 def weights_to_bytes(weights: Mapping[str, NDArray[Any]]) -> bytes:
@@ -312,7 +333,7 @@ class Artifact:
     """A verified artifact in memory: programs and host programs, in order of their names, and the constants they share.
 
     A function is a program, or a host program with the programs of its subgraphs. `manifest["extra"]` holds the values
-    that the build stored.
+    that the build stored. `objects` are its kernels compiled for kinds of processors.
     """
 
     programs: tuple[Program, ...]
@@ -320,6 +341,7 @@ class Artifact:
     manifest: Mapping[str, Any]
     path: str = ""
     host_programs: tuple[HostProgram, ...] = ()
+    objects: tuple[CompiledObjects, ...] = ()
 
     @property
     def device_kind(self) -> str:
@@ -384,7 +406,35 @@ class Artifact:
             self.host_programs,
             self.device_kind,
             self.placement,
+            self.objects,
         )
+
+    def compiled_for(self, cpu: Sequence[str]) -> Artifact:
+        """Return the artifact with its kernels of target `c` compiled for kinds of processors, in place of those it has.
+
+        A server opens it without a compiler where one of them runs. The same compiler gives the same bytes.
+
+        Args:
+            cpu: `x86-64-v2`, `x86-64-v3` or `x86-64-v4` of the x86-64 psABI, or `native` for processors with all instructions of this
+                one.
+
+        Raises:
+            UserError: There is no such kind, or the artifact has no kernels for target `c`.
+            BuildError: There is no compiler, or it refuses the kernels.
+            MeasureError: The cache of compiled kernels cannot be written.
+        """
+        names = check_families(cpu)
+        if "c" not in self.device_kind.split(","):
+            raise UserError(f"cpu: expected an artifact for target c, got one for {self.device_kind}")
+        devices = self.placement.devices
+        programs = [p for p in self.programs if devices.get(p.name, "c") == "c"]
+        kernels = [kernel for program in programs for kernel in program.kernels]
+        kernels += library_kernels(programs)
+        return replace(self, objects=tuple(compile_objects(kernels, name) for name in names))
+
+    def without_objects(self) -> Artifact:
+        """Return the artifact without compiled kernels: opening it compiles its source."""
+        return replace(self, objects=())
 
     def open(
         self,

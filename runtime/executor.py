@@ -24,7 +24,7 @@ from relax_tune.runtime.arguments import check_arguments, check_computed, check_
 from relax_tune.runtime.bound_program import NO_BUFFERS, BoundProgram, Buffers, ChosenSteps, Launches, Numbers
 from relax_tune.runtime.device.base import Device, DeviceBuffer, JoinsLaunches, Launch
 from relax_tune.runtime.library.base import Library
-from relax_tune.runtime.library.registry import needed_libraries
+from relax_tune.runtime.library.registry import library_kernels, needed_libraries
 from relax_tune.runtime.memory.buffer_pool import BufferPool
 from relax_tune.runtime.memory.resident import DeviceArray
 from relax_tune.runtime.memory.weights import DeviceWeights, load_constants
@@ -110,7 +110,9 @@ class Executor:
         self.refusal, self.running = "", False
         self.record: Recorder | None = None
         self.memory = ProgramMemory(program, device, self.sizes, shared)
-        self._kernels = device.compile(program.kernels) if program.kernels else {}
+        # Libraries compile theirs here too, so that nothing is compiled in the first call.
+        kernels = [*program.kernels, *(library_kernels([program]) if device.info.kind == "c" else ())]
+        self._kernels = device.compile(kernels) if kernels else {}
         self._weights = constants if isinstance(constants, DeviceWeights) else DeviceWeights(device, constants)
         # Given `DeviceWeights` are shared by the executors of a model, which frees them.
         self._owns_weights = self._weights is not constants

@@ -26,6 +26,7 @@ from relax_tune.runtime.calls.bound_call import BoundCall, BoundSteps
 from relax_tune.runtime.calls.session import Session
 from relax_tune.runtime.calls.stream import Stream
 from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.device.c_objects import CompiledObjects
 from relax_tune.runtime.device.registry import name_of_measured, open_device
 from relax_tune.runtime.executor import CLOSED, FORKED, Executor
 from relax_tune.runtime.library.base import Library
@@ -62,6 +63,8 @@ class ModelSource(Protocol):
     def manifest(self) -> Mapping[str, Any]: ...
     @property
     def path(self) -> str: ...
+    @property
+    def objects(self) -> tuple[CompiledObjects, ...]: ...
     @property
     def device_kind(self) -> str: ...
     @property
@@ -109,7 +112,8 @@ def open_model(
         )
     kinds = tuple(sorted(set(parts.values()))) or (artifact.device_kind,)
     measured = {kind: _measured(artifact, kind) for kind in kinds}
-    opened, owned = _open_devices(measured, device if threads is None else _with_threads(device, kinds, threads))
+    given = device if threads is None else _with_threads(device, kinds, threads)
+    opened, owned = _open_devices(measured, given, artifact.objects)
     if shapes is not None:
         shapes.of_model(str(artifact.manifest["extra"].get("model", "")))
     # One set of weights per device for all functions: a prefill and a decode step read the same weights.
@@ -139,12 +143,15 @@ def open_model(
         raise
 
 
-def _open_devices(measured: Mapping[str, object], device: DeviceSpec) -> tuple[dict[str, Device], list[Device]]:
+def _open_devices(
+    measured: Mapping[str, object], device: DeviceSpec, objects: Sequence[CompiledObjects]
+) -> tuple[dict[str, Device], list[Device]]:
     """Return the devices by kind, and those opened here. Devices of other kinds are ignored.
 
     Args:
         measured: By kind, the fingerprint of the device that the plans were measured on; it is opened by default.
         device: Devices or names of devices, as of `Artifact.open`.
+        objects: Compiled kernels of the artifact.
 
     Raises:
         UserError: The devices are not of these kinds.
@@ -164,7 +171,7 @@ def _open_devices(measured: Mapping[str, object], device: DeviceSpec) -> tuple[d
         for kind in kinds:
             chosen = given[kind] if kind in given else name_of_measured(kind, measured[kind])
             if isinstance(chosen, str):
-                owned.append(open_device(chosen))
+                owned.append(open_device(chosen, objects))
                 opened[kind] = owned[-1]
             elif hasattr(chosen, "info"):
                 opened[kind] = chosen
@@ -206,11 +213,12 @@ def _check_device(artifact: ModelSource, kind: str, opened: Device) -> None:
             f"artifact {name}: expected a device of kind {kind}, got "
             f"{opened.info.kind} ({opened.info.name}); build it with --target {opened.info.kind}"
         )
-    measured = _measured(artifact, kind)
-    if isinstance(measured, dict) and measured != dict(opened.info.fingerprint):
-        fingerprint = dict(opened.info.fingerprint)
-        keys = measured.keys() | fingerprint.keys()
-        differing = sorted(key for key in keys if measured.get(key) != fingerprint.get(key))
+    stored = _measured(artifact, kind)
+    measured = stored if isinstance(stored, dict) else {}
+    fingerprint = dict(opened.info.fingerprint)
+    # A fact that one of them lacks is unknown: compiled objects that use the whole processor have no `isa`.
+    differing = sorted(key for key in measured.keys() & fingerprint.keys() if measured[key] != fingerprint[key])
+    if differing:
         warnings.warn(
             printable(
                 f"artifact {name} was tuned on another device ({', '.join(differing)} differ): "

@@ -33,7 +33,7 @@ from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.emit.build import BuildResult, check_policy
 from relax_tune.tuner.emit.unmeasured import check_required, unmeasured_warning
 from relax_tune.tuner.job.device_job import DeviceJob, device_job
-from relax_tune.tuner.job.devices import open_runner, target_names, with_concrete_target
+from relax_tune.tuner.job.devices import compiled_kinds, open_runner, target_names, with_concrete_target
 from relax_tune.tuner.job.job import Build, Job, device_infos, job_for
 from relax_tune.tuner.job.lowered_model import Bounds
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
@@ -178,6 +178,7 @@ def build(
     policy: Policy = "measured",
     rules: Sequence[Rule] = (),
     pack: bool = False,
+    cpu: Sequence[str] = (),
     require_measured: bool = False,
     **overrides: Any,
 ) -> Artifact:
@@ -194,6 +195,8 @@ def build(
         pack: Store weights in the layouts of the chosen kernels, in place of weights that no other kernel reads. Otherwise they
             are packed whenever the artifact is opened, and then occupy memory twice. The file is larger if kernels with several
             layouts alternate.
+        cpu: Kinds of processors that kernels of target `c` are also compiled for, so that a server needs no compiler: levels of
+            x86-64 such as `x86-64-v3`, and `native`. See `Artifact.compiled_for`.
         require_measured: A task without a usable record is an error.
 
     Raises:
@@ -204,6 +207,7 @@ def build(
     module = _module(model, bounds, chosen)
     checked_policy = check_policy(policy)
     check_required(require_measured, checked_policy, "require_measured")
+    kinds = compiled_kinds(cpu, chosen.target)
     goal = read_goal(chosen, module, checked_policy)
     with _store(chosen.db if db is None else db, read_only=True) as (store, notes):
         job = job_for(module, device_infos(chosen.target, store), store, chosen, rules)
@@ -215,7 +219,8 @@ def build(
             part, built = built_choice(job.only("--quality"), goal, notes)
             job, build = Job.of(part), Build.of(part, built)
         _warn_unmeasured(build.plans, checked_policy, store, chosen, require_measured)
-        return job.artifact(build, pack)
+        artifact = job.artifact(build, pack)
+        return artifact.compiled_for(kinds) if kinds else artifact
 
 
 def _warn_unmeasured(

@@ -209,7 +209,7 @@ def prepare(work: Path, python: str, kinds: Sequence[str]) -> None:
 
 def compile_export(folder: Path) -> None:
     """Compile an export as a shared library with threads."""
-    from relax_tune.runtime.device.c import KERNEL_FLAGS
+    from relax_tune.runtime.device.c_compiler import KERNEL_FLAGS
 
     sources = [str(folder / "net.c"), str(folder / "net_team.c"), *map(str, sorted(folder.glob("net_kernels*.c")))]
     flags = ("-std=c11", "-march=native", *KERNEL_FLAGS, "-Wno-psabi", "-Dnet_TEAM", "-pthread", "-shared", "-fPIC")

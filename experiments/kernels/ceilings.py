@@ -24,7 +24,7 @@ from typing import Any
 from experiments.harness.pages import environment, write_page
 from experiments.stronger.cases import given
 from relax_tune.runtime.artifact import load_artifact
-from relax_tune.runtime.device.c import find_compiler
+from relax_tune.runtime.device.c_compiler import find_compiler
 
 THREADS = 2
 PASSES, READS = 4_000_000, 1 << 28

@@ -1,7 +1,7 @@
-"""The C device: kernels compiled by the system's gcc, loaded with ctypes, run in this process.
+"""The C device: kernels compiled by the system's gcc (`c_compiler`), or compiled objects of an artifact (`c_objects`), loaded with ctypes
+and run in this process.
 
-Kernels are parallel inside: their loops run on one team of threads of this process (`team.c`). Compiled libraries are cached in a
-folder (`binaries.cache_folder`) under a hash of everything that went in: text, flags, compiler, and what `-march=native` means here.
+Kernels are parallel inside: their loops run on one team of threads of this process (`team.c`).
 
 Tests: `tests/runtime/device/test_device_contract.py`.
 """
@@ -9,14 +9,9 @@ Tests: `tests/runtime/device/test_device_contract.py`.
 from __future__ import annotations
 
 import ctypes
-import errno
-import os
-import subprocess
-import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from pathlib import Path
@@ -26,82 +21,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import BuildError, MeasureError
-from relax_tune.runtime.child_process import find_program
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch, Turn
-from relax_tune.runtime.device.binaries import (
-    cache_folder,
-    hashed,
-    private_folder,
-    seal,
-    sealed_content,
-    warn_of_damage,
+from relax_tune.runtime.device.c_compiler import (
+    ANOTHER,
+    DEVICE_KERNELS,
+    MOST_ARGUMENTS,
+    TEAM,
+    Gcc,
+    build_units,
+    explained,
+    opened_cache,
+    units_of,
 )
-from relax_tune.runtime.device.confinement import COMPILER_VARIABLES, limited, no_new_privileges, only
+from relax_tune.runtime.device.c_objects import CompiledObjects, best_objects, suited_family, why_unfit
 from relax_tune.runtime.device.device_class import DeviceClass
 from relax_tune.runtime.device.memory import Slabs, aligned_bytes, check_transfer, even_runs
-from relax_tune.runtime.device.quirks import refusal, refused_option, with_quirks
+from relax_tune.runtime.device.quirks import refused_option, with_quirks
 from relax_tune.runtime.device.service_kernels import C_KERNELS
-from relax_tune.runtime.device.source import group_by_flags, join_sources
+from relax_tune.runtime.device.source import join_sources
 from relax_tune.runtime.program.program import KernelSource
 
-# No -ffast-math: it would reorder sums and drop NaN and infinity, so that results would differ from the reference by
-# more than rounding.
-KERNEL_FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
-"""Flags that results depend on, wherever kernels are compiled."""
-BASE_FLAGS = (*KERNEL_FLAGS, "-march=native", "-std=gnu11", "-shared", "-fPIC")
-PARALLEL_FOR = """void relax_tune_team_run(void (*)(const void *, __INT64_TYPE__, __INT64_TYPE__), const void *, __INT64_TYPE__, int);
-#define RT_PARALLEL_FOR(part, data, count, uneven, pays) \\
-  ((pays) ? relax_tune_team_run(part, data, count, uneven) : part(data, 0, count))
-"""
-"""The head of each translation unit: how kernels run loops on the threads of the team."""
-TEAM = Path(__file__).with_name("team.c")
-UNIT_KERNELS = 12  # kernels per translation unit: a few units let the compiler use every processor
-# Characters of a translation unit from which it is compiled by -O1: -O3 takes minutes for megabytes of straight-line code.
-LARGE_UNIT = 1 << 20
-_COMPILE_SECONDS = 300
-_ANOTHER = "set CC to a working gcc, or unset it"
-# What gcc, its assembler and its linker say of a full disk; on some file systems the linker dies of it.
-_NO_SPACE = ("No space left", "Disk quota exceeded", "File too large", "ld terminated with signal 7")
 MOST_THREADS = 1024
 """Threads of the team at most, as in `team.c`."""
 _SHARED_BYTES = 1 << 20
 """Bytes of a copy that all threads take part in."""
-_COPY = """#include <stdint.h>
-#include <string.h>
-struct runs { char* to; const char* from; int64_t n0, s0, n1, s1, run, parts; };
-static void copy_parts(const void* data, int64_t first, int64_t end) {
-  const struct runs r = *(const struct runs*)data;
-  for (int64_t at = first; at < end; ++at) {
-    const int64_t p = at % r.parts, j = at / r.parts % r.n1, i = at / r.parts / r.n1;
-    const int64_t low = r.run * p / r.parts, high = r.run * (p + 1) / r.parts;
-    memcpy(r.to + (i * r.n1 + j) * r.run + low, r.from + i * r.s0 + j * r.s1 + low, high - low);
-  }
-}
-void relax_tune_copy(char* to, const char* from, int64_t n0, int64_t s0, int64_t n1, int64_t s1, int64_t run) {
-  const struct runs r = {to, from, n0, s0, n1, s1, run, n0 * n1 < 64 ? 16 : 1};
-  RT_PARALLEL_FOR(copy_parts, &r, n0 * n1 * r.parts, 0, 1);
-}
-"""
-_MOST_ARGUMENTS = 48
-"""Arguments of a kernel that the loop over launches can call; more are called one by one."""
-_LAUNCHES = f"""#include <stdint.h>
-void relax_tune_launches(const int64_t* rows, int64_t count) {{
-  for (int64_t n = 0; n < count; ++n, rows += 3) {{
-    const int64_t* const* cells = (const int64_t* const*)rows[2];
-    int64_t a[{_MOST_ARGUMENTS}];
-    for (int64_t i = 0; i < rows[1]; ++i) a[i] = *cells[i];
-    switch (rows[1]) {{
-{
-    "".join(
-        f"      case {n}: ((void (*)({', '.join(['int64_t'] * n)}))rows[0])({', '.join(f'a[{i}]' for i in range(n))}); break;{chr(10)}"
-        for n in range(1, _MOST_ARGUMENTS + 1)
-    )
-}    }}
-  }}
-}}
-"""
-_PROBE = "#include <math.h>\nvoid relax_tune_probe(float* x) { *x = expf(*x); }\n"
 
 
 class CBuffer:
@@ -210,30 +154,42 @@ class CDevice(DeviceClass):
         return cls() if part is None or part.lower() in host.cpu_model().lower() else None
 
     @classmethod
+    def open_compiled(cls, part: str | None, objects: Sequence[CompiledObjects]) -> CDevice | None:
+        if cls is not CDevice or not objects:
+            return cls.open_part(part)
+        threads = None if part is None else threads_of(part)
+        named = part is None or threads is not None or part.lower() in host.cpu_model().lower()
+        return cls(threads, objects) if named else None
+
+    @classmethod
     def choices(cls) -> str:
         return f"c ({host.cpu_model()})"
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, objects: Sequence[CompiledObjects] = ()) -> None:
         """Open the device.
 
         Args:
             threads: Threads of its kernels; None for as many as `host.worker_threads` permits.
+            objects: Compiled kernels. The best that run here replace the compiler, unless there is one and they leave wider vectors or
+                dot products of the processor unused.
         """
         emulated = host.emulator()
         if emulated is not None:
             raise BuildError(
                 f"C device: expected a real processor, whose times count, got {emulated}; compile a C export for it instead"
             )
-        self._compiler = find_compiler()
-        self._version, self._isa = _identity(self._compiler)
+        self.objects, self._compiler = _objects_or_compiler(objects)
+        source = self.objects or self.compiler
         workers = self._start_team(host.worker_threads() if threads is None else threads)
         fingerprint = {
-            "compiler": self._version,
+            "compiler": source.compiler if isinstance(source, CompiledObjects) else source.version,
             "cpu": host.cpu_model(),
-            "isa": self._isa,
+            "isa": source.isa,
             "kind": "c",
             "threads": str(workers),
         }
+        if self.objects is not None and self.objects.uses_all():
+            del fingerprint["isa"]  # nothing of this processor is left unused, as by -march=native
         limits = {
             "workers": workers,
             "vector_bits": host.vector_bits(),
@@ -255,20 +211,34 @@ class CDevice(DeviceClass):
         self.turn = self.new_turn()
         self._libraries: list[ctypes.CDLL] = []
         self._slabs = Slabs()
-        self._try_compiler()
+        self._open_own()
+
+    @property
+    def compiler(self) -> Gcc:
+        """The compiler, which is looked for when it is first needed. Raises BuildError if there is none."""
+        if self._compiler is None:
+            self._compiler = Gcc()
+        return self._compiler
+
+    def provenance(self) -> dict[str, Any]:
+        """Return the name of the objects (None: the compiler), the number of libraries, and how many of these were compiled now."""
+        compiled = [] if self._compiler is None else self._compiler.compiled
+        name = None if self.objects is None else self.objects.name
+        return {"objects": name, "libraries": 1 + len(self._libraries), "compiled": len(compiled)}
 
     def _start_team(self, threads: int) -> int:
         """Start the team of threads, once in a process, and return how many threads this device's loops have."""
-        if CDevice._team is None:
-            with self._opened_cache() as folder, self._explained():
+        # Also where there is a team, so that a cache that is filled for other processes has everything.
+        with opened_cache() as folder, explained():
+            if self.objects is None:
                 path = self._build(TEAM.read_text(encoding="utf-8"), ("-pthread",), folder)
-                try:
-                    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # kernels call it by name
-                except OSError as error:
-                    path.unlink(missing_ok=True)
-                    raise self._not_loaded(error) from None
-            # One team per process and not per device: two teams would have more threads than processors.
-            CDevice._team = library
+            else:
+                path = self.objects.team(folder)
+            # One team per process and not per device: two teams would have more threads than processors. Kernels call it by name.
+            first = CDevice._team is None
+            library = self._loaded(path, ctypes.RTLD_GLOBAL if first else ctypes.DEFAULT_MODE)
+            if first:
+                CDevice._team = library
         return CDevice.take_part(threads)
 
     def new_turn(self) -> Turn:
@@ -281,30 +251,29 @@ class CDevice(DeviceClass):
         cls._taking_part = int(cls._team.relax_tune_team_use(threads))
         return cls._taking_part
 
-    def _not_loaded(self, error: OSError) -> BuildError:
-        return BuildError(
-            f"C device: expected a library that can be loaded from {self._compiler}, got: {error}; {_ANOTHER}"
-        )
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Say of a compiler's refusal what may be missing, since the sources of this module are right."""
+    def _loaded(self, path: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+        """Load a library. Raises BuildError, and removes it, if that fails."""
         try:
-            yield
-        except BuildError as error:
-            reason, _, log = str(error).partition("\n")
-            if not log:
-                raise
+            return ctypes.CDLL(str(path), mode)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            if self.objects is not None and path.name.startswith("object-"):
+                raise BuildError(
+                    f"C device: expected objects {self.objects.name} that can be loaded here, got: {error}; "
+                    "build the artifact on a system like this one"
+                ) from None
             raise BuildError(
-                f"C device: expected a gcc that compiles C with threads, got: {reason} {' '.join(log.split())[:600]}; "
-                f"install what it misses (Debian, Ubuntu: apt-get install gcc libc6-dev) or {_ANOTHER}"
+                f"C device: expected a library that can be loaded from {self.compiler.program}, got: {error}; {ANOTHER}"
             ) from None
 
-    def _try_compiler(self) -> None:
-        """Try the compiler, once per cache, so that a missing part is reported before any kernel is compiled."""
-        sources = {"relax_tune_probe": _PROBE, "relax_tune_copy": _COPY, "relax_tune_launches": _LAUNCHES}
-        with self._explained():
-            own = self.compile([KernelSource(name, "c", text) for name, text in sources.items()])
+    def _open_own(self) -> None:
+        """Open the device's functions; this tries the compiler, so that a missing part is reported before any kernel is compiled."""
+        if self.objects is None:
+            with explained():
+                own = self.compile(DEVICE_KERNELS)
+        else:
+            with opened_cache() as folder:
+                own = self._functions(self._loaded(self.objects.device(folder)), DEVICE_KERNELS)
         self._copy, self._launch = own["relax_tune_copy"], own["relax_tune_launches"]
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
@@ -321,104 +290,44 @@ class CDevice(DeviceClass):
                 raise BuildError(
                     f"C device: expected other options for kernel {kernel.name} than {refused[0]}: {refused[1].symptom}"
                 )
-        units: list[tuple[list[KernelSource], tuple[str, ...]]] = []
-        for flags, group in group_by_flags(kernels).items():
-            units += [(group[at : at + UNIT_KERNELS], flags) for at in range(0, len(group), UNIT_KERNELS)]
-        with self._opened_cache() as folder:
-            # threads of their own: what they start can gain no privileges
-            with ThreadPoolExecutor(max(1, host.usable_cpus()), initializer=no_new_privileges) as pool:
-                paths = list(pool.map(lambda unit: self._build(join_sources(unit[0]), unit[1], folder), units))
-            libraries = [self._load(path, group) for path, (group, _) in zip(paths, units)]
-        self._libraries += libraries
         handles: dict[str, Any] = {}
-        for library, (group, _) in zip(libraries, units):
-            for kernel in group:
-                try:
-                    function = getattr(library, kernel.name)
-                except AttributeError:
-                    raise BuildError(f"C device: the source of kernel {kernel.name} defines no such function") from None
-                # ctypes assumes `int` otherwise and reads a register that a void function leaves undefined.
-                function.restype = None
-                handles[kernel.name] = function
+        stored = {} if self.objects is None else self.objects.units(kernels)
+        compiled = {kernel.name for group in stored.values() for kernel in group}
+        units = units_of([kernel for kernel in kernels if kernel.name not in compiled])
+        with opened_cache() as folder:
+            for name, kernels_of_object in stored.items():
+                assert self.objects is not None
+                handles |= self._functions(self._loaded(self.objects.path(name, folder)), kernels_of_object)
+            if units:
+                paths = build_units(units, lambda source, flags: self._build(source, flags, folder))
+                for path, (group, _) in zip(paths, units):
+                    handles |= self._functions(self._load(path, group), group)
         return handles
 
-    @contextmanager
-    def _opened_cache(self) -> Iterator[Path]:
-        """Open the folder of compiled libraries. Raises MeasureError if it cannot be created."""
-        folder = cache_folder() / "c"
-        try:
-            with private_folder(folder) as opened:
-                yield opened
-        except OSError as error:
-            raise _unwritable(folder, error) from None
+    def _functions(self, library: ctypes.CDLL, kernels: Sequence[KernelSource]) -> dict[str, Any]:
+        """Return the functions of a library by name."""
+        self._libraries.append(library)
+        handles: dict[str, Any] = {}
+        for kernel in kernels:
+            try:
+                function = getattr(library, kernel.name)
+            except AttributeError:
+                raise BuildError(f"C device: the source of kernel {kernel.name} defines no such function") from None
+            # ctypes assumes `int` otherwise and reads a register that a void function leaves undefined.
+            function.restype = None
+            handles[kernel.name] = function
+        return handles
+
+    def _build(self, source: str, flags: tuple[str, ...], folder: Path) -> Path:
+        return self.compiler.library(source, flags, folder)
 
     def _load(self, path: Path, group: Sequence[KernelSource]) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(str(path))
         except OSError:
-            pass  # a damaged file of the cache: compile it again
-        try:
-            path.unlink(missing_ok=True)
-            self._build(join_sources(group), group[0].flags, path.parent)
-            return ctypes.CDLL(str(path))
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            raise self._not_loaded(error) from None
-
-    def _build(self, source: str, flags: tuple[str, ...], folder: Path) -> Path:
-        """Return the shared library of one translation unit, from the cache `folder` when it is there and ours."""
-        command = [*BASE_FLAGS, *host.vector_flags(), *flags]
-        if len(source) > LARGE_UNIT:
-            command.append("-O1")
-        if "#pragma omp" in source:  # kernels of artifacts that were built before there was a team
-            command.append("-fopenmp")
-        source = PARALLEL_FOR + source
-        # No argument contains NUL, so different commands have different keys.
-        target = folder / f"{hashed(('sealed', self._version, self._isa, chr(0).join(command), source))}.so"
-        if sealed_content(target) is not None:
-            return target
-        warn_of_damage(target)
-        try:
-            with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as work:
-                Path(work, "unit.c").write_text(source, encoding="utf-8")
-                self._compile_in(work, command)
-                seal(Path(work, "unit.so"))
-                os.replace(Path(work, "unit.so"), target)  # atomic: another process sees all of it or nothing
-        except OSError as error:
-            raise _unwritable(cache_folder() / "c", error) from None
-        return target
-
-    def _compile_in(self, work: str, command: Sequence[str]) -> None:
-        """Compile `unit.c` to `unit.so` in a folder. Raises BuildError; OSError on a full disk."""
-        run = [self._compiler, *command, "unit.c", "-o", "unit.so", "-lm"]
-        try:
-            done = subprocess.run(
-                limited(run, host.memory_bytes()),
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_COMPILE_SECONDS,
-                check=False,
-                cwd=work,
-                env=only(COMPILER_VARIABLES) | {"LC_ALL": "C", "TMPDIR": "."},  # its own files go where its output goes
-            )
-        except subprocess.TimeoutExpired:
-            raise BuildError(
-                f"{self._compiler}: expected an answer within {_COMPILE_SECONDS} s, got none; is the machine overloaded?"
-            ) from None
-        # The compiler reports a full disk by text only. It must not become a record that this candidate cannot be
-        # built. `LC_ALL=C` above keeps the text English.
-        if done.returncode and any(part in done.stderr for part in _NO_SPACE):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if done.returncode:
-            raise BuildError(
-                f"{self._compiler} refused the source ({' '.join(command)}), exit code {done.returncode}:\n"
-                f"{done.stderr[:8000].strip() or 'it gave no reason'}"
-            )
-        if not Path(work, "unit.so").is_file():
-            raise BuildError(
-                f"C device: expected a library from {self._compiler}, but it wrote none and gave no error; {_ANOTHER}"
-            )
+            path.unlink(missing_ok=True)  # a damaged file of the cache: compile it again
+        self._build(join_sources(group), group[0].flags, path.parent)
+        return self._loaded(path)
 
     def alloc(self, nbytes: int, lasting: bool = False) -> CBuffer:
         return CBuffer(nbytes, self._slabs.take(nbytes) if lasting else aligned_bytes(nbytes))
@@ -509,6 +418,32 @@ class CDevice(DeviceClass):
         self._libraries.clear()  # the code stays mapped: closures that still exist must not jump into nothing
 
 
+def _objects_or_compiler(objects: Sequence[CompiledObjects]) -> tuple[CompiledObjects | None, Gcc | None]:
+    """Choose the source of this system's kernels: compiled objects, or the compiler. Both are None for the usual compiler.
+
+    Raises:
+        BuildError: No objects run here, and there is no compiler.
+    """
+    best = best_objects(objects)
+    if not objects or (best is not None and best.uses_all()):
+        return best, None
+    try:
+        return None, Gcc()
+    except BuildError as error:
+        if best is None:
+            raise BuildError(
+                f"C device: expected compiled objects that run here, got {why_unfit(objects)}; this is {host.cpu_model()}. Build the "
+                f"artifact with --cpu {suited_family()}, or provide a compiler: {error}"
+            ) from None
+        warnings.warn(
+            f"C device: expected objects for all vectors and dot products of {host.cpu_model()}, got {best.name}; kernels are slower than "
+            f"this processor permits. Build the artifact with --cpu {suited_family()}, or with --cpu native on such a processor.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return best, None
+
+
 def _bound(kernel: Any, buffers: Sequence[CBuffer], numbers: Iterable[ctypes.c_int64]) -> KernelLaunch:
     """Return a launch over buffers. Raises MeasureError for one that was freed."""
     for buffer in buffers:
@@ -518,7 +453,7 @@ def _bound(kernel: Any, buffers: Sequence[CBuffer], numbers: Iterable[ctypes.c_i
 
 
 def _can_join(launch: Launch) -> bool:
-    return isinstance(launch, KernelLaunch) and 0 < len(launch.args) <= _MOST_ARGUMENTS
+    return isinstance(launch, KernelLaunch) and 0 < len(launch.args) <= MOST_ARGUMENTS
 
 
 def _call_loop(loop: Any, rows: ctypes.c_void_p, count: ctypes.c_int64, _: object) -> None:
@@ -535,60 +470,3 @@ def _call_all(launches: Sequence[Launch]) -> None:
 def _number(value: int) -> ctypes.c_int64:
     """Return a kernel's argument, which nothing changes: a decoder binds much the same ones at every step."""
     return ctypes.c_int64(value)
-
-
-def _unwritable(folder: Path, error: OSError) -> MeasureError:
-    return MeasureError(
-        f"C device: expected to write compiled kernels to {folder}, got: {error.strerror or error}; "
-        "point RELAX_TUNE_CACHE at a writable folder with space (TMPDIR while tuning)"
-    )
-
-
-def find_compiler() -> str:
-    """Return the C compiler: `$CC`, else gcc, else cc. Raises BuildError when there is none, or a quirk refuses `$CC`."""
-    chosen = os.environ.get("CC")
-    others: list[tuple[str, str, str]] = []
-    for name in (chosen,) if chosen else ("gcc", "cc"):
-        path = find_program(name)
-        if path is None:
-            continue
-        asked = {"compiler": _ask([path, "--version"])}
-        refused = refusal("c", asked)
-        if refused is None:
-            return path
-        others.append((refused.matched(asked), refused.symptom, path))
-    if chosen:
-        missing = "no such program (it must be a name on PATH or an absolute path, without options)"
-        got = others[0][0] if others else missing
-        why = f" ({others[0][1]})" if others else ""
-        raise BuildError(f"C device: expected gcc, got {got} in CC={chosen}{why}; set CC=gcc or unset it")
-    got = f"only {others[0][0]} ({others[0][2]}: {others[0][1]})" if others else "no gcc or cc"
-    raise BuildError(
-        f"C device: expected gcc, got {got} on PATH; "
-        "install it (Debian, Ubuntu: apt-get install gcc; Fedora: dnf install gcc)"
-    )
-
-
-def _ask(command: list[str]) -> str:
-    # the answer is part of the fingerprint: it must not depend on the language or the width of the terminal
-    plain = {k: v for k, v in only(COMPILER_VARIABLES).items() if not k.startswith(("LANG", "LC_"))} | {"LC_ALL": "C"}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=60, check=False, env=plain
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"C device: {' '.join(command)} gave no answer: {error}; {_ANOTHER}") from None
-    if done.returncode:
-        raise BuildError(
-            f"C device: expected an answer from {' '.join(command)}, got exit code {done.returncode}; {_ANOTHER}"
-        )
-    return done.stdout
-
-
-def _identity(compiler: str) -> tuple[str, str]:
-    """Return (version line, hash of every target option that -march=native resolves to here)."""
-    version = (_ask([compiler, "--version"]).splitlines() or [""])[0].strip()
-    options = _ask([compiler, "-march=native", "-Q", "--help=target"])
-    if not version or "-march=" not in options:
-        raise BuildError(f"C device: expected gcc, but {compiler} does not answer like it; {_ANOTHER}")
-    return version, host.short_hash(options)

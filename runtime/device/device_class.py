@@ -6,7 +6,7 @@ Tests: `tests/runtime/device/test_registry.py`, `tests/recipes/test_add_device.p
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -53,6 +53,15 @@ class DeviceClass:
         """
         device: Any = cls
         return device() if part is None else None
+
+    @classmethod
+    def open_compiled(cls, part: str | None, objects: Sequence[Any]) -> Device | None:
+        """Open the device, as `open_part`, for an artifact with compiled objects, which target `c` may use in place of a compiler."""
+        return cls.open_part(part)
+
+    def provenance(self) -> dict[str, Any]:
+        """Return where the libraries of its kernels came from, as JSON values; nothing if the class does not count them."""
+        return {}
 
     def new_turn(self) -> Turn:
         """Return a turn that nobody has, for a new device and for the fork of a process; see `Device.turn`."""

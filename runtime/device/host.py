@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import socket
 from pathlib import Path
 
@@ -16,6 +17,11 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _SVE_LENGTH = Path("/proc/sys/abi/sve_default_vector_length")
 _GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _GROUP_LIMIT = _GROUPS / "memory.max"
+# Flags of x86 processors that are instructions of programs, as opposed to features of the kernel and to faults.
+_INSTRUCTIONS = re.compile(
+    r"(s?sse|avx|amx|fma|bmi|xop|tbm|sha|vaes|aes|gfni|vpclmul|pclmul|apx|sm[34]).*|pni|popcnt|abm|f16c|movbe|xsave\w*|rdrand|rdseed|adx|cx16"
+    r"|lahf_lm|fsgsbase|3dnowprefetch|clflushopt|clwb|cldemote|movdiri|movdir64b|lwp|rdpid|waitpkg|serialize|cmpccxadd|raoint|prefetchi"
+)
 _DEFAULT_CACHE_BYTES = {1: 32 * 1024, 2: 512 * 1024, 3: 8 * 1024 * 1024}
 
 
@@ -50,6 +56,23 @@ def cpu_flags() -> frozenset[str]:
     """Return instruction set flags as Linux names them (`avx2`, `avx512f`, `asimd` ...)."""
     facts = _cpuinfo()
     return frozenset((facts.get("flags") or facts.get("Features") or "").split())
+
+
+def instruction_flags() -> frozenset[str]:
+    """Return the flags of this machine that name instructions which a compiler may use."""
+    if platform.machine() not in ("x86_64", "i686"):
+        return cpu_flags() - {"cpuid", "evtstrm"}
+    return frozenset(flag for flag in cpu_flags() if _INSTRUCTIONS.fullmatch(flag))
+
+
+def c_library() -> tuple[int, int] | None:
+    """Return the version of this system's GNU C library; None for another one."""
+    try:
+        name, _, number = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+        major, minor = number.split(".")[:2]
+        return (int(major), int(minor)) if name == "glibc" else None
+    except (ValueError, OSError):
+        return None
 
 
 def short_hash(text: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from relax_tune.errors import BuildError, MeasureError, UserError
 from relax_tune.plugins import load_plugins
 from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.runtime.device.c import CDevice
+from relax_tune.runtime.device.c_objects import CompiledObjects
 from relax_tune.runtime.device.cuda import CUDADevice
 from relax_tune.runtime.device.device_class import DeviceClass, DeviceFailure
 from relax_tune.runtime.device.opencl import OpenCLDevice
@@ -41,11 +42,15 @@ def _of_kind(kind: str) -> list[type[DeviceClass]]:
     return [c for c in BUILT_IN if c.kind == kind] or [c for c in device_classes() if c.kind == kind]
 
 
-def open_device(spec: str) -> Device:
+def open_device(spec: str, objects: Sequence[CompiledObjects] = ()) -> Device:
     """Open a device by name: `c`, `opencl`, `webgpu`, `cuda:NUMBER` (`cuda`: the first), a kind with a part of a name, or a plug-in's.
 
     `c:PART` has a part of the processor's name, `c:wasm32-node` is WebAssembly in node. `opencl:PART` has a part of a platform name,
     version or device name, `webgpu:PART` of an adapter's backend, type, name or driver.
+
+    Args:
+        spec: The name.
+        objects: Compiled kernels of an artifact for target `c`, which may replace the compiler.
 
     Raises:
         UserError: It is no such name, or there is no such device (the message lists the devices of this machine); or the device
@@ -56,7 +61,7 @@ def open_device(spec: str) -> Device:
     kind, colon, part = spec.partition(":")
     try:
         for device_class in _of_kind(kind) if part or not colon else ():
-            device = device_class.open_part(part if colon else None)
+            device = device_class.open_compiled(part if colon else None, objects)
             if device is not None:
                 return device
     except (BuildError, MeasureError) as error:

@@ -100,6 +100,8 @@ class OpenBlas:
     """
 
     name = "openblas"
+    kernels = (KernelSource("relax_tune_blas", "c", _PIECES),)
+    """The function that computes a product in pieces on the C device."""
     _shared_with: ClassVar[str] = (
         ""  # the kind of device whose threads compute products; one per process, like OpenBLAS's pool
     )
@@ -189,7 +191,7 @@ class OpenBlas:
     def _pieces(self, device: Device, sizes: dict[str, int], addresses: Sequence[int]) -> list[Callable[[], object]]:
         """Return the call that computes a product in pieces on the threads of the C device."""
         if OpenBlas._in_pieces is None:
-            OpenBlas._in_pieces = device.compile([KernelSource("relax_tune_blas", "c", _PIECES)])["relax_tune_blas"]
+            OpenBlas._in_pieces = device.compile(self.kernels)["relax_tune_blas"]
         flags = {name: _TRANSPOSED if sizes[name] else _PLAIN for name in ("trans_a", "trans_b")}
         values = (ctypes.c_int64 * len(_SCALARS))(*({**sizes, **flags}[name] for name in _SCALARS))
         pointers = [ctypes.c_void_p(address) for address in addresses]

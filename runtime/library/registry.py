@@ -5,7 +5,7 @@ Tests: `tests/tuner/emit/test_library_packages.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from relax_tune.errors import ArtifactError, BuildError
 from relax_tune.plugins import Plugin, load_plugins
@@ -16,7 +16,7 @@ from relax_tune.runtime.library.cublas import CuBlas
 from relax_tune.runtime.library.cublaslt import CuBlasLt
 from relax_tune.runtime.library.onednn import OneDnn
 from relax_tune.runtime.library.openblas import OpenBlas
-from relax_tune.runtime.program.program import Program
+from relax_tune.runtime.program.program import KernelSource, Program
 
 GROUP = "relax_tune.libraries"
 OURS: Mapping[type[Library], str] = {
@@ -52,12 +52,17 @@ def open_libraries() -> dict[str, Library]:
     return libraries
 
 
+def _routines(program: Program) -> list[str]:
+    """Return the routines of libraries that a program calls."""
+    steps = [*program.prepare, *(s for call in program.calls for variant in call.variants for s in variant.steps)]
+    return sorted({step.target for step in steps if step.kind == "library"})
+
+
 def needed_libraries(program: Program, given: Mapping[str, Library] | None) -> Mapping[str, Library]:
     """Return the libraries for a program's steps: those given, or those installed; none are opened for a program without such steps.
 
     Raises: BuildError for a library that is missing; ArtifactError for a routine that it lacks."""
-    steps = [*program.prepare, *(s for call in program.calls for variant in call.variants for s in variant.steps)]
-    routines = sorted({step.target for step in steps if step.kind == "library"})
+    routines = _routines(program)
     if not routines:
         return {}
     libraries = open_libraries() if given is None else given
@@ -71,6 +76,12 @@ def needed_libraries(program: Program, given: Mapping[str, Library] | None) -> M
         if routine not in libraries[name].routines:
             raise ArtifactError(f"{program.name}: expected a routine of {name}, got {routine}")
     return libraries
+
+
+def library_kernels(programs: Sequence[Program]) -> list[KernelSource]:
+    """Return the kernels in C that our libraries compile on target `c` for the steps of some programs."""
+    used = {routine.split(".")[0] for program in programs for routine in _routines(program)}
+    return list(OpenBlas.kernels) if OpenBlas.name in used else []
 
 
 def library_facts(libraries: Mapping[str, Library]) -> tuple[tuple[str, str], ...]:

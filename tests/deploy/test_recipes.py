@@ -156,5 +156,5 @@ def test_fleet_beyond_loopback_wants_certificates() -> None:
 def test_locks_of_images_exist() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     locks = re.findall(r"-r (requirements/[\w-]+\.txt)", text)
-    assert len(locks) == 3 and all((DEPLOY.parent / lock).is_file() for lock in locks)
+    assert len(locks) == 4 and all((DEPLOY.parent / lock).is_file() for lock in locks)
     assert set(re.findall(r"^FROM base AS (\w+)", text, re.M)) == {"cpu", "cuda"}

@@ -13,7 +13,7 @@ import pytest
 from relax_tune.errors import BuildError
 from relax_tune.runtime.child_process import clean_environment, find_program, python_command
 from relax_tune.runtime.device.binaries import cache_folder
-from relax_tune.runtime.device.c import find_compiler
+from relax_tune.runtime.device.c_compiler import find_compiler
 
 ROOT = Path(__file__).parents[2]
 HELPER = "runtime/child_process.py"

@@ -90,6 +90,12 @@ COMMANDS: dict[str, CommandEntry] = {
             "relax-tune run encoder-c.rta --inputs arrays.npz --record-shapes shapes.json",
         ),
     ),
+    "warm": CommandEntry(
+        "warm",
+        "warm",
+        "Compile or verify everything that opening an artifact needs.",
+        ("relax-tune warm encoder-c.rta decoder-c.rta", "relax-tune warm encoder-c.rta --json"),
+    ),
     "bench": CommandEntry(
         "bench",
         "bench",

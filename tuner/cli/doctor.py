@@ -22,7 +22,7 @@ from relax_tune.runtime.child_process import find_program, interpreter
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.binaries import cache_folder
-from relax_tune.runtime.device.c import find_compiler
+from relax_tune.runtime.device.c_compiler import find_compiler
 from relax_tune.runtime.device.device_class import DeviceFailure
 from relax_tune.runtime.device.quirks import quirks_of
 from relax_tune.runtime.device.registry import find_devices, is_probed_in_process, open_device, service_kernels

@@ -17,7 +17,7 @@ import numpy as np
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.atomic_write import reason, write_whole
-from relax_tune.runtime.device.c import KERNEL_FLAGS, TEAM, UNIT_KERNELS
+from relax_tune.runtime.device.c_compiler import KERNEL_FLAGS, TEAM, UNIT_KERNELS
 from relax_tune.runtime.device.source import group_by_flags, join_sources
 from relax_tune.runtime.hashed_zip import tool_version
 from relax_tune.runtime.program.host_program import Apply, Branch, CallHostProgram, CallHostRoutine, HostProgram

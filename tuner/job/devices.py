@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from relax_tune.database.store import Store
 from relax_tune.errors import UserError
 from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.runtime.device.c_objects import check_families
 from relax_tune.runtime.device.registry import ALIASES, concrete_name, open_device
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.browser.runner import BrowserRunner
@@ -32,6 +33,18 @@ def target_names(target: str) -> list[str]:
         if names.count(name) > 1:
             raise UserError(f"--target expects devices of distinct kinds, got {name} twice; leave one out")
     return names
+
+
+def compiled_kinds(cpu: Sequence[str], target: str) -> tuple[str, ...]:
+    """Return the distinct kinds of processors that a build for `target` compiles kernels for.
+
+    Raises:
+        UserError: A kind is unknown, or the target has no kernels in C.
+    """
+    kinds = check_families(cpu)
+    if kinds and not any(name.partition(":")[0] == "c" for name in target_names(target)):
+        raise UserError(f"cpu: expected the target c, got {target}; leave the kinds of processors out")
+    return kinds
 
 
 def with_concrete_target(settings: Settings) -> Settings:

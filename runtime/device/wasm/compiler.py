@@ -11,7 +11,7 @@ from pathlib import Path
 
 from relax_tune.errors import BuildError
 from relax_tune.runtime.child_process import find_program
-from relax_tune.runtime.device.c import KERNEL_FLAGS
+from relax_tune.runtime.device.c_compiler import KERNEL_FLAGS
 from relax_tune.runtime.device.confinement import COMPILER_VARIABLES, only
 
 PROCESSOR, VECTOR_FLAGS = "wasm32", ("-msimd128",)

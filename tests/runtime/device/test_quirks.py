@@ -9,7 +9,8 @@ import pytest
 from tests.support.opencl_drivers import device_name
 
 from relax_tune.errors import BuildError
-from relax_tune.runtime.device.c import CDevice, find_compiler
+from relax_tune.runtime.device.c import CDevice
+from relax_tune.runtime.device.c_compiler import find_compiler
 from relax_tune.runtime.device.quirks import QUIRKS, Quirk, quirks_of, refusal, with_quirks
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.program.program import KernelSource

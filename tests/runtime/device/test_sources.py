@@ -14,7 +14,8 @@ from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.generate import CodeTarget, generate
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.text.parser import parse_prim_func
-from relax_tune.runtime.device.c import LARGE_UNIT, CDevice
+from relax_tune.runtime.device.c import CDevice
+from relax_tune.runtime.device.c_compiler import LARGE_UNIT
 from relax_tune.runtime.device.source import join_sources
 from relax_tune.runtime.program.program import KernelSource
 from relax_tune.schedules.schedule import Schedule
@@ -87,13 +88,13 @@ def test_long_translation_unit_is_compiled_without_the_slow_passes(
     commands: list[list[str]] = []
     device = opened("c")
     assert isinstance(device, CDevice)
-    compile_in = device._compile_in
+    compile_in = device.compiler.compile_in
 
     def recorded(work: str, command: list[str]) -> None:
         commands.append(command)
         compile_in(work, command)
 
-    monkeypatch.setattr(device, "_compile_in", recorded)
+    monkeypatch.setattr(device.compiler, "compile_in", recorded)
     short = KernelSource("short_one", "c", "void short_one(float *x) { x[0] = 1.0f; }")
     long = KernelSource("long_one", "c", f"/* {' ' * LARGE_UNIT} */ void long_one(float *x) {{ x[0] = 2.0f; }}")
     device.compile([short])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relax_tune.runtime.device.c import TEAM
+from relax_tune.runtime.device.c_compiler import TEAM
 
 STRESS = Path(__file__).with_name("team_stress.c")
 

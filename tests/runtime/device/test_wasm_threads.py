@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.tuner.web.wasm_calls import needs_clang
 
-from relax_tune.runtime.device.c import TEAM
+from relax_tune.runtime.device.c_compiler import TEAM
 from relax_tune.runtime.device.wasm.compiler import COMPILE_FLAGS, THREADS_FLAGS, Clang
 from relax_tune.tuner.web.wasm import THREADS_LINK
 

@@ -20,7 +20,7 @@ from relax_tune.ir.core.dtype import bf16
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import loops
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.device.c import BASE_FLAGS
+from relax_tune.runtime.device.c_compiler import BASE_FLAGS
 from relax_tune.runtime.device.source import join_sources
 from relax_tune.runtime.program.program import KernelSource
 from relax_tune.schedules.sketch import Sketch, generate_sketches, instantiate

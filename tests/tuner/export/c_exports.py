@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from relax_tune.runtime.artifact import Artifact
-from relax_tune.runtime.device.c import KERNEL_FLAGS
+from relax_tune.runtime.device.c_compiler import KERNEL_FLAGS
 from relax_tune.runtime.model import Model
 from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.export.c_export import export_c

@@ -15,6 +15,7 @@ from rich.console import Console
 from relax_tune.database.records import Measurement
 from relax_tune.database.store import open_records
 from relax_tune.ir.frontend.load import load_model
+from relax_tune.runtime.device.c_objects import FAMILIES
 from relax_tune.tuner.cli.commands.multi_device import build_several
 from relax_tune.tuner.cli.commands.options import (
     Bounds,
@@ -31,6 +32,7 @@ from relax_tune.tuner.cli.report.console import make_console, print_sections, sa
 from relax_tune.tuner.emit.build import BuildResult, check_policy
 from relax_tune.tuner.emit.unmeasured import check_required, unmeasured_warning
 from relax_tune.tuner.job.device_job import DeviceJob, build_here
+from relax_tune.tuner.job.devices import compiled_kinds
 from relax_tune.tuner.job.job import device_infos, job_for
 from relax_tune.tuner.job.lowered_model import model_key, parse_bounds
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
@@ -54,6 +56,17 @@ RequireMeasuredOption = Annotated[
     ),
 ]
 
+CpuOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cpu",
+        metavar="KIND,...",
+        autocompletion=among(*FAMILIES, "native"),
+        help="Also store the kernels of target c compiled for x86-64-v2, x86-64-v3, x86-64-v4 (levels of x86-64), or native: processors "
+        "like this one. A server on such a processor needs no compiler.",
+    ),
+]
+
 
 @with_settings("build")
 def build(
@@ -71,13 +84,8 @@ def build(
         ),
     ] = "measured",
     pack: PackOption = False,
-    require_measured: Annotated[
-        bool,
-        typer.Option(
-            "--require-measured",
-            help="End with an error that lists them when tasks have no usable record; write nothing.",
-        ),
-    ] = False,
+    cpu: CpuOption = None,
+    require_measured: RequireMeasuredOption = False,
     out: Out = None,
     overwrite: Overwrite = False,
     verify: Verify = False,
@@ -93,6 +101,7 @@ def build(
     chosen, console = settings.load(), make_console(stderr=json)
     policy = check_policy(policy)
     check_required(require_measured, policy, "--require-measured")
+    kinds = compiled_kinds(cpu.split(",") if cpu is not None else (), chosen.target)
     module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
     goal = read_goal(chosen, module, policy)
     path = artifact_path(model, chosen.target, out)
@@ -101,10 +110,13 @@ def build(
     with store:
         whole = job_for(module, device_infos(chosen.target, store), store, chosen, verify=verify)
         if len(whole.parts) > 1:
-            return build_several(whole, path, policy, notes, console, pack=pack, json=json, required=require_measured)
+            return build_several(
+                whole, path, policy, notes, console, pack=pack, cpu=kinds, json=json, required=require_measured
+            )
         job, built = _built(whole.first, goal, policy, notes, console)
         unmeasured = unmeasured_warning([built.plans], policy, store, job.device.name, require_measured)
-        saved = job.artifact(built, pack).save(path)
+        artifact = job.artifact(built, pack)
+        saved = (artifact.compiled_for(kinds) if kinds else artifact).save(path)
         rows = task_rows(job.task_variants, built.plans, _records(job))
     print_sections(console, build_section(rows, built.quality))
     for note in built.notes:

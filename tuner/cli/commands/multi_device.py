@@ -5,7 +5,7 @@ Tests: `tests/tuner/job/test_placed_job.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ def build_several(
     *,
     json: bool,
     pack: bool = False,
+    cpu: Sequence[str] = (),
     required: bool = False,
     more: Mapping[str, Any] | None = None,
 ) -> None:
@@ -42,6 +43,7 @@ def build_several(
     Args:
         json: Print the description as JSON too.
         pack: Refused, since packed weights are for one device.
+        cpu: Kinds of processors that kernels of target `c` are compiled for.
         required: A task without a usable record on one of the devices is an error.
         more: Further fields of the JSON document.
     """
@@ -51,6 +53,8 @@ def build_several(
     devices = ", ".join(part.device.name for part in job.parts.values())
     unmeasured = unmeasured_warning(build.plans, policy, job.first.store, devices, required)
     artifact = job.artifact(build)
+    if cpu:
+        artifact = artifact.compiled_for(cpu)
     saved = artifact.save(path)
     say(console, explain_placement(artifact.placement))
     for note in build.notes:

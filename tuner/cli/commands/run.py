@@ -165,7 +165,7 @@ def run(
     options = DecodingOptions(
         max_new_tokens, temperature, top_k, top_p, repetition_penalty, seed, beams, tuple(stop or ()), stream
     )
-    loaded, console = _load_signed(artifact, require_signed), make_console(stderr=json)
+    loaded, console = load_signed(artifact, require_signed), make_console(stderr=json)
     shapes = None if record_shapes is None else read_profile(record_shapes)
     on = device, shapes, _placing(placing, when_lost), threads
     if inputs is not None:
@@ -204,7 +204,7 @@ def _placing(policy: str | None, when_lost: str | None) -> PlacementOptions | No
     return PlacementOptions(policy or "plan", when_lost or "fail") if given else None
 
 
-def _load_signed(path: Path, public: Path | None) -> Artifact:
+def load_signed(path: Path, public: Path | None) -> Artifact:
     """Load an artifact. public: key that must have signed the file, None for any"""
     signed = None if public is None else verify(path, public)
     loaded = load_artifact(path)
