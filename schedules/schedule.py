@@ -30,7 +30,7 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, For, LoopKind, Stmt, blocks, loops, walk
-from relax_tune.ir.text.printer import Printer
+from relax_tune.ir.text.printer import Printer, print_text
 from relax_tune.schedules.loop_tree import enclosing, find_block, find_loop
 from relax_tune.schedules.primitives.blocks import (
     arithmetic,
@@ -139,22 +139,52 @@ def _hashable(value: Any) -> Hashable:
 
 
 class Schedule:
-    """A function under transformation that records every applied primitive.
+    """A tensor function under transformation that records every applied primitive.
+
+    Loops and blocks are known by their names. A primitive checks that the function keeps its meaning, or raises a ScheduleError that
+    names the loops and blocks there are, and leaves the schedule as it was. `print(schedule)` shows the function as it is now.
 
     Attributes:
+        original: The function before the first primitive.
+        func: The function as it is now.
         constraints: Facts over tunables that a candidate must satisfy.
         guesses: Values of all tunables worth trying first, best first.
+
+    Raises:
+        ScheduleError: The argument is no tensor function.
+
+    Example:
+        ```python
+        schedule = rt.Schedule(matmul)
+        rows, row = schedule.split("i", [None, 4])
+        columns, column = schedule.split("j", [None, 16])
+        schedule.reorder([rows, columns, "k", row, column])
+        schedule.parallel(rows)
+        schedule.unroll(row)
+        print(schedule)
+        ```
     """
 
     def __init__(self, func: PrimFunc) -> None:
-        self.func = func
+        if not isinstance(func, PrimFunc):
+            raise ScheduleError(
+                f"expected a tensor function to schedule, as parse_prim_func returns it, got a {type(func).__name__}"
+            )
+        self.original = self.func = func
         self.steps: list[Step] = []
         self.tunables: dict[str, Tunable] = {}
         self.constraints: list[Expr] = []
         self.guesses: tuple[Mapping[str, int], ...] = ()
 
+    def __str__(self) -> str:
+        return print_text(self.func)
+
+    def __repr__(self) -> str:
+        return f"<schedule of {self.func.name} after {len(self.steps)} steps; loops {', '.join(self._names()) or 'none'}>"
+
     @property
     def trace(self) -> Trace:
+        """The primitives so far, as data: JSON, or a program in Python."""
         return Trace(tuple(self.steps), tuple(self.tunables.values()))
 
     def tunable(self, name: str, domain: Sequence[int]) -> Tunable:
@@ -209,7 +239,21 @@ class Schedule:
 
     @_returning(loop_primitives.split)
     def split(self, loop: str, factors: Sequence[ExprLike | None], divides: bool = False) -> list[str]:
-        """Split a loop as `primitives.loops.split` does and return the new loops; `divides` adds the divisibility as a constraint."""
+        """Split a loop into a nest and return the new loops, outermost first.
+
+        Args:
+            loop: Name of a serial loop.
+            factors: Extent of each new loop; None for the one that takes the rest.
+            divides: The factors divide the extent, so that no bound check is needed; proved, or a constraint where it depends on tunables.
+
+        Raises:
+            ScheduleError: There is no such loop, it is not serial, or the factors do not fit.
+
+        Example:
+            ```python
+            tiles, inside = schedule.split("i", [None, 16])
+            ```
+        """
         before, extent = self._names(), find_loop(self.func, loop).extent
         self.apply("split", loop=loop, factors=list(factors), divides=divides)
         if divides:
@@ -222,7 +266,7 @@ class Schedule:
 
     @_returning(loop_primitives.fuse)
     def fuse(self, names: Sequence[str]) -> str:
-        """Fuse nested loops as `primitives.loops.fuse` does and return the one loop."""
+        """Fuse directly nested serial loops, given outermost first, and return the one loop: `fused = schedule.fuse(["i", "j"])`."""
         # Not recorded, so that rules need no case for one loop.
         if len(names) == 1:
             return names[0]
@@ -298,27 +342,37 @@ class Schedule:
     # shorthands; a trace holds `set_kind`
 
     def parallel(self, *loops: str) -> None:
-        """Distribute loops over CPU threads."""
+        """Run the iterations of loops in parallel: on threads of a processor, or as groups of a grid.
+
+        Raises:
+            ScheduleError: Iterations may depend on each other, or two parallel loops would nest.
+        """
         for loop in loops:
             self.set_kind(loop, "parallel")
 
     def vectorize(self, *loops: str) -> None:
+        """Compute the iterations of loops as lanes of vectors. Extents are constant; split longer loops first."""
         for loop in loops:
             self.set_kind(loop, "vectorized")
 
     def unroll(self, *loops: str) -> None:
+        """Write loops out, one copy of the body for each iteration. Extents are constant and at most 64."""
         for loop in loops:
             self.set_kind(loop, "unrolled")
 
     def bind(self, loop: str, thread: Literal["group", "item"], axis: int = 0) -> None:
-        """Bind the loop to a grid axis: of work-groups (thread blocks) or of work-items (threads)."""
+        """Bind the loop to a grid axis: of work-groups (thread blocks) or of work-items (threads).
+
+        Args:
+            axis: 0, 1 or 2 for x, y or z.
+        """
         self.set_kind(loop, thread, axis)
 
-    def _new_loops(self, before: set[str]) -> list[str]:
+    def _new_loops(self, before: Collection[str]) -> list[str]:
         return [x.var.name for x in loops(self.func.body) if x.var.name not in before]
 
-    def _names(self) -> set[str]:
-        return {x.var.name for x in loops(self.func.body)}
+    def _names(self) -> dict[str, None]:
+        return dict.fromkeys(x.var.name for x in loops(self.func.body))
 
     # -- queries ----------------------------------------------------------------------------------------------------
 
