@@ -180,7 +180,9 @@ class Schedule:
         return print_text(self.func)
 
     def __repr__(self) -> str:
-        return f"<schedule of {self.func.name} after {len(self.steps)} steps; loops {', '.join(self._names()) or 'none'}>"
+        return (
+            f"<schedule of {self.func.name} after {len(self.steps)} steps; loops {', '.join(self._names()) or 'none'}>"
+        )
 
     @property
     def trace(self) -> Trace:

@@ -1,6 +1,6 @@
 """Which kinds and marks of a function's loops changed nothing in a kernel's text, and why.
 
-The rules of the search try hints that a target may ignore. A person who writes a schedule is told.
+The rules of the search set hints that a target may ignore; `rt.kernel` refuses them in a schedule that a person wrote.
 
 Tests: `tests/ir/codegen/test_loop_kinds.py`.
 """
@@ -27,8 +27,9 @@ def ignored_hints(body: Stmt, printer: CFamilyPrinter, reasons: Mapping[Var, str
         reasons: Why loops are no vectors.
     """
     out = []
+    inner = {m.var for loop in loops(body) if loop.marks.intrinsic for m in loops(loop.body)}  # of one call
     for loop in loops(body):
-        if loop.var not in printer.printed_loops:
+        if loop.var not in printer.printed_loops or loop.var in inner:
             continue
         for hint in _hints(loop):
             if (loop.var, hint) not in printer.effects:
@@ -48,7 +49,7 @@ _NAMES: Mapping[str, str] = {
 
 
 def _hints(loop: For) -> Iterator[str]:
-    if loop.marks.intrinsic:  # its loops are one call
+    if loop.marks.intrinsic:
         yield "intrinsic"
         return
     if loop.kind in ("parallel", "group", "vectorized", "unrolled"):
@@ -59,7 +60,7 @@ def _hints(loop: For) -> Iterator[str]:
 def _reason(loop: For, hint: str, printer: CFamilyPrinter, reasons: Mapping[Var, str]) -> str:
     language = printer.prelude.language
     if hint in ("parallel", "group"):
-        return "a loop around it runs on threads, each of which runs this one in order; `fuse` the two"
+        return "a loop around it runs on threads, and each runs this one in order; `fuse` the two"
     if hint == "vectorized":
         return f"no vector, since {reasons.get(loop.var, 'its elements are computed one by one')}; leave it serial, or `unroll` it"
     if hint == "unrolled":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -26,13 +26,18 @@ from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.program.program import Program
 from relax_tune.schedules.cost.features import FeatureFunction
 from relax_tune.schedules.schedule import Schedule
-from relax_tune.schedules.sketch import Sketch, instantiate
+from relax_tune.schedules.sketch import Sketch, instantiate, simplify_func
 from relax_tune.schedules.trace import Trace
+from relax_tune.tuner.job.progress import TuningProgress
+from relax_tune.tuner.job.stores import Database, opened_store
 from relax_tune.tuner.kernels.target import KernelTarget, device_target, text_target
 from relax_tune.tuner.kernels.timing import REPEATS, KernelTiming, measured, measured_here, policy_of
+from relax_tune.tuner.kernels.tuning import Bounds, bounds_by_symbol, tuned_schedule
 from relax_tune.tuner.learn.prior import Coverage, family_of, packaged_prior, sketch_names, with_machine
 from relax_tune.tuner.learn.recorded_rows import log_roofline
 from relax_tune.tuner.program.program_builder import KernelStage, candidate_program
+from relax_tune.tuner.search.registry import check_strategy
+from relax_tune.tuner.settings import merge_settings
 from relax_tune.tuner.task.check import check_at
 from relax_tune.tuner.task.domain import CHECK_SIZES, Domain
 from relax_tune.tuner.task.task import Task
@@ -306,7 +311,7 @@ class Kernel:
         self._measure((), REPEATS, cases)
 
     def time(self, inputs: Sequence[Array] | None = None, *, repeats: int = REPEATS, **sizes: int) -> KernelTiming:
-        """Time the kernel, alone on its device and warm.
+        """Time the kernel by itself, with warm caches.
 
         Samples leave out the time in which other processes had the processors, and disturbed ones are taken again.
 
@@ -314,7 +319,7 @@ class Kernel:
             inputs: Arrays to run on, in order; then the kernel runs in this process. Without them it runs on random arrays in a
                 separate process, which survives a kernel that crashes.
             repeats: Number of samples; a kernel of more than half a second gets two.
-            sizes: Value of each symbol; with inputs only of those that are no dim of one.
+            sizes: Value of each symbol; with inputs only the symbols that are no dim of one.
 
         Raises:
             UserError: An argument is wrong.
@@ -346,6 +351,44 @@ class Kernel:
         text = re.sub(r"\bp(\d+)\b", lambda m: _at(self._names, m), text)
         return re.sub(r"\bs(\d+)\b", lambda m: _at(self._symbols, m), text)
 
+    def tune(
+        self,
+        *,
+        db: Database = None,
+        trials: int | None = None,
+        bounds: Bounds | None = None,
+        on_progress: Callable[[TuningProgress], None] = lambda _: None,
+        **overrides: Any,
+    ) -> Kernel:
+        """Search for the schedule of the unscheduled function that is fastest on this device.
+
+        The search is the one of models: every candidate is checked and timed in a separate process, and the records go to the same
+        database. A model with the same function reuses them, and so does a later call, which measures only what is missing.
+
+        Args:
+            db: An open store, a URL or a file; None: records.db in the user data folder.
+            trials: Candidates to measure; None: by `effort`.
+            bounds: Least and largest value of each symbol. The schedule is the one with the least time over sizes spread between them.
+            on_progress: Called after every batch.
+            overrides: Other fields of the settings of `rt.tune`, such as `effort`, `strategy` or `seed`.
+
+        Returns:
+            The kernel of the fastest schedule, whose steps `kernel.schedule.trace.as_python()` prints. It may be slower than this one,
+            which was written with knowledge that the rules of the search lack: time both.
+
+        Raises:
+            UserError: An argument is wrong.
+            BuildError: No candidate works.
+            MeasureError: The device cannot measure.
+            DatabaseError: Records cannot be stored.
+        """
+        chosen = merge_settings("tune", None, {**overrides, "target": self.target, "trials": trials})
+        check_strategy(chosen.strategy)
+        with opened_store(chosen.db if db is None else db, wait_secs=chosen.wait_secs) as (store, _):
+            named = bounds_by_symbol(self.name, self._symbol_names, bounds or {})
+            func, schedule = tuned_schedule(self._original, self._target, store, chosen, named, on_progress)
+        return Kernel(func, simplify_func(schedule.func), self._target, schedule, self._names, self._symbols)
+
     # -- descriptions -----------------------------------------------------------------------------------------------
 
     def features(self, **sizes: int) -> dict[str, float]:
@@ -371,7 +414,7 @@ class Kernel:
             sizes: Value of each symbol.
 
         Returns:
-            None without such a model (it needs the package xgboost), or if it has seen no kernels of such types, instructions or vectors.
+            None without such a model (it needs the package xgboost), or if it was trained on no kernels with such types, instructions or vectors.
 
         Raises:
             UserError: A size is missing, unknown or wrong.

@@ -1,4 +1,4 @@
-"""Targets of single kernels: a device of this machine, or a typical one where only source text is wanted.
+"""Targets of single kernels: a device of this machine, or a typical one where source text is enough.
 
 Tests: `tests/tuner/kernels/test_kernel.py`.
 """
