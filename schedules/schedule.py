@@ -89,6 +89,10 @@ def _method(primitive: Callable[Concatenate[PrimFunc, P], PrimFunc]) -> Method[P
     parameters = [n for n in primitive.__annotations__ if n not in ("func", "return")]
 
     def call(s: Schedule, /, *args: P.args, **kwargs: P.kwargs) -> tuple[str, ...]:
+        if len(args) > len(parameters):
+            raise ScheduleError(
+                f"{primitive.__name__} expects the arguments {', '.join(parameters)}, got {len(args)} by position"
+            )
         return s.apply(primitive.__name__, **dict(zip(parameters, args)), **kwargs)
 
     call.__doc__ = primitive.__doc__
@@ -257,7 +261,7 @@ class Schedule:
             ```
         """
         before, extent = self._names(), find_loop(self.func, loop).extent
-        self.apply("split", loop=loop, factors=list(factors), divides=divides)
+        self.apply("split", loop=loop, factors=_listed(factors), divides=divides)
         if divides:
             one: Expr = const(1)
             fact = simplify(eq(floormod(extent, reduce(mul, (f for f in factors if f is not None), one)), 0))
@@ -273,7 +277,7 @@ class Schedule:
         if len(names) == 1:
             return names[0]
         before = self._names()
-        self.apply("fuse", names=list(names))
+        self.apply("fuse", names=_listed(names))
         return self._new_loops(before)[0]
 
     reorder = _method(loop_primitives.reorder)
@@ -396,6 +400,10 @@ class Schedule:
     def inner_loops(self, block: str, loop: str) -> list[str]:
         """Return the loops around a block that are inside `loop`."""
         names = self.loops_of(block)
+        if loop not in names:
+            raise ScheduleError(
+                f"{self.func.name}: expected a loop around block {block!r}, {', '.join(names)}; got {loop!r}"
+            )
         return names[names.index(loop) + 1 :]
 
     def extent(self, loop: str) -> Expr:
@@ -414,6 +422,11 @@ def _mapped(value: Any, change: Callable[[Expr], Expr | int]) -> Any:
     return changed if isinstance(value, (list, tuple)) else changed[0]
 
 
+def _listed(value: Any) -> Any:
+    """Return a tuple as a list, and anything else as it is, for the check of arguments."""
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _is_factor(v: Any) -> bool:
     return isinstance(v, Expr) or type(v) is int
 
@@ -430,6 +443,17 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
     "Sequence[ExprLike]": lambda v: isinstance(v, (list, tuple)) and all(map(_is_factor, v)),
     "Sequence[ExprLike | None]": lambda v: isinstance(v, (list, tuple)) and all(x is None or _is_factor(x) for x in v),
 }
+_WORDS_OF: Mapping[str, str] = {
+    "str": "a text",
+    "bool": "True or False",
+    "int": "a whole number",
+    "ExprLike": "a whole number or an expression",
+    "ExprLike | None": "a whole number, an expression or None",
+    "Sequence[str]": "a list of names",
+    "Sequence[int]": "a list of whole numbers",
+    "Sequence[ExprLike]": "a list of whole numbers or expressions",
+    "Sequence[ExprLike | None]": "a list of whole numbers, expressions or None",
+}
 
 
 def _check_arguments(primitive: str, function: Callable[..., PrimFunc], args: Mapping[str, Any]) -> None:
@@ -443,7 +467,8 @@ def _check_arguments(primitive: str, function: Callable[..., PrimFunc], args: Ma
         )
     for name, value in args.items():
         if not _fits(parameters, name, value):
-            raise ScheduleError(f"{primitive} expects {name} to be of kind {parameters[name]}, got {value!r}")
+            kind = _WORDS_OF.get(parameters[name], _WORDS_OF["str"])
+            raise ScheduleError(f"{primitive} expects {name} as {kind}, got {value!r:.80}")
 
 
 def _parameters(function: Callable[..., PrimFunc]) -> dict[str, str]:

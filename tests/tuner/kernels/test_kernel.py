@@ -247,3 +247,23 @@ def test_schedule_text_and_errors_name_loops() -> None:
         rt.Schedule("matmul")  # type: ignore[arg-type]
     s.split("i", [None, 4])
     assert s.original is MATMUL and s.func is not MATMUL
+
+
+@pytest.mark.parametrize(
+    ("step", "subject"),
+    [
+        (lambda s: s.split("i", 4), "list of whole numbers, expressions or None, got 4"),
+        (lambda s: s.split("i", ["4", None]), "list of whole numbers"),
+        (lambda s: s.reorder("j", "i"), "names, got 2 by position"),
+        (lambda s: s.fuse("ij"), "list of names, got 'ij'"),
+        (lambda s: s.vectorize(3), "as a text, got 3"),
+        (lambda s: s.bind("i", "thread"), "group, item, got 'thread'"),
+        (lambda s: s.inner_loops("matmul", "z"), "i, j, k; got 'z'"),
+        (lambda s: s.cache_read(block="matmul", buffer="z", scope="local"), "it reads w, x"),
+    ],
+)
+def test_wrong_step_is_refused_and_changes_nothing(step: Callable[[Any], object], subject: str) -> None:
+    s = rt.Schedule(MATMUL)
+    with pytest.raises(ScheduleError, match=subject):
+        step(s)
+    assert s.func is MATMUL and not s.steps
