@@ -121,8 +121,8 @@ class For(BodyStmt):
     """`for var in range(extent)`.
 
     Attributes:
-        kind: `parallel` CPU threads or, on a grid, work-groups of a free axis, `group` and `item` work-group and work-item axes (OpenCL, CUDA), `vectorized`, `unrolled`,
-            `serial`.
+        kind: `parallel` CPU threads or, on a grid, work-groups of a free axis, `group` and `item` work-group and work-item axes
+            (OpenCL, CUDA), `vectorized`, `unrolled`, `serial`.
         axis: grid axis of a `group` or `item` loop (`AXES`).
     """
 

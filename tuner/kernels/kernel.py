@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import BuildError, UserError
+from relax_tune.errors import BuildError, ScheduleError, UserError
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.codegen.generate import GeneratedKernel, generate, split_kernels
 from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.stmt import blocks
+from relax_tune.ir.core.stmt import blocks, loops, stores
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.program.program import Program
 from relax_tune.schedules.cost.features import FeatureFunction
+from relax_tune.schedules.primitives.loops.loops import require_independent
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.sketch import Sketch, instantiate, simplify_func
 from relax_tune.schedules.trace import Trace
@@ -78,6 +79,7 @@ def kernel(func: Scheduled, target: str = "c", *, values: Mapping[str, int] | No
     Raises:
         UserError: An argument is wrong, or there is no such device.
         VerifyError: The function is not well-formed.
+        ScheduleError: Iterations of a loop that the function declares parallel may depend on each other.
         BuildError: The target cannot express the function, or would ignore the kind of a loop; the message names the loop.
 
     Example:
@@ -102,6 +104,7 @@ def _scheduled(func: Scheduled, values: Mapping[str, int] | None) -> tuple[PrimF
         )
     schedule = func if isinstance(func, Schedule) else Schedule(func)
     verify(IRModule({schedule.original.name: schedule.original}))
+    _check_kinds(schedule.original)
     given, names = dict(values or {}), [*schedule.tunables]
     if given.keys() != set(names):
         raise UserError(
@@ -115,6 +118,21 @@ def _scheduled(func: Scheduled, values: Mapping[str, int] | None) -> tuple[PrimF
             "leave it out"
         )
     return replace(schedule.original, consts=()), replace(scheduled, consts=())
+
+
+def _check_kinds(func: PrimFunc) -> None:
+    """Prove that iterations of the loops that a text declares parallel are independent, as the steps of a schedule do.
+
+    Raises:
+        ScheduleError: There is no proof; the message names the loop.
+    """
+    for loop in loops(func.body, "parallel", "vectorized", "group", "item"):
+        if len(stores(loop.body)) != sum(len(b.own_stores) for b in blocks(loop.body)):
+            raise ScheduleError(
+                f"{func.name}: expected blocks below the {loop.kind} loop {loop.var.name!r}, which say what its iterations share; got a "
+                "store outside of a block"
+            )
+        require_independent(func, loop, loop.kind)
 
 
 def _generated(original: PrimFunc, scheduled: PrimFunc, target: KernelTarget) -> list[GeneratedKernel]:
@@ -414,7 +432,8 @@ class Kernel:
             sizes: Value of each symbol.
 
         Returns:
-            None without such a model (it needs the package xgboost), or if it was trained on no kernels with such types, instructions or vectors.
+            None without such a model (it needs the package xgboost), or if it was trained on no kernels with such types, instructions
+            or vectors.
 
         Raises:
             UserError: A size is missing, unknown or wrong.

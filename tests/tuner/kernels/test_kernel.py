@@ -267,3 +267,23 @@ def test_wrong_step_is_refused_and_changes_nothing(step: Callable[[Any], object]
     with pytest.raises(ScheduleError, match=subject):
         step(s)
     assert s.func is MATMUL and not s.steps
+
+
+@pytest.mark.parametrize("kind", ["parallel", "vectorized", "group"])
+def test_text_with_dependent_iterations_is_refused(kind: str) -> None:
+    text = str(rt.Schedule(MATMUL)).replace("for k in serial", f"for k in {kind}")
+    with pytest.raises(ScheduleError, match=f"{kind} expects independent iterations, but 'k'"):
+        rt.source(rt.parse_prim_func(text), "c")
+    plain = """
+@prim_func(outputs=1)
+def f(x: Buffer((8,), f32), y: Buffer((8,), f32)):
+    for i in KIND(8):
+        y[0] = x[i]
+"""
+    with pytest.raises(ScheduleError, match=f"{kind} loop 'i'"):
+        rt.source(rt.parse_prim_func(plain.replace("KIND", kind)), "c")
+
+
+def test_text_with_independent_iterations_is_accepted() -> None:
+    text = str(rt.Schedule(MATMUL)).replace("for i in serial", "for i in parallel")
+    assert "RT_PARALLEL_FOR" in rt.source(rt.parse_prim_func(text), "c")
