@@ -3,8 +3,8 @@
     python examples/search_any_space.py
 
 The "kernel" here is a blocked transpose in NumPy, with a tile of two sizes, two orders of the loops and a copy that may come
-first. Parameters are lists of values, restrictions are texts in Python's syntax, and whatever returns a number (less is better)
-can be measured; None says that a configuration failed.
+first. Parameters are lists of values, restrictions are texts in Python's syntax or functions, and whatever returns a real number
+can be measured (less is better, or more with `direction="maximize"`); None says that a configuration failed.
 """
 
 import argparse
@@ -21,7 +21,7 @@ tune_params = {
     "order": ["rows", "columns"],
     "copy": [False, True],
 }
-restrictions = ["256 <= tile_x * tile_y <= 128 * 1024", "not copy or tile_x >= 32"]
+restrictions = ["256 <= tile_x * tile_y <= 128 * 1024", lambda copy, tile_x: not copy or tile_x >= 32]
 
 
 def transpose(source: np.ndarray, target: np.ndarray, tile_x: int, tile_y: int, order: str, copy: bool) -> None:

@@ -30,7 +30,7 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, For, LoopKind, Stmt, blocks, loops, walk
-from relax_tune.ir.text.printer import Printer
+from relax_tune.ir.text.printer import Printer, print_text
 from relax_tune.schedules.loop_tree import enclosing, find_block, find_loop
 from relax_tune.schedules.primitives.blocks import (
     arithmetic,
@@ -89,6 +89,10 @@ def _method(primitive: Callable[Concatenate[PrimFunc, P], PrimFunc]) -> Method[P
     parameters = [n for n in primitive.__annotations__ if n not in ("func", "return")]
 
     def call(s: Schedule, /, *args: P.args, **kwargs: P.kwargs) -> tuple[str, ...]:
+        if len(args) > len(parameters):
+            raise ScheduleError(
+                f"{primitive.__name__} expects the arguments {', '.join(parameters)}, got {len(args)} by position"
+            )
         return s.apply(primitive.__name__, **dict(zip(parameters, args)), **kwargs)
 
     call.__doc__ = primitive.__doc__
@@ -139,22 +143,54 @@ def _hashable(value: Any) -> Hashable:
 
 
 class Schedule:
-    """A function under transformation that records every applied primitive.
+    """A tensor function under transformation that records every applied primitive.
+
+    Loops and blocks are known by their names. A primitive checks that the function keeps its meaning, or raises a ScheduleError that
+    names the loops and blocks there are, and leaves the schedule as it was. `print(schedule)` shows the function as it is now.
 
     Attributes:
+        original: The function before the first primitive.
+        func: The function as it is now.
         constraints: Facts over tunables that a candidate must satisfy.
         guesses: Values of all tunables worth trying first, best first.
+
+    Raises:
+        ScheduleError: The argument is no tensor function.
+
+    Example:
+        ```python
+        schedule = rt.Schedule(matmul)
+        rows, row = schedule.split("i", [None, 4])
+        columns, column = schedule.split("j", [None, 16])
+        schedule.reorder([rows, columns, "k", row, column])
+        schedule.parallel(rows)
+        schedule.unroll(row)
+        print(schedule)
+        ```
     """
 
     def __init__(self, func: PrimFunc) -> None:
-        self.func = func
+        if not isinstance(func, PrimFunc):
+            raise ScheduleError(
+                f"expected a tensor function to schedule, as parse_prim_func returns it, got a {type(func).__name__}"
+            )
+        self.original = self.func = func
         self.steps: list[Step] = []
         self.tunables: dict[str, Tunable] = {}
         self.constraints: list[Expr] = []
         self.guesses: tuple[Mapping[str, int], ...] = ()
 
+    def __str__(self) -> str:
+        return print_text(self.func)
+
+    def __repr__(self) -> str:
+        return (
+            f"<schedule of {self.func.name} after {len(self.steps)} steps; loops {', '.join(self._names()) or 'none'}>"
+        )
+
     @property
     def trace(self) -> Trace:
+        """The primitives so far, as data: JSON, or a program in Python."""
         return Trace(tuple(self.steps), tuple(self.tunables.values()))
 
     def tunable(self, name: str, domain: Sequence[int]) -> Tunable:
@@ -209,9 +245,23 @@ class Schedule:
 
     @_returning(loop_primitives.split)
     def split(self, loop: str, factors: Sequence[ExprLike | None], divides: bool = False) -> list[str]:
-        """Split a loop as `primitives.loops.split` does and return the new loops; `divides` adds the divisibility as a constraint."""
+        """Split a loop into a nest and return the new loops, outermost first.
+
+        Args:
+            loop: Name of a serial loop.
+            factors: Extent of each new loop; None for the one that takes the rest.
+            divides: The factors divide the extent, so that no bound check is needed; proved, or a constraint where it depends on tunables.
+
+        Raises:
+            ScheduleError: There is no such loop, it is not serial, or the factors do not fit.
+
+        Example:
+            ```python
+            tiles, inside = schedule.split("i", [None, 16])
+            ```
+        """
         before, extent = self._names(), find_loop(self.func, loop).extent
-        self.apply("split", loop=loop, factors=list(factors), divides=divides)
+        self.apply("split", loop=loop, factors=_listed(factors), divides=divides)
         if divides:
             one: Expr = const(1)
             fact = simplify(eq(floormod(extent, reduce(mul, (f for f in factors if f is not None), one)), 0))
@@ -222,12 +272,12 @@ class Schedule:
 
     @_returning(loop_primitives.fuse)
     def fuse(self, names: Sequence[str]) -> str:
-        """Fuse nested loops as `primitives.loops.fuse` does and return the one loop."""
+        """Fuse directly nested serial loops, given outermost first, and return the one loop: `fused = schedule.fuse(["i", "j"])`."""
         # Not recorded, so that rules need no case for one loop.
         if len(names) == 1:
             return names[0]
         before = self._names()
-        self.apply("fuse", names=list(names))
+        self.apply("fuse", names=_listed(names))
         return self._new_loops(before)[0]
 
     reorder = _method(loop_primitives.reorder)
@@ -298,27 +348,37 @@ class Schedule:
     # shorthands; a trace holds `set_kind`
 
     def parallel(self, *loops: str) -> None:
-        """Distribute loops over CPU threads."""
+        """Run the iterations of loops in parallel: on threads of a processor, or as groups of a grid.
+
+        Raises:
+            ScheduleError: Iterations may depend on each other, or two parallel loops would nest.
+        """
         for loop in loops:
             self.set_kind(loop, "parallel")
 
     def vectorize(self, *loops: str) -> None:
+        """Compute the iterations of loops as lanes of vectors. Extents are constant; split longer loops first."""
         for loop in loops:
             self.set_kind(loop, "vectorized")
 
     def unroll(self, *loops: str) -> None:
+        """Write loops out, one copy of the body for each iteration. Extents are constant and at most 64."""
         for loop in loops:
             self.set_kind(loop, "unrolled")
 
     def bind(self, loop: str, thread: Literal["group", "item"], axis: int = 0) -> None:
-        """Bind the loop to a grid axis: of work-groups (thread blocks) or of work-items (threads)."""
+        """Bind the loop to a grid axis: of work-groups (thread blocks) or of work-items (threads).
+
+        Args:
+            axis: 0, 1 or 2 for x, y or z.
+        """
         self.set_kind(loop, thread, axis)
 
-    def _new_loops(self, before: set[str]) -> list[str]:
+    def _new_loops(self, before: Collection[str]) -> list[str]:
         return [x.var.name for x in loops(self.func.body) if x.var.name not in before]
 
-    def _names(self) -> set[str]:
-        return {x.var.name for x in loops(self.func.body)}
+    def _names(self) -> dict[str, None]:
+        return dict.fromkeys(x.var.name for x in loops(self.func.body))
 
     # -- queries ----------------------------------------------------------------------------------------------------
 
@@ -340,6 +400,10 @@ class Schedule:
     def inner_loops(self, block: str, loop: str) -> list[str]:
         """Return the loops around a block that are inside `loop`."""
         names = self.loops_of(block)
+        if loop not in names:
+            raise ScheduleError(
+                f"{self.func.name}: expected a loop around block {block!r}, {', '.join(names)}; got {loop!r}"
+            )
         return names[names.index(loop) + 1 :]
 
     def extent(self, loop: str) -> Expr:
@@ -358,6 +422,11 @@ def _mapped(value: Any, change: Callable[[Expr], Expr | int]) -> Any:
     return changed if isinstance(value, (list, tuple)) else changed[0]
 
 
+def _listed(value: Any) -> Any:
+    """Return a tuple as a list, and anything else as it is, for the check of arguments."""
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _is_factor(v: Any) -> bool:
     return isinstance(v, Expr) or type(v) is int
 
@@ -374,6 +443,17 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
     "Sequence[ExprLike]": lambda v: isinstance(v, (list, tuple)) and all(map(_is_factor, v)),
     "Sequence[ExprLike | None]": lambda v: isinstance(v, (list, tuple)) and all(x is None or _is_factor(x) for x in v),
 }
+_WORDS_OF: Mapping[str, str] = {
+    "str": "a text",
+    "bool": "True or False",
+    "int": "a whole number",
+    "ExprLike": "a whole number or an expression",
+    "ExprLike | None": "a whole number, an expression or None",
+    "Sequence[str]": "a list of names",
+    "Sequence[int]": "a list of whole numbers",
+    "Sequence[ExprLike]": "a list of whole numbers or expressions",
+    "Sequence[ExprLike | None]": "a list of whole numbers, expressions or None",
+}
 
 
 def _check_arguments(primitive: str, function: Callable[..., PrimFunc], args: Mapping[str, Any]) -> None:
@@ -387,7 +467,8 @@ def _check_arguments(primitive: str, function: Callable[..., PrimFunc], args: Ma
         )
     for name, value in args.items():
         if not _fits(parameters, name, value):
-            raise ScheduleError(f"{primitive} expects {name} to be of kind {parameters[name]}, got {value!r}")
+            kind = _WORDS_OF.get(parameters[name], _WORDS_OF["str"])
+            raise ScheduleError(f"{primitive} expects {name} as {kind}, got {value!r:.80}")
 
 
 def _parameters(function: Callable[..., PrimFunc]) -> dict[str, str]:

@@ -13,6 +13,7 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 # Example -> (arguments, what its output has to match, marks).
 CASES = {
+    "first_kernel": ([], r"^best of 4: \{'tile': \d+\}, \d+ us\n\[1\.999994e\+06 ", ["ccompiler"]),
     "own_graph": (["--trials", "2", "--folder", "made"], r"n = 97: \(97, 64\), mean", ["ccompiler"]),
     "own_function": (
         ["--trials", "1"],

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -21,7 +21,7 @@ from typing import Any, TypeVar, Union
 from relax_tune.database.jobs.queue import open_queue
 from relax_tune.database.jobs.submitted import ATTEMPTS, SubmittedJob
 from relax_tune.database.records import Target
-from relax_tune.database.store import Store, open_records, open_store
+from relax_tune.database.store import Store
 from relax_tune.errors import UserError
 from relax_tune.ir.check.examine import examine
 from relax_tune.ir.check.verify import verify
@@ -37,6 +37,7 @@ from relax_tune.tuner.job.devices import compiled_kinds, open_runner, target_nam
 from relax_tune.tuner.job.job import Build, Job, device_infos, job_for
 from relax_tune.tuner.job.lowered_model import Bounds
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
+from relax_tune.tuner.job.stores import Database, opened_store
 from relax_tune.tuner.measure.cluster.address import check_needed
 from relax_tune.tuner.option import Command
 from relax_tune.tuner.plan.plans import TaskPlan
@@ -49,7 +50,6 @@ from relax_tune.tuner.service.submission import SubmitOptions, submit_model
 from relax_tune.tuner.settings import Policy, Settings, merge_settings, settings_taken_by
 
 Model = Union[IRModule, ModelSource]
-Database = Store | str | Path | None
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -150,7 +150,7 @@ def tune(
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(contextlib.closing(open_runner(chosen, tell)))
         device = runner.device_info()  # no database is created for a missing device
-        with _store(chosen.db if db is None else db, wait_secs=chosen.wait_secs) as (store, _):
+        with opened_store(chosen.db if db is None else db, wait_secs=chosen.wait_secs) as (store, _):
             listeners = [] if on_progress is None else [on_progress]
             if progress:
                 listeners.append(stack.enter_context(ProgressBar()).report)
@@ -209,7 +209,7 @@ def build(
     check_required(require_measured, checked_policy, "require_measured")
     kinds = compiled_kinds(cpu, chosen.target)
     goal = read_goal(chosen, module, checked_policy)
-    with _store(chosen.db if db is None else db, read_only=True) as (store, notes):
+    with opened_store(chosen.db if db is None else db, read_only=True) as (store, notes):
         job = job_for(module, device_infos(chosen.target, store), store, chosen, rules)
         if pack:
             job.only("pack")
@@ -290,19 +290,3 @@ def _module(model: Model, bounds: Bounds | None, settings: Settings) -> IRModule
     verify(model)  # its tensor functions may be anybody's
     examine(model)
     return model
-
-
-@contextlib.contextmanager
-def _store(
-    db: Database, read_only: bool = False, wait_secs: float | None = None
-) -> Iterator[tuple[Store, tuple[str, ...]]]:
-    """Open the store of a database, with notes about it; a store that the caller opened stays open."""
-    if db is None or isinstance(db, (str, Path)):
-        url = None if db is None else str(db)
-        store, notes = open_records(url) if read_only else (open_store(url, wait_secs=wait_secs), ())
-        with store:
-            yield store, notes
-    elif hasattr(db, "query"):
-        yield db, ()
-    else:
-        raise UserError(f"db: expected an open store, a URL or the path of a file, got a {type(db).__name__}")

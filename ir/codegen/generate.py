@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from relax_tune.errors import BuildError
+from relax_tune.ir.codegen.loop_effects import ignored_hints
 from relax_tune.ir.codegen.lower.affine import Algebra
 from relax_tune.ir.codegen.lower.barriers import insert_barriers
 from relax_tune.ir.codegen.lower.grid_independence import verify_grid_independence
@@ -20,6 +21,7 @@ from relax_tune.ir.codegen.lower.index_width import Spans, fits
 from relax_tune.ir.codegen.lower.long_sums import split_long_sums
 from relax_tune.ir.codegen.lower.lowered import hoist_divmod, lower_blocks, nest_fused_loops, note_ranges
 from relax_tune.ir.codegen.lower.overflow import Magnitudes
+from relax_tune.ir.codegen.lower.parallel_groups import bind_parallel_loops
 from relax_tune.ir.codegen.lower.registers import dead_lanes, register_layouts
 from relax_tune.ir.codegen.lower.shrink_buffers import shrink_buffers
 from relax_tune.ir.codegen.lower.tails import lower_tails
@@ -107,6 +109,7 @@ class GeneratedKernel:
             (`runtime/device/source.wide_form`).
         grid: Work-groups along each axis; empty for C.
         local: Work-items of a group along each axis; empty for C.
+        ignored: A sentence for each kind or mark of a loop that changes nothing in this kernel.
     """
 
     name: str
@@ -115,6 +118,7 @@ class GeneratedKernel:
     scalars: tuple[Expr, ...]
     grid: tuple[Expr, ...]
     local: tuple[int, ...]
+    ignored: tuple[str, ...] = ()
 
 
 def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
@@ -126,7 +130,8 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
             that the target cannot express.
     """
     algebra, lanes = Algebra(), lanes_of(func, target)
-    body = lowered_body(func, target, algebra)
+    reasons: dict[Var, str] = {}
+    body = lowered_body(func, target, algebra, reasons)
     layouts = register_layouts(body, algebra, lanes)
     unread = dead_lanes(body, layouts, algebra)
     buffers = (*func.buffers, *(b for b in func.allocs if b.scope == "global"))
@@ -150,14 +155,18 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
         )
     # If the bound depends on the sizes of a call, the launch evaluates it; beyond 32 bits it runs the text compiled with wide indices.
     most = () if fits(printer.most) else (printer.most,)
-    return GeneratedKernel(name, source, buffers, (*printer.symbols, *most), grid.groups, grid.items)
+    ignored = ignored_hints(func.body, printer, reasons)
+    return GeneratedKernel(name, source, buffers, (*printer.symbols, *most), grid.groups, grid.items, ignored)
 
 
-def lowered_body(func: PrimFunc, target: CodeTarget, algebra: Algebra | None = None) -> Stmt:
+def lowered_body(
+    func: PrimFunc, target: CodeTarget, algebra: Algebra | None = None, reasons: dict[Var, str] | None = None
+) -> Stmt:
     """Return the statement that is printed for a scheduled function, without blocks.
 
     Args:
         algebra: Receives the ranges of the statement's variables.
+        reasons: Receives why vectorized loops are no vectors.
 
     Raises:
         BuildError: As `generate`.
@@ -165,7 +174,9 @@ def lowered_body(func: PrimFunc, target: CodeTarget, algebra: Algebra | None = N
     _check(func, target)
     algebra, lanes = Algebra() if algebra is None else algebra, lanes_of(func, target)
     body = lower_blocks(complete_empty_reductions(func.body))
+    on_groups: tuple[str, ...] = ()
     if target.grid:
+        body, on_groups = bind_parallel_loops(body, func.name)
         body = _one_index_per_axis(body)
     # The order matters. Quotients are hoisted first, so that all copies of a body that tails make share them. Tails drop conditions,
     # which lets more loops become vectors; buffers are declared outside of vectors, so they are shrunk after these are chosen. Barriers
@@ -173,7 +184,7 @@ def lowered_body(func: PrimFunc, target: CodeTarget, algebra: Algebra | None = N
     body = hoist_divmod(body, algebra)
     note_ranges(algebra, body)
     if target.grid:
-        verify_grid_independence(body, algebra)
+        verify_grid_independence(body, algebra, on_groups)
     body = lower_warp_buffers(body, algebra, target.language == "cuda")
     body = lower_tails(body, algebra, lanes)
     note_ranges(algebra, body)
@@ -181,7 +192,7 @@ def lowered_body(func: PrimFunc, target: CodeTarget, algebra: Algebra | None = N
         body = nest_fused_loops(body, algebra)
     body = end_loops_at_data(body, algebra)
     body = split_long_sums(body, algebra, bool(loops(body, "item")))
-    body = choose_vectors(body, algebra, lanes)
+    body = choose_vectors(body, algebra, lanes, reasons)
     body = shrink_buffers(body, algebra, target.thread_kinds)
     _check_shared(func, target, body)
     if target.grid:

@@ -70,7 +70,8 @@ class Stmt:
 
 @dataclass(frozen=True, slots=True)
 class LoopMarks:
-    """Hints to code generation on a loop. None changes what the loop computes; a target without the feature ignores the mark.
+    """Hints to code generation on a loop. None changes what the loop computes; a target without the feature ignores the mark
+    (`GeneratedKernel.ignored`).
 
     Attributes:
         intrinsic: name of the operation in `relax_tune.ir.hardware.intrinsics` that the loop nest computes.
@@ -120,8 +121,8 @@ class For(BodyStmt):
     """`for var in range(extent)`.
 
     Attributes:
-        kind: `parallel` CPU threads, `group` and `item` work-group and work-item axes (OpenCL, CUDA), `vectorized`, `unrolled`,
-            `serial`.
+        kind: `parallel` CPU threads or, on a grid, work-groups of a free axis, `group` and `item` work-group and work-item axes
+            (OpenCL, CUDA), `vectorized`, `unrolled`, `serial`.
         axis: grid axis of a `group` or `item` loop (`AXES`).
     """
 

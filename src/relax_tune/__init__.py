@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from relax_tune.ir.passes.graph.lift import LiftParameters as LiftParameters
     from relax_tune.tuner.api import tune as tune, TuneResult as TuneResult
     from relax_tune.tuner.job.progress import TuningProgress as TuningProgress
+    from relax_tune.schedules.schedule import Schedule as Schedule
+    from relax_tune.tuner.kernels.kernel import kernel as kernel, source as source, Kernel as Kernel
+    from relax_tune.tuner.kernels.timing import KernelTiming as KernelTiming
     from relax_tune.tuner.search.named import SearchSpace as SearchSpace, Search as Search
     from relax_tune.tuner.api import build as build
     from relax_tune.tuner.pack.pack import make_pack as make_pack, read_pack as read_pack, ModelPack as ModelPack

@@ -110,6 +110,10 @@ def folder(tmp_path: Path, records: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.setenv("PATH", os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]))
     monkeypatch.setenv("RELAX_TUNE_TRIALS", "1")
     monkeypatch.setattr(rt, "tune", partial(rt.tune, trials=1))
+    tune = rt.Kernel.tune
+    monkeypatch.setattr(
+        rt.Kernel, "tune", lambda self, **given: tune(self, **{**given, "trials": 1, "libraries": False})
+    )
     return tmp_path
 
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
 
 from relax_tune.database.records import Measurement, Regime, ShapeHistogram, Target, canonical_json
 from relax_tune.database.reference import admit
 from relax_tune.database.store import Store
 from relax_tune.errors import FleetUnavailable, MeasureError, UserError
 from relax_tune.ir.arith.solver import installed_solver
-from relax_tune.ir.codegen.generate import CodeTarget, Language
+from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.passes.placement.device_requests import DropDevices
@@ -30,7 +29,7 @@ from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.runtime.shapes import Histogram, ShapeProfile
 from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.emit.build import BuildResult, Refused, build_programs
-from relax_tune.tuner.job.devices import described
+from relax_tune.tuner.job.devices import code_target, described
 from relax_tune.tuner.job.footprint import check_footprint
 from relax_tune.tuner.job.job_log import RunningJob
 from relax_tune.tuner.job.loop import JobContext, Tuner
@@ -114,14 +113,7 @@ class DeviceJob:
 
     @cached_property
     def code_target(self) -> CodeTarget:
-        hardware = self.hardware
-        return CodeTarget(
-            cast(Language, hardware.language),
-            hardware.lanes,
-            hardware.local_bytes if hardware.has_grid else None,
-            dict(self.device.limits).get("max_bindings"),
-            dict(self.device.limits).get("loop_passes"),
-        )
+        return code_target(self.device)
 
     @cached_property
     def profile(self) -> ShapeProfile | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from relax_tune.database.store import Store
 from relax_tune.errors import UserError
+from relax_tune.ir.codegen.generate import CodeTarget, Language
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.c_objects import check_families
 from relax_tune.runtime.device.registry import ALIASES, concrete_name, open_device
+from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.browser.runner import BrowserRunner
 from relax_tune.tuner.measure.cluster.address import tls_files
@@ -85,6 +88,18 @@ def open_runner(settings: Settings, notice: Callable[[str], None] = lambda _: No
         tls = tls_files(settings.ca, settings.certificate, settings.key)
         return DaskRunner(settings.scheduler, settings.target, tls=tls, open_secs=settings.wait_secs, notice=notice)
     return LocalRunner(settings.target, wait_secs=settings.wait_secs, notice=notice)
+
+
+def code_target(info: DeviceInfo) -> CodeTarget:
+    """Return what code generation needs to know of a device."""
+    hardware, limits = HardwareInfo.from_limits(info.kind, dict(info.limits)), dict(info.limits)
+    return CodeTarget(
+        cast(Language, hardware.language),
+        hardware.lanes,
+        hardware.local_bytes if hardware.has_grid else None,
+        limits.get("max_bindings"),
+        limits.get("loop_passes"),
+    )
 
 
 def device_info(spec: str, store: Store | None = None) -> DeviceInfo:

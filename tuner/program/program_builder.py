@@ -475,16 +475,27 @@ def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
 
 
 def candidate_program(
-    func: PrimFunc, label: str, stages: Sequence[Stage], target: CodeTarget, symbol_names: Mapping[Var, str]
+    func: PrimFunc,
+    label: str,
+    stages: Sequence[Stage],
+    target: CodeTarget,
+    symbol_names: Mapping[Var, str],
+    names: Sequence[str] = (),
 ) -> Program:
-    """Return the program that measures one variant of a task: one call, one variant. Symbols carry the task's names."""
+    """Return the program of one variant of a function: one call, one variant.
+
+    Args:
+        symbol_names: Names of the symbols.
+        names: Names of the parameters; by default p0, p1 ..., by which the inputs of a measurement are drawn.
+    """
     builder = ProgramBuilder(func.name, target)
     symbols: dict[Var, int] = {v: builder.symbol(symbol_names[v]) for v in func.symbols}
     arguments: dict[Buffer, int] = {}
     inputs, outputs = [], []
     for number, b in enumerate(func.buffers):
         role: Role = "const" if is_constant(func, b) else "output" if b in func.output_buffers else "input"
-        arguments[b] = builder.buffer(f"p{number}", b, role, symbols, fill=input_fill(func, b))
+        name = names[number] if names else f"p{number}"
+        arguments[b] = builder.buffer(name, b, role, symbols, fill=input_fill(func, b))
         if role == "input":
             inputs.append(arguments[b])
         elif role == "output":

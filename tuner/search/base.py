@@ -34,7 +34,7 @@ class Failure:
 
 
 Outcome = float | Failure
-"""Seconds, or the failure."""
+"""Seconds (any finite number where `SearchProblem.any_number` is set; less is better), or the failure."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class SearchProblem:
         baseline: Returns (S,) seconds of the best variant outside the space, such as a library's; inf without one (the default).
             Called for each batch. A candidate counts by its gain over the baseline.
         history: Returns training rows of other tasks and devices. A strategy that uses them calls it once, on first use.
+        any_number: Outcomes are any finite numbers, negative ones and zero included, in place of seconds.
 
     Raises:
         UserError: Sizes do not match, weights are not a distribution, or times are not positive.
@@ -83,6 +84,7 @@ class SearchProblem:
     roofline: FloatArray
     baseline: Callable[[], Sequence[float]]
     history: Callable[[], TrainingRows | None]
+    any_number: bool
 
     def __init__(
         self,
@@ -92,6 +94,7 @@ class SearchProblem:
         roofline: Sequence[float] | FloatArray | None = None,
         baseline: Callable[[], Sequence[float]] | Sequence[float] | FloatArray | None = None,
         history: Callable[[], TrainingRows | None] = lambda: None,
+        any_number: bool = False,
     ) -> None:
         points = np.asarray(shapes, dtype=np.int64)
         if points.ndim != 2 or not len(points):
@@ -101,6 +104,7 @@ class SearchProblem:
         count = len(points)
         object.__setattr__(self, "space", space)
         object.__setattr__(self, "history", history)
+        object.__setattr__(self, "any_number", any_number)
         fixed = [math.inf] * count if baseline is None or callable(baseline) else [float(t) for t in baseline]
         object.__setattr__(self, "baseline", baseline if callable(baseline) else lambda: fixed)
         object.__setattr__(self, "shapes", points)
@@ -159,11 +163,13 @@ class Observations:
         codes: (N, 1 + P) int32.
         log_time: (N, S), NaN without a time.
         failed: (N, S), True for a failure.
+        scale: Centre and spread of a linear scale that stands for the logarithm where numbers of both signs were reported.
     """
 
     codes: CodeArray
     log_time: FloatArray
     failed: BoolArray
+    scale: tuple[float, float] | None = None
 
     def best(self, problem: SearchProblem) -> FloatArray:
         """Return log seconds (S,) of the best dispatchable variant at each shape, baseline included; inf without one."""
@@ -204,7 +210,7 @@ class SearchHistory:
                     raise UserError(
                         f"expected shape indices below {shapes}, got {shape} for {result.candidate.key}; add the shape first"
                     )
-                if not isinstance(outcome, Failure) and not (math.isfinite(outcome) and outcome > 0):
+                if not isinstance(outcome, Failure) and not self._is_outcome(outcome):
                     raise UserError(
                         f"expected positive seconds for {result.candidate.key} at shape {shape}, got {outcome}; "
                         "tell a Failure when there is no time"
@@ -214,6 +220,9 @@ class SearchHistory:
             known = self._outcomes.setdefault(result.candidate, {})
             for shape, outcome in result.outcomes.items():
                 known[shape] = _united(known.get(shape), outcome)
+
+    def _is_outcome(self, number: float) -> bool:
+        return math.isfinite(number) and (number > 0 or self.problem.any_number)
 
     def ask(self, codes: CodeArray) -> list[Candidate]:
         """Turn codes into candidates and record that they were asked for."""
@@ -237,15 +246,35 @@ class SearchHistory:
     def observations(self) -> Observations:
         """Return all results so far."""
         candidates = sorted(self._outcomes)
-        log_time = np.full((len(candidates), len(self.problem.shapes)), np.nan)
-        failed = np.zeros(log_time.shape, dtype=np.bool_)
+        numbers = np.full((len(candidates), len(self.problem.shapes)), np.nan)
+        failed = np.zeros(numbers.shape, dtype=np.bool_)
         for r, candidate in enumerate(candidates):
             for shape, outcome in self._outcomes[candidate].items():
                 if isinstance(outcome, Failure):
                     failed[r, shape] = True
                 else:
-                    log_time[r, shape] = math.log(outcome)
-        return Observations(self.problem.space.encode(candidates), log_time, failed)
+                    numbers[r, shape] = outcome
+        scale = None if _of_one_sign(numbers) else _centre_and_spread(numbers)
+        log_time = _signed_log(numbers) if scale is None else numbers / scale[1] - scale[0] / scale[1]
+        return Observations(self.problem.space.encode(candidates), log_time, failed, scale)
+
+
+def _of_one_sign(numbers: FloatArray) -> bool:
+    known = numbers[~np.isnan(numbers)]
+    return bool((known > 0).all() or (known < 0).all())
+
+
+def _signed_log(numbers: FloatArray) -> FloatArray:
+    """Return logarithms of positive numbers; of negative ones the negated logarithms of their sizes, which have the same order."""
+    return np.asarray(np.sign(numbers) * np.log(np.abs(numbers)))
+
+
+def _centre_and_spread(numbers: FloatArray) -> tuple[float, float]:
+    """Return the median and the distance of the quartiles, or of the ends where the quartiles are equal."""
+    ends = np.nanquantile(numbers, (0.0, 0.25, 0.5, 0.75, 1.0))
+    # Halved before they are subtracted: the distance of two finite numbers may exceed the largest one.
+    spread = (ends[3] / 2 - ends[1] / 2) or (ends[4] / 2 - ends[0] / 2) or 0.5
+    return float(ends[2]), float(min(spread, np.finfo(np.float64).max / 2) * 2)
 
 
 def isin(keys: KeyArray, members: KeyArray) -> BoolArray:

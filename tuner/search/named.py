@@ -9,8 +9,11 @@ search.best
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -18,6 +21,7 @@ from relax_tune.errors import UserError
 from relax_tune.ir.core.expr import Expr
 from relax_tune.schedules.cost.vectorized import compile_numpy
 from relax_tune.tuner.search.base import Failure, Result, SearchProblem
+from relax_tune.tuner.search.callables import FunctionConstraint, dependent_values
 from relax_tune.tuner.search.expressions import Column, TextConstraint
 from relax_tune.tuner.search.registry import make_strategy
 from relax_tune.tuner.search.space import (
@@ -32,6 +36,8 @@ from relax_tune.tuner.search.space import (
 
 Value = bool | int | float | str
 Configuration = dict[str, Value]
+ConstraintLike = str | Expr | Callable[..., object]
+Direction = Literal["minimize", "maximize"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,42 +45,77 @@ class SearchSpace:
     """Named parameters with finite lists of values, and which combinations of them are legal.
 
     Numbers are a scale, whose neighbours are taken to be similar, independently of the order they are listed in; text and truth values
-    are labels. A constraint is text in Python's syntax (`tuner.search.expressions` says how much of it) or a scalar
-    expression of `ir.expr` whose variables are named as integer parameters; all must hold.
+    are labels.
+
+    Args:
+        parameters: The values of each parameter; or a function of earlier parameters, by name, that returns the values it has for
+            them: `lambda tile: [u for u in (1, 2, 4, 8) if u <= tile]`.
+        constraints: Conditions that must all hold. Each is text in Python's syntax (`tuner.search.expressions` says how much of it), a
+            scalar expression of `ir.expr` whose variables are named as integer parameters, or a function of parameters by name, such
+            as `lambda tile, unroll: tile % unroll == 0`. A function whose one argument has no parameter's name gets the whole
+            configuration, a dict. Functions are called once for each row, so text is faster.
 
     Raises:
-        UserError: No values, values listed twice or of no such kind, a constraint that cannot be evaluated.
+        UserError: No values, values listed twice or of no such kind, a constraint that cannot be evaluated, or a function that fails.
+
+    Example:
+        ```python
+        space = SearchSpace(
+            {"tile": [16, 32, 64], "unroll": lambda tile: [u for u in (1, 2, 4, 8) if u * 8 <= tile], "layout": ["row", "column"]},
+            ["tile < 64 or layout == 'row'", lambda tile, unroll: tile * unroll <= 256],
+        )
+        ```
     """
 
     parameters: Mapping[str, tuple[Value, ...]]
-    constraints: tuple[str | Expr, ...]
+    constraints: tuple[ConstraintLike, ...]
     space: ParameterSpace
 
     def __init__(
         self,
-        parameters: Mapping[str, Sequence[Value]],
-        constraints: Sequence[str | Expr] = (),
+        parameters: Mapping[str, Sequence[Value] | Callable[..., Sequence[Value]]],
+        constraints: Sequence[ConstraintLike] = (),
         name: str = "space",
     ) -> None:
-        ordered = {key: _ordered(key, values) for key, values in parameters.items()}
+        if callable(constraints) or isinstance(constraints, (str, Expr)):
+            raise UserError(f"expected constraints as a list, got one {type(constraints).__name__}; put it into [ ]")
+        ordered: dict[str, tuple[Value, ...]] = {}
+        dependent: list[FunctionConstraint] = []
+        for key, values in parameters.items():
+            if callable(values):
+                values, membership = dependent_values(key, values, ordered)
+                dependent.append(membership)
+            ordered[key] = _ordered(key, values)
         object.__setattr__(self, "parameters", ordered)
         object.__setattr__(self, "constraints", tuple(constraints))
         own = tuple(_parameter(key, values) for key, values in ordered.items())
-        object.__setattr__(self, "space", ParameterSpace([SketchSpace(name, own, self._constraint())]))
+        tests: list[Test] = [*dependent, *map(self._test, self.constraints)]
+        object.__setattr__(self, "space", ParameterSpace([SketchSpace(name, own, self._constraint(tests))]))
 
-    def _constraint(self) -> Constraint | None:
-        if not self.constraints:
+    def _test(self, constraint: ConstraintLike) -> Test:
+        if isinstance(constraint, str):
+            return TextConstraint(constraint, self.parameters)
+        if isinstance(constraint, Expr):
+            return _ExprConstraint(constraint, self.parameters)
+        if callable(constraint):
+            return FunctionConstraint.of(constraint, self.parameters)
+        raise UserError(
+            f"expected a constraint as text, a function or a scalar expression, got {constraint!r:.80}, a {type(constraint).__name__}"
+        )
+
+    def _constraint(self, tests: Sequence[Test]) -> Constraint | None:
+        if not tests:
             return None
-        tests = [
-            TextConstraint(c, self.parameters) if isinstance(c, str) else _ExprConstraint(c, self.parameters)
-            for c in self.constraints
-        ]
         # Integers are stored as values; anything else as positions, which the constraint must see as values.
         tables = {name: (np.asarray(values), _plain(values)) for name, values in self.parameters.items()}
 
         def holds(rows: IntArray) -> BoolArray:
             columns = {n: rows[:, j] if plain else t[rows[:, j]] for j, (n, (t, plain)) in enumerate(tables.items())}
-            return np.asarray(np.logical_and.reduce([test(columns) for test in tests]), dtype=np.bool_)
+            valid = np.ones(len(rows), np.bool_)
+            for test in tests:
+                # Later tests see only the rows left: functions may rely on the conditions before them.
+                valid[valid] = test({n: c[valid] for n, c in columns.items()})
+            return valid
 
         return holds
 
@@ -112,13 +153,35 @@ class Search:
     Any strategy of `tuner.search.registry` by name. The configurations depend on the space, the seed and the reported
     costs, not on their order. Not thread-safe.
 
+    Args:
+        space: What to search.
+        strategy: Name of the strategy.
+        seed: Seed of all random choices.
+        direction: `minimize` where less is better, such as seconds; `maximize` where more is, such as operations per second.
+
     Raises:
-        UserError: An unknown strategy, or one whose package is missing.
+        UserError: An unknown strategy or direction, or a strategy whose package is missing.
+
+    Example:
+        ```python
+        search = Search(SearchSpace({"tile": [16, 32, 64]}), direction="maximize", seed=0)
+        search.tell([(c, -abs(c["tile"] - 32)) for c in search.ask(3)])
+        assert search.best == ({"tile": 32}, 0.0)
+        ```
     """
 
-    def __init__(self, space: SearchSpace, strategy: str = "evolution", seed: int = 0) -> None:
-        self.space = space
-        self._strategy = make_strategy(strategy, SearchProblem(space.space), np.random.default_rng(seed))
+    def __init__(
+        self, space: SearchSpace, strategy: str = "evolution", seed: int = 0, direction: Direction = "minimize"
+    ) -> None:
+        if not isinstance(space, SearchSpace):
+            raise UserError(
+                f"expected a SearchSpace to search, got a {type(space).__name__}; make one of its parameters"
+            )
+        if direction not in get_args(Direction):
+            raise UserError(f"expected the direction as minimize or maximize, got {direction!r:.80}")
+        self.space, self.direction = space, direction
+        problem = SearchProblem(space.space, any_number=True)
+        self._strategy = make_strategy(strategy, problem, np.random.default_rng(seed))
         self._best: tuple[float, Candidate] | None = None
 
     def ask(self, count: int = 1) -> list[Configuration]:
@@ -131,21 +194,60 @@ class Search:
         return [self.space.configuration(c) for c in self._strategy.ask(count)]
 
     def tell(self, results: Iterable[tuple[Mapping[str, Value], float | None]]) -> None:
-        """Record the costs of configurations: seconds, or any positive number where less is better; None for a failure.
+        """Record the costs of configurations. Nothing is recorded if one of them is refused.
+
+        Args:
+            results: Pairs of a configuration and its cost: any real number, in the direction of the search. None, NaN and the
+                infinities say that the configuration failed and has no cost: it is never the best one, and configurations like it
+                are tried less.
 
         Raises:
-            UserError: A configuration outside the space, or a cost that is not a positive number.
+            UserError: Something other than such pairs, or a configuration outside the space.
         """
-        costs = [(self.space.candidate(c), cost) for c, cost in results]
-        self._strategy.tell([Result(c, {0: Failure("runtime") if cost is None else float(cost)}) for c, cost in costs])
-        for candidate, cost in costs:
-            if cost is not None and (self._best is None or (float(cost), candidate) < self._best):
-                self._best = float(cost), candidate
+        costs = [(self.space.candidate(c), cost) for c, cost in _pairs(results)]
+        sign = -1.0 if self.direction == "maximize" else 1.0
+        outcomes = [(c, Failure("runtime") if cost is None else sign * cost) for c, cost in costs]
+        self._strategy.tell([Result(c, {0: outcome}) for c, outcome in outcomes])
+        for candidate, outcome in outcomes:
+            if isinstance(outcome, float) and (self._best is None or (outcome, candidate) < self._best):
+                self._best = outcome, candidate
 
     @property
     def best(self) -> tuple[Configuration, float] | None:
-        """The cheapest reported configuration and its cost; None without one."""
-        return None if self._best is None else (self.space.configuration(self._best[1]), self._best[0])
+        """The best reported configuration and its cost; None without one."""
+        if self._best is None:
+            return None
+        number, candidate = self._best
+        return self.space.configuration(candidate), (0.0 - number) if self.direction == "maximize" else number
+
+
+Test = Callable[[Mapping[str, Column]], BoolArray]
+"""Maps one column for each parameter to a mask of the rows that satisfy a constraint."""
+
+
+def _pairs(results: Any) -> Iterator[tuple[Mapping[str, Value], float | None]]:
+    """Yield the configurations and costs that a caller reported; failures as None.
+
+    Raises:
+        UserError: Something else was reported.
+    """
+    form = "tell takes a list of pairs, [(configuration, cost), ...]"
+    if isinstance(results, (str, bytes, Mapping)) or not isinstance(results, Iterable):
+        raise UserError(f"{form}; got {results!r:.80}, a {type(results).__name__}")
+    for entry in results:
+        if not isinstance(entry, (tuple, list)) or len(entry) != 2 or not isinstance(entry[0], Mapping):
+            raise UserError(f"{form}, with configurations as `ask` returns them; got the entry {entry!r:.80}")
+        configuration, cost = entry
+        if cost is not None and not isinstance(cost, Real):
+            raise UserError(
+                f"expected the cost of {dict(configuration)!r:.80} as a real number, or None for a failure, got {cost!r:.80}, a "
+                f"{type(cost).__name__}"
+            )
+        try:
+            number = math.nan if cost is None else float(cost)
+        except OverflowError:  # an integer beyond all floats
+            number = math.inf
+        yield configuration, number if math.isfinite(number) else None
 
 
 class _ExprConstraint:
@@ -172,8 +274,11 @@ def _plain(values: Sequence[Value]) -> bool:
 
 def _ordered(name: str, values: Sequence[Value]) -> tuple[Value, ...]:
     """Return the values in order: numbers sorted, labels as listed."""
-    kinds = {isinstance(v, str) if isinstance(v, (bool, int, float, str)) else None for v in values}
-    if isinstance(values, str) or len(kinds) != 1 or None in kinds:
+    listed = isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping))
+    kinds = (
+        {isinstance(v, str) if isinstance(v, (bool, int, float, str)) else None for v in values} if listed else set()
+    )
+    if not listed or len(kinds) != 1 or None in kinds:
         raise UserError(
             f"expected parameter {name!r} as a list of numbers and truth values, or of texts, got {values!r:.200}; "
             "use the text of anything else"

@@ -5,7 +5,7 @@ Tests: `tests/ir/codegen/test_grid.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from relax_tune.errors import BuildError
@@ -28,11 +28,14 @@ class _GlobalAccess:
     written: bool
 
 
-def verify_grid_independence(n: Stmt, algebra: Algebra) -> None:
+def verify_grid_independence(n: Stmt, algebra: Algebra, parallel: Sequence[str] = ()) -> None:
     """Check that only one group accesses each element that a kernel writes.
 
     The iterations of a loop were proved independent when it was bound to groups. Therefore accesses below one such loop are confined to
     a group, unless the loop is inside a serial one and runs several times.
+
+    Args:
+        parallel: Names of loops that were parallel and are loops over groups now.
 
     Raises:
         BuildError: The accesses of a buffer are not all below one loop over groups, or that loop is inside a serial one.
@@ -57,9 +60,11 @@ def verify_grid_independence(n: Stmt, algebra: Algebra) -> None:
         first = buffer_uses[0].groups
         same_loops = all(u.groups == first for u in buffer_uses)
         if not same_loops or any(g is None or g in repeated for g in first):
+            names = ", ".join(map(repr, parallel))
+            where = f"parallel loop {names} becomes groups of a grid, but " if parallel else ""
             raise BuildError(
-                f"groups of one kernel depend on each other: {b.name} is written by some and read by others, which cannot wait for them; "
-                "bind the outermost loop around all accesses, or make the accesses separate top-level statements"
+                f"{where}groups of one kernel depend on each other: {b.name} is written by some and read by others, which cannot wait; "
+                "bind the outermost loop around all accesses (`reorder` puts it there), or make the accesses separate top-level statements"
             )
 
 

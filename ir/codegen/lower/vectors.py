@@ -31,49 +31,60 @@ GATHER_LIMIT = 32
 """Most gathers of a vector: each is printed once per lane, with its index."""
 
 
-def choose_vectors(n: Stmt, algebra: Algebra, lanes: int) -> Stmt:
-    """Make vectorised loops that cannot be vectors serial or unrolled. The two loops of a transposing copy both stay vectorised."""
+def choose_vectors(n: Stmt, algebra: Algebra, lanes: int, reasons: dict[Var, str] | None = None) -> Stmt:
+    """Make vectorised loops that cannot be vectors serial or unrolled. The two loops of a transposing copy both stay vectorised.
+
+    Args:
+        reasons: Receives the reason of each loop that is no vector.
+    """
+    reasons = {} if reasons is None else reasons
 
     def visit(m: Stmt) -> Stmt:
         if not isinstance(m, For) or m.kind != "vectorized":
             return m
         extent = as_int(m.extent)
         if extent is None:
+            reasons[m.var] = f"its extent {m.extent!r} is not constant"
             return replace(m, kind="serial")
         if loops(m.body, "vectorized"):
             marked = mark_transpose(m, algebra, lanes)
             if marked.marks.transpose:
                 return marked
+            reasons[m.var] = f"the loop {loops(m.body, 'vectorized')[0].var.name!r} below it is one"
             return replace(m, kind="unrolled" if extent <= 8 else "serial")
-        return m if _is_ready(m, algebra) else replace(m, kind="serial")
+        reason = _why_no_vector(m, algebra)
+        if reason:
+            reasons[m.var] = reason
+        return replace(m, kind="serial") if reason else m
 
     return rewrite(n, visit)
 
 
-def _is_ready(f: For, algebra: Algebra) -> bool:
+def _why_no_vector(f: For, algebra: Algebra) -> str:
+    """Return why a loop cannot be vectors; empty if it can."""
     v = f.var
     reads = {x for m in walk(f.body) for x in loads(*m.own_exprs)}
     if sum(_is_gather(x, v, algebra) for x in reads) > GATHER_LIMIT:
-        return False
+        return f"it has more than {GATHER_LIMIT} reads at irregular distances"
     if any(_repeats(m.value, v) for m in walk(f.body) if isinstance(m, BufferStore)):
-        return False
+        return "most of its operations have no vector form"
     for m in walk(f.body):
         if m.bound_vars:
             # an inner loop or a Let would have another extent or value in every lane
             if any(v in algebra.free(e) for e in m.own_exprs):
-                return False
+                return "the extent of a loop below differs between its iterations"
         elif isinstance(m, IfThenElse):
             if any(v in algebra.free(c) and not is_prefix(c, v, algebra) for c in conjuncts(m.cond)):
-                return False
+                return f"the condition {m.cond!r} does not select its first iterations"
             # masked regions have no else branch
             if m.orelse is not None and v in algebra.free(m.cond):
-                return False
+                return f"the condition {m.cond!r} has another branch"
         elif isinstance(m, BufferStore) and not any(v in algebra.free(i) for i in m.indices):
             # all lanes store to one element, which is correct only if they store the same value
             carried = any(x.buffer is m.buffer for x in loads(m.value))
             if carried or v in algebra.free(m.value):
-                return False
-    return True
+                return f"all its iterations store to one element of {m.buffer.name!r}"
+    return ""
 
 
 def _repeats(value: Expr, v: Var) -> bool:

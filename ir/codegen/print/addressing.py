@@ -88,7 +88,12 @@ class AddressPrinter:
         bound: Variables that loops and Lets of the kernel define.
         spans: Bounds that decide whether 32 bits hold the kernel's integers; None if indices have 64 bits.
         named: Temporaries of the present statement that hold integers computed from data.
+        printed_loops: Variables of the loops that are in the text, as a loop or in another form.
+        effects: Kinds and marks of loops that changed the text.
+        has_nontemporal: Whether the language has non-temporal stores.
     """
+
+    has_nontemporal = True
 
     def __init__(self, prelude: Prelude, algebra: Algebra, layouts: dict[Buffer, RegisterLayout]) -> None:
         self.prelude = prelude
@@ -96,6 +101,8 @@ class AddressPrinter:
         self.layouts = layouts
         self.lane: Lane | None = None
         self.prefetch: Prefetch | None = None
+        self.printed_loops: set[Var] = set()
+        self.effects: set[tuple[Var, str]] = set()
         self.written: frozenset[Buffer] = frozenset()
         self.lane_symbol = Var("lane")
         self.lines: list[str] = []

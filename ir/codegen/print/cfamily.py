@@ -34,6 +34,7 @@ from relax_tune.ir.core.stmt import (
     Let,
     Seq,
     Stmt,
+    loops,
     stores,
     unknown,
 )
@@ -236,7 +237,9 @@ class CFamilyPrinter(CopyPrinter):
         size = as_int(self.algebra.expr(extent))
         if size is not None and size <= 0:
             return
+        self.printed_loops.add(f.var)
         if f.marks.intrinsic and self.intrinsic(f):
+            self.effects.add((f.var, "intrinsic"))
             return
         if f.marks.warp_reduce:
             self.warp_reduce(f)
@@ -244,15 +247,19 @@ class CFamilyPrinter(CopyPrinter):
         if f.kind in ("parallel", "group", "item"):
             self.thread_loop(f, extent)
         elif size == 1 and f.kind != "vectorized":
+            self.effects.add((f.var, "unrolled"))
             with self.known(f.var, {}):
                 self.statement(f.body)
         elif f.marks.transpose:
+            self.effects.update((m.var, "vectorized") for m in loops(f, "vectorized"))
             self.transposed(f)
         elif f.kind == "vectorized" and size is not None:
+            self.effects.add((f.var, "vectorized"))
             self.vector_loop(f, size)
         elif f.marks.tree_reduce and size is not None and self.tree_reduce(f, size):
-            pass
+            self.effects |= {(f.var, "vectorized"), (f.var, "unrolled")}
         elif f.kind == "unrolled" and size is not None and is_expanded(f, self.lanes):
+            self.effects.add((f.var, "unrolled"))
             for k in range(size):
                 with self.known(f.var, constant(k)):
                     self.statement(f.body)

@@ -44,7 +44,9 @@ class AsyncCopyPrinter(GridPrinter):
     """Printer of loops marked `async_copy`."""
 
     def vector_loop(self, f: For, size: int) -> None:
-        if not f.marks.async_copy or not self._copied(f, size):
+        if f.marks.async_copy and self._copied(f, size):
+            self.effects.add((f.var, "async_copy"))
+        else:
             super().vector_loop(f, size)
 
     def _copied(self, f: For, size: int) -> bool:

@@ -226,6 +226,8 @@ def _since(architecture: int, fast: str, portable: str) -> str:
 class CUDAPrinter(CValues, AsyncCopyPrinter):
     """Printer of one CUDA kernel. Blocks are numbered along one axis of the launch if the other axes might have too many."""
 
+    has_nontemporal = False
+
     def space(self, buffer: Buffer) -> str:
         return ""
 
@@ -262,9 +264,6 @@ class CUDAPrinter(CValues, AsyncCopyPrinter):
         if lane.count is not None:
             return f"rt_store_first({at.text}, {value}, {lane.count});"
         return f"rt_store<{self._piece(dtype, at, lane.width)}>({at.text}, {value});"
-
-    def store_nontemporal(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
-        return self.store_vector(b, at, value, lane)
 
     def array(self, b: Buffer, name: str, size: int) -> str:
         return f"__align__({ACCESS_BYTES}) {self.prelude.storage(b.dtype)} {name}[{size}];"

@@ -93,9 +93,7 @@ class GridPrinter(CFamilyPrinter):
             self.line(self.array(b, name, max(size, 1)))
 
     def thread_loop(self, f: For, extent: Poly) -> None:
-        if f.kind == "parallel":
-            self.serial_loop(f, extent)
-            return
+        self.effects |= {(f.var, f.kind), (f.var, "parallel")}  # a parallel loop is one over groups
         kind, name = self.counted(f.var, extent)
         with self.indented("{"):
             self.line(self.constant(kind, name, self._place(f.kind, f.axis)))

@@ -100,6 +100,7 @@ class MemoryPrinter(ValuePrinter):
             text = self.prefetch_statement(self.address(b, plus(q, later)).text)
             if text is not None:
                 prefetch.issued.append((b, q))
+                self.effects.add((prefetch.var, "prefetch_distance"))
                 self.line(text)
 
     def prefetch_statement(self, at: str) -> str | None:
@@ -153,7 +154,10 @@ class MemoryPrinter(ValuePrinter):
         if step == 1 and text is not None and stored(b.dtype) in STORED_VECTORS:
             address = self.address(b, p)
             new = self.packed(self.splat(text, varying, b.dtype), b.dtype, lane.width)
-            if not lane.nontemporal or b.scope != "global":
+            streamed = lane.nontemporal and self.has_nontemporal and b.scope == "global"
+            if streamed:
+                self.effects.add((lane.var, "nontemporal"))
+            if not streamed:
                 self.line(self.store_vector(b, address, new, lane))
             elif lane.count is None:
                 self.line(self.store_nontemporal(b, address, new, lane))

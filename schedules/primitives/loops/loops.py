@@ -278,7 +278,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
         )
     # unrolling keeps the order of the iterations
     if kind != "unrolled":
-        _require_independent(func, node, kind)
+        require_independent(func, node, kind)
     if kind in ("group", "item"):
         if axis not in range(AXES[kind]):
             raise ScheduleError(f"{func.name}: {kind} expects an axis below {AXES[kind]}, got {axis!r}")
@@ -292,7 +292,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
     return with_body(func, replace_node(func.body, node, replace(node, kind=kind, axis=axis if kind in AXES else 0)))
 
 
-def _require_independent(func: PrimFunc, node: For, kind: LoopKind) -> None:
+def require_independent(func: PrimFunc, node: For, kind: LoopKind) -> None:
     """Check that iterations of the loop write different elements, or buffers of their own. Raises ScheduleError."""
     for block in blocks(node.body):
         fed_iters = [i for i, b in zip(block.iters, block.bindings) if i.kind == "reduce" and _mentions(b, node.var)]

@@ -75,6 +75,7 @@ class EvolutionarySearch:
         self._loaded_prior: TrainingRows | None = None
         self._model: CostModel | None = None
         self._model_rows = 0
+        self._model_scale: tuple[float, float] | None = None
 
     def tell(self, results: Sequence[Result]) -> None:
         """Remember results; see `SearchStrategy`."""
@@ -167,10 +168,15 @@ class EvolutionarySearch:
     def _fitted(self, observed: Observations) -> CostModel:
         """Return the cost model trained on the history and all results.
 
-        It is trained again once there are a tenth more results.
+        It is trained again once there are a tenth more results, or their scale has changed.
         """
         rows, shapes = np.nonzero(np.isfinite(observed.log_time) | observed.failed)
-        if self._model is not None and len(rows) < max(self._model_rows + 1, self._model_rows * REFIT_GROWTH):
+        same_scale = observed.scale == self._model_scale
+        if (
+            self._model is not None
+            and same_scale
+            and len(rows) < max(self._model_rows + 1, self._model_rows * REFIT_GROWTH)
+        ):
             return self._model
         model = self._make_model()
         features = self.problem.space.features(observed.codes, self.problem.shapes)[rows, shapes]
@@ -183,7 +189,7 @@ class EvolutionarySearch:
             log_time = np.concatenate([self._prior.log_time, log_time])
             groups = np.concatenate([self._prior.groups, groups])
         model.fit(features, log_time, groups)
-        self._model, self._model_rows = model, len(rows)
+        self._model, self._model_rows, self._model_scale = model, len(rows), observed.scale
         return model
 
     def _pool(self, judge: _Judge, observed: Observations) -> CodeArray:

@@ -216,6 +216,7 @@ class CPrinter(CValues, CFamilyPrinter):
         if f.kind == "item" or self.in_threads:
             self.serial_loop(f, extent)
             return
+        self.effects.add((f.var, f.kind))
         self.in_threads = True
         pays = at_least(steps(f, lambda e: self.poly_text(self.algebra.poly(e)), self.lanes), FEW)
         if pays:
@@ -276,6 +277,8 @@ class CPrinter(CValues, CFamilyPrinter):
                 self.statement(f.body)
                 self.fence()
             return text
+        self.printed_loops.add(nested.var)
+        self.effects.add((nested.var, nested.kind))
         below = self.algebra.poly(nested.extent)
         (narrow, again), more = self.counted(nested.var, below), bracketed(self.poly_text(below))
         self.line("if (rt_from >= rt_to) return;")

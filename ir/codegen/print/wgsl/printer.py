@@ -10,8 +10,6 @@ Tests: `tests/ir/codegen/test_wgsl.py`, `tests/ir/codegen/test_tint.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import Poly
@@ -43,6 +41,7 @@ class WGSLPrinter(WGSLValues, GridPrinter):
 
     prelude: WGSLPrelude
     accessors: dict[str, str]
+    has_nontemporal = False
 
     # names and loops
 
@@ -58,11 +57,6 @@ class WGSLPrinter(WGSLValues, GridPrinter):
                 f"the loop over {name} ends at a value from memory, which 32 bits may not hold; bound it by a size"
             )
         return f"for (var {name}: {kind} = 0; {name} < {end}; {name}++) {{"
-
-    @contextmanager
-    def lanes_of(self, lane: Lane) -> Iterator[None]:
-        with super().lanes_of(replace(lane, nontemporal=False)):
-            yield
 
     def offers(self, intrinsic: Intrinsic) -> bool:
         return False
@@ -186,9 +180,6 @@ class WGSLPrinter(WGSLValues, GridPrinter):
         head = f"fn {name}(i: i32, v: {self._vector_of(b, lane.width)}{count}) {{\n"
         self.accessors.setdefault(name, head + "\n".join(lines) + "\n}")
         return f"{name}({arguments});"
-
-    def store_nontemporal(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
-        return self.store_vector(b, at, value, lane)
 
     def truths(self, text: str, width: int) -> str:
         return text
