@@ -395,7 +395,7 @@ class Artifact:
         placing: PlacementOptions | None = None,
         threads: int | None = None,
     ) -> Model:
-        """Compile and upload. Warns (UserWarning) when the plans were measured on another device.
+        """Compile and upload. Warns (RelaxTuneWarning) when the plans were measured on another device.
 
         Args:
             device: An open device, which the caller closes, a name for `open_device`, or None for the default device of the artifact's

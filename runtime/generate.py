@@ -87,7 +87,7 @@ def generate(
 
     Returns an array (rows, length + added) i64, filled with `pad_token_id` after the end of a row, or a list of arrays for a list of
     prompts; `num_return_sequences` rows for each prompt. A row ends after a token of `eos_token_id`, a stop sequence or a stop
-    string, after `max_new_tokens`, or when the model has no more positions.
+    string, after `max_new_tokens`, or when the model has no more positions, which a `RelaxTuneWarning` says.
 
     Rows of equal length are computed together, as many as the model takes, and each group by itself: padding never reaches
     the model. What a row gets depends on no other row.

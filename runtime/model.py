@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,8 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from relax_tune.errors import ArtifactError, ModelStateError, UserError
-from relax_tune.printable import printable
+from relax_tune.errors import ArtifactError, ModelStateError, UserError, warn
 from relax_tune.runtime.after_fork import watch
 from relax_tune.runtime.arguments import check_binders
 from relax_tune.runtime.calls.bound_call import BoundCall, BoundSteps
@@ -208,13 +206,9 @@ def _check_device(artifact: ModelSource, kind: str, opened: Device) -> None:
         fingerprint = dict(opened.info.fingerprint)
         keys = measured.keys() | fingerprint.keys()
         differing = sorted(key for key in keys if measured.get(key) != fingerprint.get(key))
-        warnings.warn(
-            printable(
-                f"artifact {name} was tuned on another device ({', '.join(differing)} differ): "
-                "results are right, other kernels may be faster on this one"
-            ),
-            # The line that called `Artifact.open`, above `open_model` and this.
-            stacklevel=4,
+        warn(
+            f"artifact {name} was tuned on another device ({', '.join(differing)} differ): "
+            "results are right, other kernels may be faster on this one"
         )
 
 

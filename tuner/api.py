@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
@@ -22,16 +21,15 @@ from relax_tune.database.jobs.queue import open_queue
 from relax_tune.database.jobs.submitted import ATTEMPTS, SubmittedJob
 from relax_tune.database.records import Target
 from relax_tune.database.store import Store, open_records, open_store
-from relax_tune.errors import UserError
+from relax_tune.errors import UserError, warn
 from relax_tune.ir.check.examine import examine
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.load import ModelSource, load_model
 from relax_tune.ir.rewrite.rules import Rule
-from relax_tune.printable import printable
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.emit.build import BuildResult, check_policy
-from relax_tune.tuner.emit.unmeasured import check_required, unmeasured_warning
+from relax_tune.tuner.emit.unmeasured import MORE, check_required, told_notes, unmeasured_warning
 from relax_tune.tuner.job.device_job import DeviceJob, device_job
 from relax_tune.tuner.job.devices import open_runner, target_names, with_concrete_target
 from relax_tune.tuner.job.job import Build, Job, device_infos, job_for
@@ -39,7 +37,6 @@ from relax_tune.tuner.job.lowered_model import Bounds
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.measure.cluster.address import check_needed
 from relax_tune.tuner.option import Command
-from relax_tune.tuner.plan.plans import TaskPlan
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
 from relax_tune.tuner.quality.activation_loss import with_activation_loss
 from relax_tune.tuner.quality.choose import built_choice, read_goal, tuned_choice
@@ -51,6 +48,8 @@ from relax_tune.tuner.settings import Policy, Settings, merge_settings, settings
 Model = Union[IRModule, ModelSource]
 Database = Store | str | Path | None
 F = TypeVar("F", bound=Callable[..., Any])
+_SHOWN = 5
+"""The most notes of one call that become warnings each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +116,12 @@ def tune(
     rules: Sequence[Rule] = (),
     on_progress: Callable[[TuningProgress], None] | None = None,
     progress: bool = False,
+    require_measured: bool = False,
     **overrides: Any,
 ) -> TuneResult:
     """Measure kernels for every task of a model. Recorded measurements are not repeated, so an interrupted job continues.
+
+    Notes, such as tasks without a usable record or a busy machine, are `RelaxTuneWarning`s too, and go to the logger `relax_tune`.
 
     Args:
         model: A path or exported program (as for `load_model`), or a module.
@@ -129,6 +131,7 @@ def tune(
         rules: Rewriting rules of the caller (`rewrite.Rule`), each applied at its level. Build with the same rules.
         on_progress: Called after every batch.
         progress: Show a bar of the tasks that are done, with the speed of the model and the time left, on stderr or in a notebook.
+        require_measured: A task that has no usable record in the end is an error.
         overrides: Fields of `Settings` by name, such as `target="c"`; they override `settings`. `profile` and `samples` may be a
             `Path`.
 
@@ -137,6 +140,7 @@ def tune(
         ParseError: The path has no model.
         VerifyError: The module is not well-formed.
         MeasureError: The device cannot measure.
+        BuildError: Required records are missing in the end.
         DatabaseError: Records cannot be stored. Failing candidates and tasks become records and notes, not errors.
     """
     chosen = _settings("tune", settings, overrides)
@@ -165,6 +169,8 @@ def tune(
             else:
                 (job, built), work = tuned_choice(job, goal, runner, watch=lambda _: nullcontext(report))
             job.store_plans(built)
+            unmeasured_warning([built.plans], "measured", store, chosen.target, require_measured, MORE)
+            _warn_of((*work.notes(), *built.notes))
             return tune_result(job, work, built)
 
 
@@ -183,8 +189,9 @@ def build(
 ) -> Artifact:
     """Build the artifact of a model from records, without timing anything. `Artifact.notes` names what tasks lack.
 
-    A `UserWarning` says how many tasks have no usable record, unless the database is `memory://`. Every kernel runs against the
-    reference first, in a separate process, unless `self_test=False`.
+    A `RelaxTuneWarning` says how many tasks have no usable record, unless the database is `memory://`; other notes are warnings too,
+    and all go to the logger `relax_tune`. Every kernel runs against the reference first, in a separate process, unless
+    `self_test=False`.
 
     Args:
         model, settings, bounds, rules, overrides: As for `tune`. Effort, precision and profile should be as when the model was tuned.
@@ -214,17 +221,17 @@ def build(
         else:
             part, built = built_choice(job.only("--quality"), goal, notes)
             job, build = Job.of(part), Build.of(part, built)
-        _warn_unmeasured(build.plans, checked_policy, store, chosen, require_measured)
+        warning = unmeasured_warning(build.plans, checked_policy, store, chosen.target, require_measured)
+        _warn_of((*([] if warning is None else [warning]), *told_notes(build.notes, build.plans)))
         return job.artifact(build, pack)
 
 
-def _warn_unmeasured(
-    plans: Sequence[Mapping[str, TaskPlan]], policy: Policy, store: Store, settings: Settings, required: bool
-) -> None:
-    """Warn of tasks without records at the line that calls `build`."""
-    warning = unmeasured_warning(plans, policy, store, settings.target, required)
-    if warning is not None:
-        warnings.warn(printable(warning), UserWarning, stacklevel=3)
+def _warn_of(notes: Sequence[str]) -> None:
+    """Warn of the first notes; the result has all."""
+    for note in notes[:_SHOWN]:
+        warn(note)
+    if len(notes) > _SHOWN:
+        warn(f"{len(notes) - _SHOWN} more notes are in the field `notes` of the result")
 
 
 @_shows_settings("submit")

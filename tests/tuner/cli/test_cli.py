@@ -434,6 +434,7 @@ def test_refused_command_makes_no_database(elsewhere: Path) -> None:
 
 
 def test_database_without_targets_error_names_tune(elsewhere: Path) -> None:
+    Path("new.db").touch()
     ok("db", "upgrade", "--db", "new.db")
     assert "`relax-tune tune` adds" in refused("db", "top", "--db", "new.db")
 
@@ -441,7 +442,9 @@ def test_database_without_targets_error_names_tune(elsewhere: Path) -> None:
 def test_check_and_upgrade(records: str) -> None:
     assert "nothing wrong" in ok("db", "check", "--db", records)
     assert "unchanged" in ok("db", "upgrade", "--db", records)
-    assert "no file" in refused("db", "check", "--db", "sqlite:///missing.db")
+    for command in ("check", "upgrade"):
+        assert "no file" in refused("db", command, "--db", "sqlite:///missing.db")
+    assert not Path("missing.db").exists()
 
 
 def test_wrong_npz_error_does_not_mention_pickle(elsewhere: Path) -> None:

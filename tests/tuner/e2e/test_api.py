@@ -21,7 +21,8 @@ from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import Softmax
 from relax_tune.ir.rewrite.pattern import op, tir
 from relax_tune.ir.rewrite.rules import LEVELS, LevelName
-from relax_tune.tuner.job.progress import TuningProgress
+from relax_tune.tuner.job.device_job import DeviceJob
+from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 
 QUICK = {"target": "c", "trials": 2, "effort": "quick"}
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.self_test
 
 
 def test_public_names_are_documented_objects() -> None:
-    assert len(rt.__all__) == 38 and set(rt.__all__) <= set(dir(rt))
+    assert len(rt.__all__) == 39 and set(rt.__all__) <= set(dir(rt))
     for name in rt.__all__:
         assert getattr(rt, name).__doc__, name
     with pytest.raises(AttributeError, match=r"no attribute 'tuna'; it has .*tune"):
@@ -138,6 +139,35 @@ def test_an_open_store_stays_open_and_memory_is_enough() -> None:
         assert store.count(result.target.key) == result.work.measurements > 0
 
 
+@pytest.mark.ccompiler
+def test_tune_warns_of_what_tasks_lack_and_records_may_be_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine, and a device that is lost before anything is measured."""
+    lost = TuningSummary(problems=(("softmax", "the device is lost"),), contention=0.5)
+    monkeypatch.setattr(DeviceJob, "tune", lambda *_: lost)
+    monkeypatch.setattr(DeviceJob, "store_plans", lambda *_: None)
+    with rt.open_database("memory://") as store:
+        with pytest.warns(rt.RelaxTuneWarning) as caught:
+            result = rt.tune(row_scale(), db=store, self_test=False, **QUICK)
+        texts = [str(w.message) for w in caught]
+        assert "the device is lost" in texts[0] and "50%" in texts[1] and texts[2:] == list(result.notes)
+        assert result.notes and {w.filename for w in caught} == {__file__}
+        with pytest.raises(BuildError, match=r"1 of 1.*softmax"):
+            rt.tune(row_scale(), db=store, self_test=False, require_measured=True, **QUICK)
+
+
+def test_database_named_like_another_is_created_with_a_warning(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rt.open_database(tmp_path / "records.db").close()
+        rt.open_database(tmp_path / "records.db").close()
+        rt.open_database(tmp_path / "other.db").close()
+    with pytest.raises(DatabaseError, match=r"did you mean .*records\.db"):
+        rt.open_database(tmp_path / "recrods.db", create=False)
+    with pytest.warns(rt.RelaxTuneWarning, match=r"recrods\.db is new.*records\.db") as caught:
+        rt.open_database(tmp_path / "recrods.db").close()
+    assert caught[0].filename == __file__
+
+
 def test_build_from_a_missing_database_is_refused_and_makes_none(tmp_path: Path) -> None:
     open_store(f"sqlite:///{tmp_path / 'records.db'}").close()
     (tmp_path / "recordz.db").write_text("no database")
@@ -183,8 +213,8 @@ def test_build_without_records_warns_and_records_may_be_required(
 @pytest.mark.ccompiler
 def test_build_with_all_records_warns_of_nothing() -> None:
     with rt.open_database("memory://") as store, warnings.catch_warnings():
+        rt.tune(row_scale(), db=store, **QUICK)  # a busy machine causes a warning here
         warnings.simplefilter("error")
-        rt.tune(row_scale(), db=store, **QUICK)
         for policy in ("measured", "stored"):
             rt.build(
                 row_scale(),

@@ -20,6 +20,7 @@ from relax_tune.tuner.cli.commands.options import (
     Bounds,
     Json,
     Model,
+    RequireMeasured,
     SettingFlags,
     Verify,
     among,
@@ -46,13 +47,6 @@ PackOption = Annotated[
         help="Store weights as the chosen kernels want them, not as the model has them: packed once, here, not at every start.",
     ),
 ]
-RequireMeasuredOption = Annotated[
-    bool,
-    typer.Option(
-        "--require-measured",
-        help="Write nothing when tasks have no usable record, and end with an error that lists them.",
-    ),
-]
 
 
 @with_settings("build")
@@ -71,13 +65,7 @@ def build(
         ),
     ] = "measured",
     pack: PackOption = False,
-    require_measured: Annotated[
-        bool,
-        typer.Option(
-            "--require-measured",
-            help="End with an error that lists them when tasks have no usable record; write nothing.",
-        ),
-    ] = False,
+    require_measured: RequireMeasured = False,
     out: Out = None,
     overwrite: Overwrite = False,
     verify: Verify = False,

@@ -86,6 +86,13 @@ Metrics = Annotated[
         help="Answer Prometheus here; a port without a host listens on 127.0.0.1. [default: nowhere]",
     ),
 ]
+RequireMeasured = Annotated[
+    bool,
+    typer.Option(
+        "--require-measured",
+        help="End with an error that lists them when tasks have no usable record; write no artifact.",
+    ),
+]
 Verify = Annotated[bool, typer.Option("--verify", help="Verify the program before and after every pass.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; all else goes to stderr.")]
 
