@@ -31,7 +31,7 @@ from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.emit.build import BuildResult, check_policy
 from relax_tune.tuner.emit.unmeasured import MORE, check_required, told_notes, unmeasured_warning
 from relax_tune.tuner.job.device_job import DeviceJob, device_job
-from relax_tune.tuner.job.devices import open_runner, target_names, with_concrete_target
+from relax_tune.tuner.job.devices import check_submitted, open_runner, target_names, with_concrete_target
 from relax_tune.tuner.job.job import Build, Job, device_infos, job_for
 from relax_tune.tuner.job.lowered_model import Bounds
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
@@ -272,7 +272,11 @@ def submit(
 
 def _settings(command: Command, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
     paths = {n: str(p) for n in ("profile", "samples") if isinstance(p := overrides.get(n), Path)}
-    return with_concrete_target(merge_settings(command, settings, {**overrides, **paths}))
+    merged = merge_settings(command, settings, {**overrides, **paths})
+    if command == "submit":
+        check_submitted(merged)
+        return merged
+    return with_concrete_target(merged)
 
 
 def tune_result(job: DeviceJob, work: TuningSummary, built: BuildResult) -> TuneResult:

@@ -69,8 +69,9 @@ class Settings:
     """Options of tuning and building, one declaration per field."""
 
     target: str = option(
-        "opencl",
-        "Device: c, opencl, cuda:NUMBER or webgpu; cpu, gpu or auto for the best one of this machine; opencl:PART and webgpu:PART select "
+        "auto",
+        "Device: c, opencl, cuda:NUMBER or webgpu. auto is the first of this machine among a CUDA GPU, a GPU of OpenCL, c with gcc, and "
+        "another OpenCL device; gpu and cpu are the best one of a kind. opencl:PART and webgpu:PART select "
         "by a part of the device's name. "
         "`relax-tune devices` lists them. A list separated by commas makes `tune` and `build` place one program on several devices. "
         "`build` also accepts processors that are not attached, such as c:aarch64, and webgpu:browser with records of `tune "
@@ -363,7 +364,7 @@ class Settings:
 def _with_threads(target: str, threads: int) -> str:
     """Return a target whose processor has this number of threads. Raises UserError where none of its devices is `c`."""
     own = f"c:threads={threads}"
-    names = [own if name.strip() in ("c", "cpu") else name.strip() for name in target.split(",")]
+    names = [own if name.strip() in ("c", "cpu", "auto") else name.strip() for name in target.split(",")]
     if own not in names:
         raise UserError(f"--threads expects --target c, got {target!r:.80}; leave it out")
     return ",".join(names)

@@ -267,7 +267,10 @@ def test_doctor_as_json_and_as_text(records: str) -> None:
     assert areas >= {"machine", "device", "compiler", "library", "database", "threads", "package"}
     database = next(f for f in found if f["area"] == "database")
     assert database["state"] == "ok" and "6 measurements on 2 targets" in database["result"]
-    assert "numpy" in ok("doctor")
+    text = ok("doctor")
+    assert "numpy" in text and not [line for line in text.splitlines() if line != line.rstrip()]
+    advice, findings = text.find("\nAdvice\n"), text.index("python")
+    assert advice < findings < text.find("Known faults"), "what needs to be done comes first"
 
 
 # -- the database -------------------------------------------------------------------------------------------------------------
