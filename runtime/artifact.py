@@ -26,7 +26,7 @@ from relax_tune.errors import ArtifactError, UserError
 from relax_tune.json_shapes import has_shape
 from relax_tune.runtime.hashed_zip import MANIFEST, FileFormat, read_file, read_text, write_file
 from relax_tune.runtime.library.base import Library
-from relax_tune.runtime.model import DeviceSpec, Model, choose_function, open_model
+from relax_tune.runtime.model import DeviceSpec, Model, choose_function, open_model, source_facts
 from relax_tune.runtime.program.host_program import (
     HostProgram,
     Transfer,
@@ -48,6 +48,7 @@ from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec, function_specs
 from relax_tune.runtime.vm.instructions import Host
 from relax_tune.runtime.vm.policy import PlacementOptions
+from relax_tune.summary import Facts, Summarised, listed
 
 ARTIFACT_SCHEMA = 2
 SUFFIX = ".rta"
@@ -307,8 +308,8 @@ def load(
     return load_artifact(path).open(device, shapes=shapes, threads=threads)
 
 
-@dataclass(frozen=True, slots=True)
-class Artifact:
+@dataclass(frozen=True, slots=True, repr=False)
+class Artifact(Summarised):
     """A verified artifact in memory: programs and host programs, in order of their names, and the constants they share.
 
     A function is a program, or a host program with the programs of its subgraphs. `manifest["extra"]` holds the values
@@ -320,6 +321,13 @@ class Artifact:
     manifest: Mapping[str, Any]
     path: str = ""
     host_programs: tuple[HostProgram, ...] = ()
+
+    def _summary(self) -> tuple[str, Facts]:
+        extra = self.manifest["extra"]
+        prints = extra.get("fingerprints") or {self.device_kind: extra.get("fingerprint") or {}}
+        names = {k: p.get("cpu") or p.get("name") or p.get("device") or "" for k, p in prints.items()}
+        devices = listed([f"{k}, {name}" if name else k for k, name in names.items()])
+        return f"Artifact {self.path or 'not saved yet'} for {devices}", source_facts(self)
 
     @property
     def device_kind(self) -> str:

@@ -31,10 +31,11 @@ from relax_tune.runtime.program.host_program import HostProgram, parts_of
 from relax_tune.runtime.program.placement import Placement
 from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.shapes import ShapeProfile
-from relax_tune.runtime.signature import Spec
+from relax_tune.runtime.signature import Spec, function_specs
 from relax_tune.runtime.vm.instructions import Host
 from relax_tune.runtime.vm.machine import VirtualMachine
 from relax_tune.runtime.vm.policy import PlacementOptions
+from relax_tune.summary import Facts, Summarised, counted, listed, span
 
 T = TypeVar("T")
 INITIAL_STATE = "initial_state"
@@ -212,7 +213,30 @@ def _check_device(artifact: ModelSource, kind: str, opened: Device) -> None:
         )
 
 
-class Model:
+def source_facts(source: ModelSource) -> list[tuple[str, str]]:
+    """Return what is shown of an artifact or a model: signatures, bounds, tasks, size."""
+    every: dict[str, Program | HostProgram] = {p.name: p for p in source.programs}
+    every |= {d.name: d for d in source.host_programs}
+    facts, spans = list[tuple[str, str]](), dict[str, str]()
+    for name in source.functions:
+        function = every[name]
+        inputs, outputs = function_specs(function)
+        facts.append((name, f"({', '.join(map(str, inputs))}) -> {', '.join(map(str, outputs))}"))
+        if isinstance(function, Program):
+            spans |= {s.name: span(s.name, s.lower, s.upper) for s in function.symbols}
+    more = [("functions", listed(source.functions, 8))] if len(facts) > 4 else []
+    facts = [*facts[:4], *more, *([("bounds", listed(list(spans.values()), 8))] if spans else [])]
+    extra = source.manifest["extra"]
+    count, lacking = extra.get("tasks"), extra.get("unmeasured")
+    if isinstance(count, int) and isinstance(lacking, list):
+        names = f"; not {listed([str(n) for n in lacking])}" if lacking else ""
+        facts.append(("tasks", f"{count - len(lacking)} of {count} measured{names}"))
+    kernels = sum(len(p.kernels) for p in source.programs)
+    size = sum(a.nbytes for a in source.constants.values()) / 1e6
+    return [*facts, ("size", f"{counted(kernels, 'kernel')}, {size:.1f} MB of constants")]
+
+
+class Model(Summarised):
     """An artifact on a device, ready to run. Use as a context manager, or call `close`. Its functions share the device's memory of
     their constants.
 
@@ -245,6 +269,11 @@ class Model:
         self._starting = threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
         watch(self)
+
+    def _summary(self) -> tuple[str, Facts]:
+        devices = listed([f"{kind}, {resident.device.info.name}" for kind, resident in self._weights.items()])
+        closed = f", not open: {self._refusal}" if self._refusal else ""
+        return f"Model {self._name()} on {devices}{closed}", source_facts(self.artifact)
 
     @property
     def functions(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.load import ModelSource, load_model
 from relax_tune.ir.rewrite.rules import Rule
 from relax_tune.runtime.artifact import Artifact
+from relax_tune.summary import Facts, Summarised, counted, listed
 from relax_tune.tuner.emit.build import BuildResult, check_policy
 from relax_tune.tuner.emit.unmeasured import MORE, check_required, told_notes, unmeasured_warning
 from relax_tune.tuner.job.device_job import DeviceJob, device_job
@@ -41,6 +42,7 @@ from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
 from relax_tune.tuner.quality.activation_loss import with_activation_loss
 from relax_tune.tuner.quality.choose import built_choice, read_goal, tuned_choice
 from relax_tune.tuner.report.progress import ProgressBar
+from relax_tune.tuner.report.texts import seconds_text
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.service.submission import SubmitOptions, submit_model
 from relax_tune.tuner.settings import Policy, Settings, merge_settings, settings_taken_by
@@ -52,8 +54,8 @@ _SHOWN = 5
 """The most notes of one call that become warnings each."""
 
 
-@dataclass(frozen=True, slots=True)
-class TuneResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class TuneResult(Summarised):
     """The outcome of a tuning job, and the state of the model's tasks.
 
     Attributes:
@@ -69,6 +71,21 @@ class TuneResult:
     work: TuningSummary
     notes: tuple[str, ...]
     quality: Mapping[str, Any] | None = None
+
+    def _summary(self) -> tuple[str, Facts]:
+        lacking = [row.name for row in self.tasks if row.secs is None]
+        names = f"; not {listed(lacking)}" if lacking else ""
+        work, secs = self.work, self.secs
+        return f"TuneResult on {self.target.kind}, {self.target.name}", [
+            ("tasks", f"{len(self.tasks) - len(lacking)} of {len(self.tasks)} measured{names}"),
+            ("model", "unknown time" if secs is None else f"{seconds_text(secs)} for one run"),
+            (
+                "work",
+                f"{counted(work.measurements, 'new measurement')} of {counted(work.trials, 'candidate')}, {work.failures} failed, "
+                f"in {work.wall_secs:.0f} s",
+            ),
+            *[("note", note) for note in self.notes[:3]],
+        ]
 
     @property
     def secs(self) -> float | None:

@@ -225,3 +225,15 @@ def test_settings_file_too_long_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("#" * (1 << 20) + "\n")
     with pytest.raises(UserError, match="at most 1048576 bytes"):
         load_settings({}, {}, tmp_path)
+
+
+def test_variable_of_no_setting_is_warned_of_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.warns(RelaxTuneWarning, match="RELAX_TUNE_EFORT.*RELAX_TUNE_EFFORT") as caught:
+        assert load_settings({}, {"RELAX_TUNE_EFORT": "full", "RELAX_TUNE_CACHE": "x"}, tmp_path) == Settings()
+    assert len(caught) == 1
+    with pytest.warns(RelaxTuneWarning, match="RELAX_TUNE_COLOUR .*settings are .*effort"):
+        load_settings({}, {"RELAX_TUNE_COLOUR": "red"}, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        known = {variable_of(name): "1" for name in ("trials", "cache", "dashboard_token")}
+        assert load_settings({}, {**known, "RELAX_TUNER": "x"}, tmp_path).trials == 1
