@@ -8,6 +8,7 @@ Tests: `tests/tuner/e2e/test_api.py`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +16,13 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, Union
+from typing import Any, TypeVar, Union, cast
 
 from relax_tune.database.jobs.queue import open_queue
 from relax_tune.database.jobs.submitted import ATTEMPTS, SubmittedJob
 from relax_tune.database.records import Target
 from relax_tune.database.store import Store, open_records, open_store
-from relax_tune.errors import UserError, warn
+from relax_tune.errors import RelaxTuneError, UserError, warn
 from relax_tune.ir.check.examine import examine
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.function import IRModule
@@ -30,14 +31,14 @@ from relax_tune.ir.rewrite.rules import Rule
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.summary import Facts, Summarised, counted, listed
 from relax_tune.tuner.emit.build import BuildResult, check_policy
-from relax_tune.tuner.emit.unmeasured import MORE, check_required, told_notes, unmeasured_warning
+from relax_tune.tuner.emit.unmeasured import MORE, check_required, other_notes, unmeasured_warning
 from relax_tune.tuner.job.device_job import DeviceJob, device_job
 from relax_tune.tuner.job.devices import check_submitted, open_runner, target_names, with_concrete_target
 from relax_tune.tuner.job.job import Build, Job, device_infos, job_for
 from relax_tune.tuner.job.lowered_model import Bounds
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.measure.cluster.address import check_needed
-from relax_tune.tuner.option import Command
+from relax_tune.tuner.option import Command, with_arguments
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
 from relax_tune.tuner.quality.activation_loss import with_activation_loss
 from relax_tune.tuner.quality.choose import built_choice, read_goal, tuned_choice
@@ -109,11 +110,20 @@ class TuneResult(Summarised):
 
 
 def _shows_settings(command: Command) -> Callable[[F], F]:
-    """Make a decorator that adds a function's settings to its signature, for `help` and editors."""
+    """Make a decorator that adds a function's settings to its signature, for `help` and editors; its errors name arguments, not flags."""
 
-    def decorate(function: F) -> F:
+    def decorate(inner: F) -> F:
+        @functools.wraps(inner)
+        def call(*arguments: Any, **named: Any) -> Any:
+            try:
+                return inner(*arguments, **named)
+            except RelaxTuneError as error:
+                error.args = tuple(with_arguments(a) if isinstance(a, str) else a for a in error.args)
+                raise
+
+        function = cast(F, call)
         defaults = {f.name: f.default for f in fields(Settings)}
-        signature = inspect.signature(function)
+        signature = inspect.signature(inner)
         own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         names = [n for n in settings_taken_by(command) if n not in signature.parameters]
         more = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=defaults[n]) for n in names]
@@ -149,8 +159,7 @@ def tune(
         on_progress: Called after every batch.
         progress: Show a bar of the tasks that are done, with the speed of the model and the time left, on stderr or in a notebook.
         require_measured: A task that has no usable record in the end is an error.
-        overrides: Fields of `Settings` by name, such as `target="c"`; they override `settings`. `profile` and `samples` may be a
-            `Path`.
+        overrides: Fields of `Settings` by name, such as `target="c"`; they override `settings`. Files may be a `Path`.
 
     Raises:
         UserError: An argument is wrong.
@@ -175,11 +184,7 @@ def tune(
             listeners = [] if on_progress is None else [on_progress]
             if progress:
                 listeners.append(stack.enter_context(ProgressBar()).report)
-
-            def report(news: TuningProgress) -> None:
-                for listener in listeners:
-                    listener(news)
-
+            report = partial(_report, listeners)
             job = device_job(module, device, store, chosen, rules)
             if goal is None:
                 work, built = job.tune(runner, report), job.build()
@@ -239,8 +244,13 @@ def build(
             part, built = built_choice(job.only("--quality"), goal, notes)
             job, build = Job.of(part), Build.of(part, built)
         warning = unmeasured_warning(build.plans, checked_policy, store, chosen.target, require_measured)
-        _warn_of((*([] if warning is None else [warning]), *told_notes(build.notes, build.plans)))
+        _warn_of((*([] if warning is None else [warning]), *other_notes(build.notes, build.plans)))
         return job.artifact(build, pack)
+
+
+def _report(listeners: Sequence[Callable[[TuningProgress], None]], news: TuningProgress) -> None:
+    for listener in listeners:
+        listener(news)
 
 
 def _warn_of(notes: Sequence[str]) -> None:

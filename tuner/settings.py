@@ -58,7 +58,9 @@ FILE = "relax-tune.toml"
 _FILE_BYTES = 1 << 20
 _OTHER_VARIABLES = tuple(map(variable_of, ("cache", "dashboard_token")))
 """Variables that are no settings: of the cache of compiled kernels and of `dashboard`."""
-_OF_TESTS = tuple(map(variable_of, ("needs", "torch_python", "tint", "commit", "test_effort", "test_opencl", "test_processor")))
+_OF_TESTS = tuple(
+    map(variable_of, ("needs", "torch_python", "tint", "commit", "test_effort", "test_opencl", "test_processor"))
+)
 WORTHWHILE, NEGLIGIBLE = 1e-2, 2e-5
 """Shares of the model's time that trials have to be expected to save: with an effort that ends by itself, and a batch with another."""
 # Candidates per task and per batch, anchors, and how long each shape is timed.
@@ -536,7 +538,7 @@ def _read_file(path: Path) -> dict[str, SettingSource]:
 def _read_environment(variables: Mapping[str, str]) -> dict[str, Any]:
     known = [*map(variable_of, OPTIONS), *_OTHER_VARIABLES]
     for name in sorted(n for n in variables if n.startswith(variable_of("")) and n not in known + list(_OF_TESTS)):
-        near = difflib.get_close_matches(name, known, 1, 0.8)
+        near = difflib.get_close_matches(name, known, 1, 0.85)
         hint = f"did you mean {near[0]}?" if near else f"settings are {', '.join(sorted(OPTIONS))}"
         warn(f"the variable {name:.80} is no setting, and is ignored; {hint}")
     given = {name: variables[variable_of(name)] for name in OPTIONS if variable_of(name) in variables}

@@ -44,8 +44,8 @@ def lacking_note(name: str, plan: TaskPlan) -> str | None:
     )
 
 
-def told_notes(notes: Sequence[str], plans: Sequence[Mapping[str, TaskPlan]]) -> list[str]:
-    """Return the notes of a build without those that `unmeasured_warning` summarises."""
+def other_notes(notes: Sequence[str], plans: Sequence[Mapping[str, TaskPlan]]) -> list[str]:
+    """Return the notes of a build that `unmeasured_warning` does not summarise."""
     lacking = tuple(filter(None, (lacking_note(name, plan) for own in plans for name, plan in own.items())))
     return [note for note in notes if not note.endswith(lacking)]
 

@@ -63,15 +63,15 @@ def check_submitted(settings: Settings) -> None:
     check_named(settings.target, True, "a class of device that a service takes jobs for")
 
 
-def check_named(target: str, elsewhere: bool, what: str) -> None:
-    """Refuse names that stand for a device of this machine where the device is elsewhere.
+def check_named(target: str, is_remote: bool, what: str) -> None:
+    """Refuse names that stand for a device of this machine where another machine has the device.
 
     Raises:
         UserError: The target has such a name; the message says that it names `what`.
     """
-    if elsewhere and set(target_names(target)) & set(ALIASES):
+    if is_remote and set(target_names(target)) & set(ALIASES):
         raise UserError(
-            f"--target {target}: expected the name of {what}, such as c or cuda, since it is chosen elsewhere"
+            f"--target {target}: expected the name of {what}, such as c or cuda, since another machine has it"
         )
 
 

@@ -28,7 +28,7 @@ def test_console_texts_with_control_characters_are_shown_escaped(monkeypatch: py
     assert found.count(r"\x1b]0;owned\x07") == 3 and r"\x9b2J" in found
 
 
-def test_piped_table_lines_end_with_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piped_table_lines_have_no_spaces_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", written := io.StringIO())
     print_table(make_console(), table(("name", "result"), [["short", "x"], ["long", "y" * 300]]))
     _, _, rule, short, long, *_ = written.getvalue().splitlines()

@@ -140,7 +140,7 @@ def test_an_open_store_stays_open_and_memory_is_enough() -> None:
 
 
 @pytest.mark.ccompiler
-def test_tune_warns_of_what_tasks_lack_and_records_may_be_required(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_warns_of_notes_and_records_may_be_required(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine, and a device that is lost before anything is measured."""
     lost = TuningSummary(problems=(("softmax", "the device is lost"),), contention=0.5)
     monkeypatch.setattr(DeviceJob, "tune", lambda *_: lost)
@@ -247,14 +247,14 @@ def test_precision_halves_the_weights_of_products() -> None:
     with artifact.open() as model:
         (found,) = model.run([x])
     np.testing.assert_allclose(found, feed_forward_reference(module, x), atol=8 * 2.0**-8)
-    with pytest.raises(UserError, match=r"--precision.*'bfloat16'"):
+    with pytest.raises(UserError, match=r"precision=.*'bfloat16'"):
         rt.build(module, target="c", precision="bfloat16")
 
 
 @pytest.mark.ccompiler
 def test_api_wrong_argument_error_names_the_wanted(tmp_path: Path) -> None:
     module = row_scale()
-    with pytest.raises(UserError, match="--strategy expects one of"):
+    with pytest.raises(UserError, match="strategy= expects one of"):
         rt.tune(module, target="c", db="memory://", strategy="luck")
     with pytest.raises(UserError, match="bounds apply"):
         rt.build(module, target="c", db="memory://", bounds={"n": (1, 4)})

@@ -51,5 +51,11 @@ def test_artifact_and_model_repr_name_device_shapes_and_measured_tasks(tmp_path:
 def test_tune_result_repr_has_tasks_work_and_notes() -> None:
     work = TuningSummary(trials=1, measurements=12, failures=2, wall_secs=3.2)
     result = rt.TuneResult(Target("c", "a processor"), (), work, ("untuned <b>",))
-    short(result, "on c, a processor", "0 of 0 measured", "12 new measurements of 1 candidate, 2 failed, in 3 s", "untuned <b>")
+    short(
+        result,
+        "on c, a processor",
+        "0 of 0 measured",
+        "12 new measurements of 1 candidate, 2 failed, in 3 s",
+        "untuned <b>",
+    )
     assert np.isfinite(result.secs or 0.0)
