@@ -17,7 +17,6 @@ import contextlib
 import functools
 import ipaddress
 import os
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +38,7 @@ from sqlalchemy.pool import QueuePool
 from relax_tune.database import sqlite_file
 from relax_tune.database.rules import ROW_TYPE_ERRORS
 from relax_tune.errors import DatabaseError, TryAgainLater, system_reason
+from relax_tune.printable import masked, masked_words
 
 BUSY_SECS = 60
 """Time limit of a writer that waits for another write transaction."""
@@ -67,7 +67,6 @@ T = TypeVar("T")
 
 _SUFFIXES = (".db", ".sqlite", ".sqlite3")
 _KINDS = "expected sqlite:///FILE, a path ending in .db, postgresql://USER@HOST/NAME or memory://"
-_SECRET = re.compile(r"(password|passwd|pwd|token|secret)(\s*[=:]\s*)('[^']*'|[^\s&;,]+)", re.IGNORECASE)
 
 
 def default_file() -> Path:
@@ -130,17 +129,10 @@ def _sqlite_url(url: URL, text: str) -> URL:
     return url
 
 
-def masked(text: str) -> str:
-    """Return a text that may contain a database URL, with everything masked that looks like a password."""
-    scheme, slashes, rest = text.partition("://")
-    _, at, host = rest.rpartition("@")
-    return _SECRET.sub(r"\1\2***", f"{scheme}{slashes}***@{host}" if at else text)
-
-
 def shown(url: URL) -> str:
     """Return the URL for display: without driver and password."""
     plain = url.set(drivername=url.get_backend_name())
-    return _SECRET.sub(r"\1\2***", plain.render_as_string(hide_password=True))
+    return masked_words(plain.render_as_string(hide_password=True))
 
 
 def sqlite_path(url: URL) -> Path | None:

@@ -9,7 +9,6 @@ Tests: `tests/database/test_store_contract.py`, `tests/database/test_opening.py`
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -75,11 +74,10 @@ from relax_tune.database.rules import (
 from relax_tune.database.sql import leases, measurement_changes, measurements, plans, tallies
 from relax_tune.database.sql.integrity import find_problems
 from relax_tune.database.sql.statements import RecordFilter, add_missing, insert, read_valid
-from relax_tune.errors import DatabaseError, TryAgainLater
+from relax_tune.errors import DatabaseError, TryAgainLater, warn
 from relax_tune.printable import of_printable
 
 T = TypeVar("T")
-_LOG = logging.getLogger(__name__)
 
 
 class SqlStore:
@@ -93,7 +91,7 @@ class SqlStore:
         read_only: bool = False,
         make_folder: bool = False,
         wait_secs: float | None = None,
-        notice: Callable[[str], None] = _LOG.warning,
+        notice: Callable[[str], None] = warn,
     ) -> None:
         notice = of_printable(notice)  # messages quote rows, which are untrusted
         parsed = parse_url(url)
@@ -112,6 +110,8 @@ class SqlStore:
         self._notice = notice
         for weak in weaknesses(parsed):
             notice(weak)
+        if created and self._path is not None and (like := sqlite_file.similar_databases(self._path)):
+            notice(f"{self.where} is new; if you meant {' or '.join(map(str, like))}, correct the name")
         try:
             wait_for_server(lambda: self._open(create), wait_secs or 0.0, notice)
         except BaseException:

@@ -7,7 +7,7 @@ Tests: `tests/database/test_store_contract.py`.
 
 from __future__ import annotations
 
-import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -46,10 +46,9 @@ from relax_tune.database.records import (
 from relax_tune.database.reference import Reference
 from relax_tune.database.rules import Spent
 from relax_tune.database.sql_store import SqlStore
-from relax_tune.database.sqlite_file import is_missing, prepare, remove_empty
-from relax_tune.errors import DatabaseError
+from relax_tune.database.sqlite_file import is_missing, verify_file
+from relax_tune.errors import DatabaseError, warn
 
-_LOG = logging.getLogger(__name__)
 __all__ = ["Store", "SqlStore", "MemoryStore", "open_store"]
 
 MEMORY_URL = "memory://"
@@ -300,27 +299,31 @@ class Store(Records, Plans, Leases, Runs, Protocol):
 
 
 def open_store(
-    url: str | None = None,
+    url: str | os.PathLike[str] | None = None,
     *,
     create: bool = True,
     read_only: bool = False,
     wait_secs: float | None = None,
-    notice: Callable[[str], None] = _LOG.warning,
+    notice: Callable[[str], None] = warn,
 ) -> SqlStore | MemoryStore:
     """Open a store.
 
     Args:
         url: SQLite file or PostgreSQL database; None for this user's database, `memory://` for a store in memory.
-        create: Create a missing SQLite file, and the tables of an empty database. A database that is opened read-only must exist;
+        create: Create a missing SQLite file, as `tune` does, and the tables of an empty database. A new file next to one with a
+            similar name causes a notice. Without it a missing file is an error. A database that is opened read-only must exist;
             only this user's database (None) then counts as empty while it is missing. An older schema is never upgraded here.
         read_only: Refuse writes, so that the file and its folder need not be writable; `sqlite:///FILE?mode=ro` has the same effect.
         wait_secs: Seconds to wait for a server that is away, now and later. None does not wait now, and AWAY_SECS later.
-        notice: Receives a sentence when this waits for a server, and when a read skips invalid rows.
+        notice: Receives a sentence when this waits for a server or creates a file that may be misnamed, and when a read skips invalid
+            rows. By default it becomes a `RelaxTuneWarning`.
 
     Raises:
         DatabaseError: The URL is malformed, or the database cannot be reached, belongs to another program, or has an older schema
             (with the command that upgrades or converts it) or a newer one.
     """
+    if url is not None:
+        url = os.fspath(url)
     if url == MEMORY_URL:
         return MemoryStore()
     if url is None and read_only and create and is_missing(default_file()):
@@ -348,18 +351,19 @@ def upgrade_store(url: str) -> tuple[str | None, str]:
     """Create the tables of an empty database, or bring an older one to the newest schema.
 
     Returns:
-        The version before, None for an empty or missing database, and the version after.
+        The version before, None for an empty database, and the version after.
 
     Raises:
-        DatabaseError: The database cannot be reached or written, belongs to another program, is from before the first release, or is
-            newer than this code.
+        DatabaseError: The database is missing, cannot be reached or written, belongs to another program, is from before the first
+            release, or is newer than this code.
     """
     parsed = parse_url(url)
     where = shown(parsed)
     if asks_read_only(parsed):
         raise DatabaseError(f"{where}: mode=ro in the URL forbids to upgrade the database; leave it out")
     path = sqlite_path(parsed)
-    created = path is not None and prepare(path, where, write=True, create=True, make_folder=False)
+    if path is not None:
+        verify_file(path, where, write=True, create=False)
     engine = make_engine(parsed, read_only=False)
     try:
         with explained(where, "upgrade it", path):
@@ -367,9 +371,5 @@ def upgrade_store(url: str) -> tuple[str | None, str]:
                 versions = schema.migrate(connection, where)
             use_wal(engine)
         return versions
-    except BaseException:
-        if created and path is not None:
-            remove_empty(path)
-        raise
     finally:
         engine.dispose()

@@ -28,7 +28,7 @@ from relax_tune.runtime.device.c_objects import CompiledObjects, check_families,
 from relax_tune.runtime.hashed_zip import MANIFEST, FileFormat, read_file, read_text, write_file
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import library_kernels
-from relax_tune.runtime.model import DeviceSpec, Model, choose_function, open_model
+from relax_tune.runtime.model import DeviceSpec, Model, choose_function, open_model, source_facts
 from relax_tune.runtime.program.host_program import (
     HostProgram,
     Transfer,
@@ -50,6 +50,7 @@ from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec, function_specs
 from relax_tune.runtime.vm.instructions import Host
 from relax_tune.runtime.vm.policy import PlacementOptions
+from relax_tune.summary import Facts, Summarised, listed
 
 ARTIFACT_SCHEMA = 2
 SUFFIX = ".rta"
@@ -328,8 +329,8 @@ def load(
     return load_artifact(path).open(device, shapes=shapes, threads=threads)
 
 
-@dataclass(frozen=True, slots=True)
-class Artifact:
+@dataclass(frozen=True, slots=True, repr=False)
+class Artifact(Summarised):
     """A verified artifact in memory: programs and host programs, in order of their names, and the constants they share.
 
     A function is a program, or a host program with the programs of its subgraphs. `manifest["extra"]` holds the values
@@ -342,6 +343,13 @@ class Artifact:
     path: str = ""
     host_programs: tuple[HostProgram, ...] = ()
     objects: tuple[CompiledObjects, ...] = ()
+
+    def _summary(self) -> tuple[str, Facts]:
+        extra = self.manifest["extra"]
+        prints = extra.get("fingerprints") or {self.device_kind: extra.get("fingerprint") or {}}
+        names = {k: p.get("cpu") or p.get("name") or p.get("device") or "" for k, p in prints.items()}
+        devices = listed([f"{k}, {name}" if name else k for k, name in names.items()])
+        return f"Artifact {self.path or 'not saved yet'} for {devices}", source_facts(self)
 
     @property
     def device_kind(self) -> str:
@@ -445,7 +453,7 @@ class Artifact:
         placing: PlacementOptions | None = None,
         threads: int | None = None,
     ) -> Model:
-        """Compile and upload. Warns (UserWarning) when the plans were measured on another device.
+        """Compile and upload. Warns (RelaxTuneWarning) when the plans were measured on another device.
 
         Args:
             device: An open device, which the caller closes, a name for `open_device`, or None for the default device of the artifact's

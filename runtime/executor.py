@@ -224,7 +224,8 @@ class Executor:
                 )
                 source = f" (from {known})" if (known := origin(index)) else ""
                 raise UserError(
-                    f"{program.name}: expected {symbol.name} {limit}, got {value}{source}; {advice} (--bound {symbol.name}=LOW:HIGH)"
+                    f"{program.name}: expected {symbol.name} {limit}, got {value}{source}; {advice} "
+                    f"(bounds={{{symbol.name!r}: (LOW, HIGH)}}, or --bound {symbol.name}=LOW:HIGH)"
                 )
         try:
             return self._evaluate(key)

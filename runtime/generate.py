@@ -77,25 +77,33 @@ def generate(
 ) -> Any:
     """Extend prompts by tokens: the likeliest ones, drawn ones, or the best ones of a beam search.
 
-    model: `prefill(input_ids (b, n)) -> (logits (b, _, vocabulary), *caches)` and `decode(input_ids (b, 1), *caches)` with results
-    of the same kind; or an encoder-decoder, which has `encode` too. prompts: (rows, length) token ids, with an `attention_mask` of
-    that shape if some are padding, before or after the tokens; or a list of prompts of any lengths. An encoder-decoder takes its
-    sources by the name of the encoder's input instead: `{"input_ids": ids}`, `{"input_features": spectrograms}`; its texts start
-    with `decoder_start_token_id`, or with prompts given as `decoder_input_ids`.
-    config: the settings; its fields may be given by name too, and these count. attention_mask: 1 for tokens, 0 for padding.
-    tokenizer: an object with `decode(ids)`, for `stop_strings`. logits_processor: a function from the tokens so far (b, length) and
-    their logits (b, vocabulary) to such logits.
-
-    Returns an array (rows, length + added) i64, filled with `pad_token_id` after the end of a row, or a list of arrays for a list of
-    prompts; `num_return_sequences` rows for each prompt. Prompts and masks may be tensors of torch, or other arrays (see `Model.run`);
-    for tensors, tensors are returned. A row ends after a token of `eos_token_id`, a stop sequence or a stop
-    string, after `max_new_tokens`, or when the model has no more positions.
+    A row ends after a token of `eos_token_id`, a stop sequence or a stop string, after `max_new_tokens`, or when the model has no more
+    positions, which a `RelaxTuneWarning` says.
 
     Rows of equal length are computed together, as many as the model takes, and each group by itself: padding never reaches
     the model. What a row gets depends on no other row.
 
-    Raises: UserError for a model without these functions, prompts that it does not take, wrong settings, or logits that no
-    token can be chosen by.
+    Args:
+        model: `prefill(input_ids (b, n)) -> (logits (b, _, vocabulary), *caches)` and `decode(input_ids (b, 1), *caches)` with
+            results of the same kind; or an encoder-decoder, which has `encode` too.
+        prompts: (rows, length) token ids, or a list of prompts of any lengths, as arrays of any library (see `Model.run`). An
+            encoder-decoder takes its sources by the name of the encoder's input instead: `{"input_ids": ids}`,
+            `{"input_features": spectrograms}`; its texts start with `decoder_start_token_id`, or with prompts given as
+            `decoder_input_ids`.
+        max_new_tokens: Most tokens to add to a prompt.
+        config: The settings.
+        options: Fields of `GenerationConfig`, which override `config`, and three others. `attention_mask`, in the shape of
+            `prompts`, is 0 for padding before or after the tokens, else 1. `tokenizer` is an object with `decode(ids)`, for
+            `stop_strings`. `logits_processor` is a function from the tokens so far (b, length) and their logits (b, vocabulary) to
+            such logits.
+
+    Returns:
+        An array (rows, length + added) i64, filled with `pad_token_id` after the end of a row, or a list of arrays for a list of
+        prompts; `num_return_sequences` rows for each prompt. For tensors of torch, tensors.
+
+    Raises:
+        UserError: The model lacks these functions, prompts do not fit it, settings are wrong, or no token can be chosen by the
+            logits.
     """
     tensors = any_tensor(prompts if isinstance(prompts, (Mapping, list, tuple)) else [prompts])
     prompts = on_host_rows(prompts)

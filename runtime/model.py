@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,8 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from relax_tune.errors import ArtifactError, ModelStateError, UserError
-from relax_tune.printable import printable
+from relax_tune.errors import ArtifactError, ModelStateError, UserError, warn
 from relax_tune.runtime.after_fork import watch
 from relax_tune.runtime.arguments import check_binders
 from relax_tune.runtime.arrays import any_tensor, as_tensors
@@ -37,10 +35,11 @@ from relax_tune.runtime.program.placement import Placement
 from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.results import Results, named
 from relax_tune.runtime.shapes import ShapeProfile
-from relax_tune.runtime.signature import Spec
+from relax_tune.runtime.signature import Spec, function_specs
 from relax_tune.runtime.vm.instructions import Host
 from relax_tune.runtime.vm.machine import VirtualMachine
 from relax_tune.runtime.vm.policy import PlacementOptions
+from relax_tune.summary import Facts, Summarised, counted, listed, span
 
 T = TypeVar("T")
 INITIAL_STATE = "initial_state"
@@ -219,17 +218,36 @@ def _check_device(artifact: ModelSource, kind: str, opened: Device) -> None:
     # A fact that one of them lacks is unknown: compiled objects that use the whole processor have no `isa`.
     differing = sorted(key for key in measured.keys() & fingerprint.keys() if measured[key] != fingerprint[key])
     if differing:
-        warnings.warn(
-            printable(
-                f"artifact {name} was tuned on another device ({', '.join(differing)} differ): "
-                "results are right, other kernels may be faster on this one"
-            ),
-            # The line that called `Artifact.open`, above `open_model` and this.
-            stacklevel=4,
+        warn(
+            f"artifact {name} was tuned on another device ({', '.join(differing)} differ): "
+            "results are right, other kernels may be faster on this one"
         )
 
 
-class Model:
+def source_facts(source: ModelSource) -> list[tuple[str, str]]:
+    """Return what is shown of an artifact or a model: signatures, bounds, tasks, size."""
+    every: dict[str, Program | HostProgram] = {p.name: p for p in source.programs}
+    every |= {d.name: d for d in source.host_programs}
+    facts, spans = list[tuple[str, str]](), dict[str, str]()
+    for name in source.functions:
+        function = every[name]
+        inputs, outputs = function_specs(function)
+        facts.append((name, f"({', '.join(map(str, inputs))}) -> {', '.join(map(str, outputs))}"))
+        if isinstance(function, Program):
+            spans |= {s.name: span(s.name, s.lower, s.upper) for s in function.symbols}
+    more = [("functions", listed(source.functions, 8))] if len(facts) > 4 else []
+    facts = [*facts[:4], *more, *([("bounds", listed(list(spans.values()), 8))] if spans else [])]
+    extra = source.manifest["extra"]
+    count, lacking = extra.get("tasks"), extra.get("unmeasured")
+    if isinstance(count, int) and isinstance(lacking, list):
+        names = f"; not {listed([str(n) for n in lacking])}" if lacking else ""
+        facts.append(("tasks", f"{count - len(lacking)} of {count} measured{names}"))
+    kernels = sum(len(p.kernels) for p in source.programs)
+    size = sum(a.nbytes for a in source.constants.values()) / 1e6
+    return [*facts, ("size", f"{counted(kernels, 'kernel')}, {size:.1f} MB of constants")]
+
+
+class Model(Summarised):
     """An artifact on a device, ready to run. Use as a context manager, or call `close`. Its functions share the device's memory of
     their constants.
 
@@ -271,6 +289,11 @@ class Model:
         self._starting = threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
         watch(self)
+
+    def _summary(self) -> tuple[str, Facts]:
+        devices = listed([f"{kind}, {resident.device.info.name}" for kind, resident in self._weights.items()])
+        closed = f", not open: {self._refusal}" if self._refusal else ""
+        return f"Model {self._name()} on {devices}{closed}", source_facts(self.artifact)
 
     @property
     def functions(self) -> tuple[str, ...]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from relax_tune.errors import ScheduleError, left_out
+from relax_tune.errors import ScheduleError, left_out, warn
 from relax_tune.ir.arith.bounds import Env, interval
 from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.arith.simplify import simplify
@@ -160,11 +159,10 @@ def _checked(name: str, rule: Rule) -> Rule:
                     )
                 yield sketch
         except Exception as error:  # the package's code may raise anything
-            warnings.warn(
+            warn(
                 f"entry point {ENTRY_POINTS} {name!r} failed for function {func.name!r}, and has no further sketches for it: "
                 f"{type(error).__name__}: {error}. Report it to the authors of the package, or remove the package",
                 PluginWarning,
-                stacklevel=2,
             )
 
     return sketches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sqlite3
 import ssl
@@ -15,7 +16,17 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from relax_tune.database.engine import explained
-from relax_tune.errors import DatabaseError, MeasureError, RelaxTuneError, TryAgainLater, UserError, is_temporary
+from relax_tune.errors import (
+    DatabaseError,
+    MeasureError,
+    RelaxTuneError,
+    RelaxTuneWarning,
+    TryAgainLater,
+    UnexpectedErrorWarning,
+    UserError,
+    is_temporary,
+    warn,
+)
 from relax_tune.tuner.service.content import FilesAway
 
 CAUSES = {
@@ -91,3 +102,20 @@ def test_command_ends_with_one_line_and_the_code_of_the_cause(tmp_path: Path, nu
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (code, "error: place: reason\n")
+
+
+def test_warning_names_the_line_of_the_caller_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "relax_tune"), pytest.warns(RelaxTuneWarning, match="an old clock") as caught:
+        warn("an old clock \x1b[2J")
+    assert caught[0].filename == __file__ and "\x1b" not in str(caught[0].message)
+    assert [r.getMessage() for r in caplog.records] == [str(caught[0].message)]
+    assert issubclass(UnexpectedErrorWarning, RelaxTuneWarning)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("logs", ["", "logging.basicConfig(format='LOG %(message)s'); "])
+def test_warning_is_shown_once_and_logged_where_logs_are_read(logs: str) -> None:
+    program = f"import logging; from relax_tune.errors import warn; {logs}warn('an old clock')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.count("RelaxTuneWarning: an old clock") == 1
+    assert done.stderr.count("an old clock") == (2 if logs else 1)

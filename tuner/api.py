@@ -8,53 +8,60 @@ Tests: `tests/tuner/e2e/test_api.py`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, Union
+from typing import Any, TypeVar, Union, cast
 
 from relax_tune.database.jobs.queue import open_queue
 from relax_tune.database.jobs.submitted import ATTEMPTS, SubmittedJob
 from relax_tune.database.records import Target
-from relax_tune.database.store import Store
-from relax_tune.errors import UserError
+from relax_tune.errors import RelaxTuneError, UserError, warn
 from relax_tune.ir.check.examine import examine
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.load import ModelSource, load_model
 from relax_tune.ir.rewrite.rules import Rule
-from relax_tune.printable import printable
 from relax_tune.runtime.artifact import Artifact
+from relax_tune.summary import Facts, Summarised, counted, listed
 from relax_tune.tuner.emit.build import BuildResult, check_policy
-from relax_tune.tuner.emit.unmeasured import check_required, unmeasured_warning
+from relax_tune.tuner.emit.unmeasured import MORE, check_required, other_notes, unmeasured_warning
 from relax_tune.tuner.job.device_job import DeviceJob, device_job
-from relax_tune.tuner.job.devices import compiled_kinds, open_runner, target_names, with_concrete_target
+from relax_tune.tuner.job.devices import (
+    check_submitted,
+    compiled_kinds,
+    open_runner,
+    target_names,
+    with_concrete_target,
+)
 from relax_tune.tuner.job.job import Build, Job, device_infos, job_for
 from relax_tune.tuner.job.lowered_model import Bounds
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.job.stores import Database, opened_store
 from relax_tune.tuner.measure.cluster.address import check_needed
-from relax_tune.tuner.option import Command
-from relax_tune.tuner.plan.plans import TaskPlan
+from relax_tune.tuner.option import Command, with_arguments
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
 from relax_tune.tuner.quality.activation_loss import with_activation_loss
 from relax_tune.tuner.quality.choose import built_choice, read_goal, tuned_choice
 from relax_tune.tuner.report.progress import ProgressBar
+from relax_tune.tuner.report.texts import seconds_text
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.service.submission import SubmitOptions, submit_model
 from relax_tune.tuner.settings import Policy, Settings, merge_settings, settings_taken_by
 
 Model = Union[IRModule, ModelSource]
 F = TypeVar("F", bound=Callable[..., Any])
+_SHOWN = 5
+"""The most notes of one call that become warnings each."""
 
 
-@dataclass(frozen=True, slots=True)
-class TuneResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class TuneResult(Summarised):
     """The outcome of a tuning job, and the state of the model's tasks.
 
     Attributes:
@@ -70,6 +77,21 @@ class TuneResult:
     work: TuningSummary
     notes: tuple[str, ...]
     quality: Mapping[str, Any] | None = None
+
+    def _summary(self) -> tuple[str, Facts]:
+        lacking = [row.name for row in self.tasks if row.secs is None]
+        names = f"; not {listed(lacking)}" if lacking else ""
+        work, secs = self.work, self.secs
+        return f"TuneResult on {self.target.kind}, {self.target.name}", [
+            ("tasks", f"{len(self.tasks) - len(lacking)} of {len(self.tasks)} measured{names}"),
+            ("model", "unknown time" if secs is None else f"{seconds_text(secs)} for one run"),
+            (
+                "work",
+                f"{counted(work.measurements, 'new measurement')} of {counted(work.trials, 'candidate')}, {work.failures} failed, "
+                f"in {work.wall_secs:.0f} s",
+            ),
+            *[("note", note) for note in self.notes[:3]],
+        ]
 
     @property
     def secs(self) -> float | None:
@@ -93,11 +115,20 @@ class TuneResult:
 
 
 def _shows_settings(command: Command) -> Callable[[F], F]:
-    """Make a decorator that adds a function's settings to its signature, for `help` and editors."""
+    """Make a decorator that adds a function's settings to its signature, for `help` and editors; its errors name arguments, not flags."""
 
-    def decorate(function: F) -> F:
+    def decorate(inner: F) -> F:
+        @functools.wraps(inner)
+        def call(*arguments: Any, **named: Any) -> Any:
+            try:
+                return inner(*arguments, **named)
+            except RelaxTuneError as error:
+                error.args = tuple(with_arguments(a) if isinstance(a, str) else a for a in error.args)
+                raise
+
+        function = cast(F, call)
         defaults = {f.name: f.default for f in fields(Settings)}
-        signature = inspect.signature(function)
+        signature = inspect.signature(inner)
         own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         names = [n for n in settings_taken_by(command) if n not in signature.parameters]
         more = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=defaults[n]) for n in names]
@@ -117,9 +148,12 @@ def tune(
     rules: Sequence[Rule] = (),
     on_progress: Callable[[TuningProgress], None] | None = None,
     progress: bool = False,
+    require_measured: bool = False,
     **overrides: Any,
 ) -> TuneResult:
     """Measure kernels for every task of a model. Recorded measurements are not repeated, so an interrupted job continues.
+
+    Notes, such as tasks without a usable record or a busy machine, are `RelaxTuneWarning`s too, and go to the logger `relax_tune`.
 
     Args:
         model: A path or exported program (as for `load_model`), or a module.
@@ -129,14 +163,15 @@ def tune(
         rules: Rewriting rules of the caller (`rewrite.Rule`), each applied at its level. Build with the same rules.
         on_progress: Called after every batch.
         progress: Show a bar of the tasks that are done, with the speed of the model and the time left, on stderr or in a notebook.
-        overrides: Fields of `Settings` by name, such as `target="c"`; they override `settings`. `profile` and `samples` may be a
-            `Path`.
+        require_measured: A task that has no usable record in the end is an error.
+        overrides: Fields of `Settings` by name, such as `target="c"`; they override `settings`. Files may be a `Path`.
 
     Raises:
         UserError: An argument is wrong.
         ParseError: The path has no model.
         VerifyError: The module is not well-formed.
         MeasureError: The device cannot measure.
+        BuildError: Required records are missing in the end.
         DatabaseError: Records cannot be stored. Failing candidates and tasks become records and notes, not errors.
     """
     chosen = _settings("tune", settings, overrides)
@@ -154,17 +189,15 @@ def tune(
             listeners = [] if on_progress is None else [on_progress]
             if progress:
                 listeners.append(stack.enter_context(ProgressBar()).report)
-
-            def report(news: TuningProgress) -> None:
-                for listener in listeners:
-                    listener(news)
-
+            report = partial(_report, listeners)
             job = device_job(module, device, store, chosen, rules)
             if goal is None:
                 work, built = job.tune(runner, report), job.build()
             else:
                 (job, built), work = tuned_choice(job, goal, runner, watch=lambda _: nullcontext(report))
             job.store_plans(built)
+            unmeasured_warning([built.plans], "measured", store, chosen.target, require_measured, MORE)
+            _warn_of((*work.notes(), *built.notes))
             return tune_result(job, work, built)
 
 
@@ -184,8 +217,9 @@ def build(
 ) -> Artifact:
     """Build the artifact of a model from records, without timing anything. `Artifact.notes` names what tasks lack.
 
-    A `UserWarning` says how many tasks have no usable record, unless the database is `memory://`. Every kernel runs against the
-    reference first, in a separate process, unless `self_test=False`.
+    A `RelaxTuneWarning` says how many tasks have no usable record, unless the database is `memory://`; other notes are warnings too,
+    and all go to the logger `relax_tune`. Every kernel runs against the reference first, in a separate process, unless
+    `self_test=False`.
 
     Args:
         model, settings, bounds, rules, overrides: As for `tune`. Effort, precision and profile should be as when the model was tuned.
@@ -218,18 +252,23 @@ def build(
         else:
             part, built = built_choice(job.only("--quality"), goal, notes)
             job, build = Job.of(part), Build.of(part, built)
-        _warn_unmeasured(build.plans, checked_policy, store, chosen, require_measured)
+        warning = unmeasured_warning(build.plans, checked_policy, store, chosen.target, require_measured)
+        _warn_of((*([] if warning is None else [warning]), *other_notes(build.notes, build.plans)))
         artifact = job.artifact(build, pack)
         return artifact.compiled_for(kinds) if kinds else artifact
 
 
-def _warn_unmeasured(
-    plans: Sequence[Mapping[str, TaskPlan]], policy: Policy, store: Store, settings: Settings, required: bool
-) -> None:
-    """Warn of tasks without records at the line that calls `build`."""
-    warning = unmeasured_warning(plans, policy, store, settings.target, required)
-    if warning is not None:
-        warnings.warn(printable(warning), UserWarning, stacklevel=3)
+def _report(listeners: Sequence[Callable[[TuningProgress], None]], news: TuningProgress) -> None:
+    for listener in listeners:
+        listener(news)
+
+
+def _warn_of(notes: Sequence[str]) -> None:
+    """Warn of the first notes; the result has all."""
+    for note in notes[:_SHOWN]:
+        warn(note)
+    if len(notes) > _SHOWN:
+        warn(f"{len(notes) - _SHOWN} more notes are in the field `notes` of the result")
 
 
 @_shows_settings("submit")
@@ -270,7 +309,11 @@ def submit(
 
 def _settings(command: Command, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
     paths = {n: str(p) for n in ("profile", "samples") if isinstance(p := overrides.get(n), Path)}
-    return with_concrete_target(merge_settings(command, settings, {**overrides, **paths}))
+    merged = merge_settings(command, settings, {**overrides, **paths})
+    if command == "submit":
+        check_submitted(merged)
+        return merged
+    return with_concrete_target(merged)
 
 
 def tune_result(job: DeviceJob, work: TuningSummary, built: BuildResult) -> TuneResult:

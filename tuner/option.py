@@ -5,6 +5,7 @@ Tests: `tests/tuner/test_settings.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -81,6 +82,27 @@ def option(
 def flag_of(name: str) -> str:
     """Return the command-line flag of a setting."""
     return f"--{name.replace('_', '-')}"
+
+
+_FLAG = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?: (\w+)=(\d+):(\d+))?")
+_COMMAND = re.compile(r"`[^`]*`|pip install [^;,]*")
+
+
+def with_arguments(text: str) -> str:
+    """Return a message with the arguments of Python's functions in place of the flags of commands, except inside commands.
+
+    `--wait-secs` becomes `wait_secs=`, and `--bound n=1:64` becomes `bounds={'n': (1, 64)}`.
+    """
+    parts, at = [], 0
+    for command in _COMMAND.finditer(text):
+        parts += [_FLAG.sub(_argument, text[at : command.start()]), command[0]]
+        at = command.end()
+    return "".join([*parts, _FLAG.sub(_argument, text[at:])])
+
+
+def _argument(flag: re.Match[str]) -> str:
+    name = {"bound": "bounds"}.get(flag[1], flag[1].replace("-", "_"))
+    return f"{name}=" if flag[2] is None else f"{name}={{{flag[2]!r}: ({flag[3]}, {flag[4]})}}"
 
 
 def variable_of(name: str) -> str:

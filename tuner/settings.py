@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from relax_tune.errors import UserError
+from relax_tune.errors import UserError, warn
 from relax_tune.tuner.allowed_files import is_allowed
 from relax_tune.tuner.option import (
     BUILD,
@@ -56,6 +56,11 @@ Memory = Literal["symbolic", "constant", "inplace", "constant-inplace"]
 
 FILE = "relax-tune.toml"
 _FILE_BYTES = 1 << 20
+_OTHER_VARIABLES = tuple(map(variable_of, ("cache", "dashboard_token")))
+"""Variables that are no settings: of the cache of compiled kernels and of `dashboard`."""
+_OF_TESTS = tuple(
+    map(variable_of, ("needs", "torch_python", "tint", "commit", "test_effort", "test_opencl", "test_processor"))
+)
 WORTHWHILE, NEGLIGIBLE = 1e-2, 2e-5
 """Shares of the model's time that trials have to be expected to save: with an effort that ends by itself, and a batch with another."""
 # Candidates per task and per batch, anchors, and how long each shape is timed.
@@ -69,8 +74,9 @@ class Settings:
     """Options of tuning and building, one declaration per field."""
 
     target: str = option(
-        "opencl",
-        "Device: c, opencl, cuda:NUMBER or webgpu; cpu, gpu or auto for the best one of this machine; opencl:PART and webgpu:PART select "
+        "auto",
+        "Device: c, opencl, cuda:NUMBER or webgpu. auto is the first of this machine among a CUDA GPU, a GPU of OpenCL, c with gcc, and "
+        "another OpenCL device; gpu and cpu are the best one of a kind. opencl:PART and webgpu:PART select "
         "by a part of the device's name. "
         "`relax-tune devices` lists them. A list separated by commas makes `tune` and `build` place one program on several devices. "
         "`build` also accepts processors that are not attached, such as c:aarch64, and webgpu:browser with records of `tune "
@@ -363,7 +369,7 @@ class Settings:
 def _with_threads(target: str, threads: int) -> str:
     """Return a target whose processor has this number of threads. Raises UserError where none of its devices is `c`."""
     own = f"c:threads={threads}"
-    names = [own if name.strip() in ("c", "cpu") else name.strip() for name in target.split(",")]
+    names = [own if name.strip() in ("c", "cpu", "auto") else name.strip() for name in target.split(",")]
     if own not in names:
         raise UserError(f"--threads expects --target c, got {target!r:.80}; leave it out")
     return ",".join(names)
@@ -530,6 +536,11 @@ def _read_file(path: Path) -> dict[str, SettingSource]:
 
 
 def _read_environment(variables: Mapping[str, str]) -> dict[str, Any]:
+    known = [*map(variable_of, OPTIONS), *_OTHER_VARIABLES]
+    for name in sorted(n for n in variables if n.startswith(variable_of("")) and n not in known + list(_OF_TESTS)):
+        near = difflib.get_close_matches(name, known, 1, 0.85)
+        hint = f"did you mean {near[0]}?" if near else f"settings are {', '.join(sorted(OPTIONS))}"
+        warn(f"the variable {name:.80} is no setting, and is ignored; {hint}")
     given = {name: variables[variable_of(name)] for name in OPTIONS if variable_of(name) in variables}
     return {name: PARSERS[OPTIONS[name].kind](name, text) for name, text in given.items()}
 

@@ -20,7 +20,7 @@ from relax_tune.database.records import MESSAGE_LIMIT, canonical_json
 from relax_tune.database.sql import leases
 from relax_tune.database.sql.statements import add_missing
 from relax_tune.database.sql_store import SqlStore
-from relax_tune.errors import DatabaseError
+from relax_tune.errors import DatabaseError, warn
 
 Hold = Literal["extended", "cancel", "lost"]
 """Result of `JobQueue.beat`."""
@@ -356,7 +356,7 @@ def open_queue(
     create: bool = False,
     read_only: bool = False,
     wait_secs: float | None = None,
-    notice: Callable[[str], None] = lambda _: None,
+    notice: Callable[[str], None] = warn,
 ) -> JobQueue:
     """Open the jobs of a database. `open_store` describes the arguments.
 

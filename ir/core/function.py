@@ -15,6 +15,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr, Var, free_vars
 from relax_tune.ir.core.graph import Function
 from relax_tune.ir.core.stmt import Stmt
+from relax_tune.summary import Facts, Summarised, counted, listed, span
 
 if TYPE_CHECKING:
     from relax_tune.ir.core.struct_info import CallableInfo
@@ -89,13 +90,25 @@ class Bound:
 AnyFunction = Union[Function, PrimFunc, ExternFunc]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IRModule:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class IRModule(Summarised):
     """Named functions of the three kinds, the weights they name, and the declared bounds of the graph's symbols."""
 
     functions: Mapping[str, AnyFunction]
     constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     bounds: tuple[Bound, ...] = ()
+
+    def _summary(self) -> tuple[str, Facts]:
+        calls = [
+            (name, f"({', '.join(f'{p.name}: {p.info}' for p in f.params)}) -> {f.ret_info}")
+            for name, f in self.graphs.items()
+        ]
+        spans = [span(b.var.name, b.lower, b.upper) for b in self.bounds if not b.implied]
+        size = sum(a.nbytes for a in self.constants.values()) / 1e6
+        facts = [*calls[:4], ("bounds", listed(spans, 8) or "none")]
+        facts.append(("constants", f"{len(self.constants)} ({size:.1f} MB)"))
+        kinds = f"{counted(len(self.graphs), 'graph function')} and {counted(len(self.prims), 'tensor function')}"
+        return f"IRModule of {kinds}", facts
 
     @property
     def graphs(self) -> dict[str, Function]:

@@ -10,13 +10,12 @@ import json
 import os
 import stat
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from relax_tune.errors import BuildError
+from relax_tune.errors import BuildError, warn
 
 _BY_DESCRIPTOR = Path("/proc/self/fd")
 
@@ -119,7 +118,7 @@ def warn_of_damage(path: Path) -> None:
     """Warn of a compiled file that is there and is not used."""
     if is_own_file(path):
         text = f"{path.name}: Expected a whole file in the cache of compiled kernels, got a damaged one. It is compiled again."
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        warn(text)
 
 
 def _trusted(user: int) -> bool:

@@ -77,7 +77,7 @@ ALIASES = ("auto", "cpu", "gpu")
 def concrete_name(spec: str) -> str:
     """Return the name of the device that an alias stands for on this machine; any other name as it is.
 
-    GPUs are tried as CUDA, OpenCL and WebGPU, processors as C and OpenCL; `auto` tries GPUs first.
+    GPUs are tried as CUDA, OpenCL and, for `gpu`, WebGPU; processors as C and OpenCL. `auto` tries GPUs first.
 
     Raises:
         UserError: There is no such device; the message says why each could not be opened.
@@ -87,7 +87,7 @@ def concrete_name(spec: str) -> str:
     gpus = [("cuda", True), ("opencl", True), ("webgpu", True)]
     processors = [("c", False), ("opencl", False)]
     reasons = []
-    for kind, is_gpu in {"auto": gpus + processors, "gpu": gpus, "cpu": processors}[spec]:
+    for kind, is_gpu in {"auto": gpus[:2] + processors, "gpu": gpus, "cpu": processors}[spec]:
         try:
             device = open_device(kind)
         except UserError as error:

@@ -156,7 +156,11 @@ def search_group(request: Request, numbers: Ids) -> list[list[Hypothesis]]:
         chosen = [rows[i].step(part) for i, part in zip(live, np.split(scores, len(live)))]
         unfinished = [at for at, i in enumerate(live) if not rows[i].done]
         if not unfinished:
-            return [row.results() for row in rows]
+            results = [row.results() for row in rows]
+            for number, hypotheses in zip(numbers, results):
+                if any(len(h.tokens) == limit and int(h.tokens[-1]) not in config.eos_ids for h in hypotheses):
+                    request.warn_of_end(int(number), limit)
+            return results
         state.select(np.concatenate([at * k + chosen[at][0] for at in unfinished]))
         state.extend(np.concatenate([chosen[at][1] for at in unfinished]))
         live = [live[at] for at in unfinished]

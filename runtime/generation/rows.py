@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import UserError
+from relax_tune.errors import UserError, warn
 from relax_tune.runtime.arrays import host_array
 from relax_tune.runtime.generation.config import GenerationConfig
 from relax_tune.runtime.generation.decoder import Decoder, DecodingState
@@ -74,6 +74,15 @@ class Request:
         return self.decoder.prefill(
             np.stack([self.prompt(n) for n in numbers]), stack_sources(sources, self.decoder.sources)
         )
+
+    def warn_of_end(self, number: int, added: int) -> None:
+        """Warn of a row that ends because the model has no more positions."""
+        if added < (requested := self.config.max_new_tokens):
+            times = self.config.num_return_sequences if self.config.num_beams == 1 else 1
+            warn(
+                f"generate: prompt {number // times + 1} ends after {added} of {requested} new tokens: "
+                "the model has no more positions; build it with larger bounds, or ask for fewer tokens"
+            )
 
     def groups(self, beams: int = 1) -> list[NDArray[np.int64]]:
         """Return the numbers of rows of equal length, at most as many together as the model takes, with `beams` each.
@@ -186,6 +195,8 @@ def group_steps(request: Request, numbers: NDArray[np.int64]) -> Iterator[tuple[
             present, tokens = present[keep], tokens[keep]
         if at + 1 < n + limit:
             state.extend(tokens)
+    for number in numbers[live]:
+        request.warn_of_end(int(number), limit)
 
 
 def _generators(seed: int | None, numbers: NDArray[np.int64]) -> list[np.random.Generator]:

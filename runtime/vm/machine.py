@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import ArtifactError, MeasureError, MemoryLack, ModelStateError, UserError
+from relax_tune.errors import ArtifactError, MeasureError, MemoryLack, ModelStateError, UserError, warn
 from relax_tune.home import HOME
 from relax_tune.runtime.arguments import in_order
 from relax_tune.runtime.device.base import Device
@@ -475,7 +474,7 @@ class VirtualMachine:
                 "host routines already"
             ) from error
         self.chooser.lose(device, reason)
-        warnings.warn(f"{name}: the device {device} failed ({reason}); going on without it", stacklevel=4)
+        warn(f"{name}: the device {device} failed ({reason}); going on without it")
 
     def _check_open(self) -> None:
         if self._closed:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from relax_tune.runtime.calls.stream import Stream as Stream
     from relax_tune.runtime.signature import TensorSpec as TensorSpec
     from relax_tune.database.store import open_store, Store as Store
-    from relax_tune.errors import RelaxTuneError as RelaxTuneError
+    from relax_tune.errors import RelaxTuneError as RelaxTuneError, RelaxTuneWarning as RelaxTuneWarning
     from relax_tune.errors import UserError as UserError, ModelStateError as ModelStateError
 
     save_model, open_database = save_text, open_store

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import errno
+import logging
 import sqlite3
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import extract_tb
+
+from relax_tune.printable import printable
+
+_LOG = logging.getLogger("relax_tune")
+_TRANSPARENT = ("relax_tune", "contextlib")
+"""Packages whose calls a warning is not attributed to."""
 
 
 class RelaxTuneError(Exception):
@@ -117,8 +125,26 @@ class ModelStateError(UserError, RuntimeError):
     """A call of a model that was closed, or one from inside a call of the same model."""
 
 
-class UnexpectedErrorWarning(UserWarning):
+class RelaxTuneWarning(UserWarning):
+    """A result that is usable but lacks something: untuned kernels, a busy machine, a missing library. Base of all warnings of relax-tune."""
+
+
+class UnexpectedErrorWarning(RelaxTuneWarning):
     """A fault of relax-tune in one candidate, rule or check, which is left out while everything else goes on."""
+
+
+def warn(text: str, category: type[RelaxTuneWarning] = RelaxTuneWarning) -> None:
+    """Warn at the line of the program that called relax-tune, and write the text to the logger `relax_tune` if logs are read.
+
+    Python shows a repeated warning once. A program without handlers of logs sees the warning only.
+    """
+    text = printable(text)
+    if _LOG.hasHandlers():
+        _LOG.warning("%s", text)
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _TRANSPARENT:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
 
 
 @contextmanager
@@ -144,12 +170,11 @@ def left_out(part: str, function: str, *expected: type[Exception]) -> Iterator[N
 
 
 def warn_unexpected(part: str, function: str, error: Exception) -> None:
-    """Warn of an error that costs `part` of a function's kernels. Python shows a repeated warning once."""
+    """Warn of an error that costs `part` of a function's kernels."""
     frames = extract_tb(error.__traceback__)
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    warnings.warn(
+    warn(
         f"{part} failed for function {function!r} and is left out: {type(error).__name__}{where}: {error}. This is a fault of "
         "relax-tune, and the rest goes on without it. Report it with the function, which `relax-tune show` prints",
         UnexpectedErrorWarning,
-        stacklevel=2,
     )

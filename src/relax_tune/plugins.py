@@ -13,18 +13,17 @@ Every registry that distributions may extend loads its group here, so that all o
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from relax_tune.errors import BuildError
+from relax_tune.errors import BuildError, RelaxTuneWarning, warn
 
 T = TypeVar("T")
 
 
-class PluginWarning(UserWarning):
+class PluginWarning(RelaxTuneWarning):
     """A plug-in of an installed distribution that cannot be imported and is skipped."""
 
 
@@ -67,7 +66,7 @@ def load_plugins(group: str, strict: bool = False) -> list[Plugin]:
             problem = f"{origin}: {point.value} cannot be imported: {type(error).__name__}: {error}"
             if strict:
                 raise BuildError(f"{problem}; correct or remove the package") from error
-            warnings.warn(f"{problem}. It is skipped; correct or remove the package", PluginWarning, stacklevel=2)
+            warn(f"{problem}. It is skipped; correct or remove the package", PluginWarning)
     return plugins
 
 

@@ -1,4 +1,4 @@
-"""Sanitising untrusted text for terminals."""
+"""Sanitising text for terminals: control characters of untrusted text, passwords."""
 
 from __future__ import annotations
 
@@ -17,3 +17,18 @@ def printable(text: str) -> str:
 def of_printable(tell: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that passes a text on with its control characters as Python writes them."""
     return lambda text: tell(printable(text))
+
+
+_SECRET = re.compile(r"(password|passwd|pwd|token|secret)(\s*[=:]\s*)('[^']*'|[^\s&;,]+)", re.IGNORECASE)
+
+
+def masked_words(text: str) -> str:
+    """Return a text with everything masked that follows a word such as `password=`."""
+    return _SECRET.sub(r"\1\2***", text)
+
+
+def masked(text: str) -> str:
+    """Return a text that may contain a database URL, with everything masked that looks like a password."""
+    scheme, slashes, rest = text.partition("://")
+    _, at, host = rest.rpartition("@")
+    return masked_words(f"{scheme}{slashes}***@{host}" if at else text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -110,9 +111,13 @@ def test_a_database_of_something_else_is_left_alone(sql_url: str) -> None:
     engine.dispose()
 
 
-def test_upgrade_makes_a_database_and_opening_can_refuse_to(sql_url: str) -> None:
+def test_upgrade_makes_the_tables_of_an_empty_database_but_no_file(sql_url: str) -> None:
     with pytest.raises(DatabaseError, match=r"no file exists|is empty"):
         open_store(sql_url, create=False)
+    if sql_url.startswith("sqlite:///"):
+        with pytest.raises(DatabaseError, match="no file exists"):
+            upgrade_store(sql_url)
+        Path(sql_url.removeprefix("sqlite:///")).touch(exist_ok=False)
     assert upgrade_store(sql_url) == (None, schema.versions()[-1])
     with open_store(sql_url, create=False) as store:
         assert store.targets() == []

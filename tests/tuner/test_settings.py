@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.effort import examples
 
-from relax_tune.errors import UserError
+from relax_tune.errors import RelaxTuneWarning, UserError
 from relax_tune.tuner.allowed_files import allow, is_allowed, revoke
+from relax_tune.tuner.option import variable_of, with_arguments
 from relax_tune.tuner.settings import (
     EFFORTS,
     FILE,
@@ -225,3 +227,23 @@ def test_settings_file_too_long_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("#" * (1 << 20) + "\n")
     with pytest.raises(UserError, match="at most 1048576 bytes"):
         load_settings({}, {}, tmp_path)
+
+
+def test_variable_of_no_setting_is_warned_of_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.warns(RelaxTuneWarning, match="RELAX_TUNE_EFORT.*RELAX_TUNE_EFFORT") as caught:
+        assert load_settings({}, {"RELAX_TUNE_EFORT": "full", "RELAX_TUNE_CACHE": "x"}, tmp_path) == Settings()
+    assert len(caught) == 1
+    with pytest.warns(RelaxTuneWarning, match="RELAX_TUNE_A_FINE_COLOUR .*settings are .*effort"):
+        load_settings({}, {"RELAX_TUNE_A_FINE_COLOUR": "red"}, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        known = {variable_of(name): "1" for name in ("trials", "cache", "dashboard_token")}
+        assert load_settings({}, {**known, "RELAX_TUNER": "x"}, tmp_path).trials == 1
+
+
+def test_message_of_python_names_arguments_but_commands_keep_flags() -> None:
+    said = "--wait-secs expects 1; build with --bound n=1:64 (`relax-tune tune --target c`), or pip install --no-deps x; not --bound"
+    assert with_arguments(said) == (
+        "wait_secs= expects 1; build with bounds={'n': (1, 64)} (`relax-tune tune --target c`), or pip install --no-deps x; not bounds="
+    )
+    assert with_arguments("a--b -- c ---d --1 -x") == "a--b -- c ---d --1 -x"

@@ -169,7 +169,6 @@ def test_other_writes_on_full_disk_are_refused(tmp_path: Path, disks: list[Disk]
         ("db", "import", records, "--db", "small/empty.db"),
         ("db", "import", records, "--db", "small/new.db"),
         ("db", "merge", source, "--db", "small/empty.db"),
-        ("db", "upgrade", "--db", "small/other.db"),
         ("db", "export", "small/new.jsonl", "--db", source),
         ("db", "export", "small/old.jsonl", "--db", source),
         ("build", bert, *target, "--db", source, "--policy", "generic", "--out", "small/new.rta"),

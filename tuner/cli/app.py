@@ -22,7 +22,7 @@ from typing import Annotated, Any, NamedTuple, TextIO
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from relax_tune.errors import RelaxTuneError, UnexpectedErrorWarning, is_temporary, system_reason
+from relax_tune.errors import RelaxTuneError, RelaxTuneWarning, is_temporary, system_reason
 from relax_tune.printable import printable
 
 USER_ERROR, NOTHING_MEASURED, TRY_LATER = 2, 3, 4
@@ -366,8 +366,8 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning about a fault of relax-tune as one line, any other as Python does."""
-    if issubclass(category, UnexpectedErrorWarning):
+    """Print a warning of relax-tune as one line, any other as Python does."""
+    if issubclass(category, RelaxTuneWarning):
         print(f"warning: {printable(str(message))}", file=sys.stderr)
     else:
         text = warnings.formatwarning(message, category, filename, lineno, line)

@@ -10,14 +10,14 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from relax_tune.database.engine import default_url, masked, parse_url, sqlite_path
-from relax_tune.database.store import MEMORY_URL, open_store
 from relax_tune.errors import BuildError, DatabaseError, MeasureError, RelaxTuneError, UserError
+from relax_tune.printable import masked
 from relax_tune.runtime.child_process import find_program, interpreter
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo
@@ -31,7 +31,6 @@ from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.runtime.program.program import KernelSource
 from relax_tune.tuner.measure.device_process.sandbox import landlock_version
 from relax_tune.tuner.measure.device_process.start import CONFINED
-from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.settings import SettingSource
 from relax_tune.tuner.task.alternatives import all_alternatives
 
@@ -47,8 +46,8 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "scipy": ("tune", "placement on several devices"),
     "optuna": ("tune", "the optuna strategy"),
     "cmaes": ("tune", "optuna's CMA-ES"),
-    "typer": ("tune", "commands"),
-    "rich": ("tune", "tables"),
+    "typer": ("", "commands"),
+    "rich": ("", "tables"),
     "pyopencl": ("opencl", "OpenCL devices"),
     "wgpu": ("webgpu", "WebGPU devices"),
     "pocl-binary-distribution": ("opencl", "an OpenCL device for any Linux machine"),
@@ -61,7 +60,7 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "tokenizers": ("text", "sentences as input"),
     "distributed": ("cluster", "far devices"),
     "filelock": ("tune", "one job on a device"),
-    "platformdirs": ("tune", "this user's database"),
+    "platformdirs": ("", "this user's folders"),
     "jinja2": ("report", "reports and dashboards"),
     "vl-convert-python": ("report", "pictures of reports"),
     "starlette": ("dashboard", "dashboards"),
@@ -84,6 +83,10 @@ THREAD_VARIABLES = (
     *("GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT", "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"),
     *("POCL_DEVICES", "POCL_MAX_PTHREAD_COUNT", "POCL_AFFINITY"),
 )
+QUIRK = "quirk"
+"""Area of what is known of a device, and needs nothing to be done."""
+TUNES = find_spec("sqlalchemy") is not None
+"""Whether the packages of the extra `tune` are installed, as far as one of them tells."""
 # Below this many free bytes a tuning job may fill the disk.
 SPACE = 2 * 2**30
 
@@ -122,9 +125,10 @@ def examine(db: str | None, environment: Mapping[str, str] | None = None) -> lis
         *_devices(devices),
         *_compilers(variables),
         *_libraries(variables),
-        *_database(db),
+        *(_database(db) if TUNES else [_runs_only()]),
         *_threads(variables),
         *_packages(),
+        *_quirks(devices),
     ]
 
 
@@ -169,10 +173,9 @@ def _devices(devices: list[tuple[str, DeviceInfo | DeviceFailure]]) -> Iterator[
         driver = facts.get("platform", facts.get("compiler", ""))
         problem = (probe if is_probed_in_process(spec) else _probe_separately)(spec, entry.kind)
         if problem is None:
-            yield Finding("device", entry.kind, "ok", f"{entry.name} ({driver}), ran a kernel")
-            yield _sandbox(spec, entry.kind)
-            for quirk in quirks_of(entry.kind, entry.fingerprint):
-                yield Finding("quirk", f"{entry.kind}: {quirk.name}", "ok", f"{quirk.changes} ({quirk.symptom})")
+            yield Finding("device", entry.kind, "ok", f"{entry.name} ({driver:.60}), ran a kernel")
+            if TUNES:
+                yield _sandbox(spec, entry.kind)
         else:
             text = f"{entry.name} ({driver}) does not run a kernel"
             yield Finding("device", entry.kind, "missing", text, problem)
@@ -189,6 +192,12 @@ def _devices(devices: list[tuple[str, DeviceInfo | DeviceFailure]]) -> Iterator[
             "this processor has wider vectors: target `c` uses them, and so does a newer OpenCL driver "
             "(Debian, Ubuntu: apt-get install pocl-opencl-icd), chosen with --target opencl:PART of its name",
         )
+
+
+def _quirks(devices: list[tuple[str, DeviceInfo | DeviceFailure]]) -> Iterator[Finding]:
+    for entry in (e for _, e in devices if isinstance(e, DeviceInfo)):
+        for quirk in quirks_of(entry.kind, entry.fingerprint):
+            yield Finding(QUIRK, f"{entry.kind}: {quirk.name}", "ok", f"{quirk.changes} ({quirk.symptom})")
 
 
 def probe(spec: str, kind: str) -> str | None:
@@ -215,6 +224,8 @@ def probe(spec: str, kind: str) -> str | None:
 
 def _sandbox(spec: str, kind: str) -> Finding:
     """Check whether kernels of a device are measured in a sandbox, by opening the device as for measuring."""
+    from relax_tune.tuner.measure.local import LocalRunner  # needs the extra `tune`
+
     try:
         with LocalRunner(spec, lock=False) as runner:
             version = runner.sandbox
@@ -294,6 +305,9 @@ def _libraries(variables: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _database(db: str | None) -> Iterator[Finding]:
+    from relax_tune.database.engine import default_url, parse_url, sqlite_path
+    from relax_tune.database.store import MEMORY_URL, open_store
+
     try:
         with open_store(db, create=False, read_only=True) as store:
             targets = store.targets()
@@ -357,6 +371,11 @@ def thread_advice(name: str, value: str, cpus: int) -> str:
     if name == "POCL_DEVICES" and "basic" in value and "pthread" not in value:
         return f"PoCL's basic device uses one thread: unset it, {same}"
     return ""
+
+
+def _runs_only() -> Finding:
+    text = "none: this installation runs artifacts and tunes nothing"
+    return Finding("database", "records", "ok", text, "to tune and build, pip install 'relax-tune[tune]'")
 
 
 def _packages() -> Iterator[Finding]:

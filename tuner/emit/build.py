@@ -27,6 +27,7 @@ from relax_tune.tuner.emit.emit_graph import (
     lowered_functions,
 )
 from relax_tune.tuner.emit.emit_host_program import emit_host_program
+from relax_tune.tuner.emit.unmeasured import lacking_note
 from relax_tune.tuner.learn.device_records import DeviceRecords, has_other_regime
 from relax_tune.tuner.plan.library_notes import library_notes
 from relax_tune.tuner.plan.plans import TaskPlan, plan_from_stored, plan_task
@@ -182,12 +183,8 @@ def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: 
     """List what a task lacks, one sentence each."""
     notes = []
     if policy not in RECORDLESS:
-        if not plan.times:
-            kinds = {"predicted" if k in plan.predicted else plan.variants[k].kind for k in plan.plan.variants}
-            notes.append(
-                f"{callee}: no usable record for this device, so the {kinds.pop()} form is dispatched; "
-                "run `relax-tune tune` to measure some"
-            )
+        if (lacking := lacking_note(callee, plan)) is not None:
+            notes.append(lacking)
         elif not any(r.variant.kind == "tuned" for r in records):
             notes.append(f"{callee}: no tuned record for this device; run `relax-tune tune` to measure some")
         # Small tasks look faster with weights in the caches than they are within a model, whose other layers have

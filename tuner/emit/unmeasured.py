@@ -12,6 +12,9 @@ from relax_tune.errors import BuildError, UserError
 from relax_tune.tuner.plan.plans import TaskPlan
 from relax_tune.tuner.settings import Policy
 
+TUNE = "`relax-tune tune` with this model, target and database measures them"
+MORE = "more candidates or time may measure them, and the notes say what failed"
+"""Remedies of tasks without a record: for a build, and for a tuning job, which has just tried."""
 BY_RECORDS: tuple[Policy, ...] = ("measured", "stored")
 """Policies whose plans come from records."""
 _SHOWN = 5
@@ -30,8 +33,30 @@ def check_required(required: bool, policy: Policy, flag: str) -> None:
         raise UserError(f"{flag} expects the policy {' or '.join(BY_RECORDS)}, got {policy}, which needs no records")
 
 
+def lacking_note(name: str, plan: TaskPlan) -> str | None:
+    """Return a note on the form that is dispatched for a task without a usable record; None for a task that has one."""
+    if plan.times:
+        return None
+    kinds = {"predicted" if k in plan.predicted else plan.variants[k].kind for k in plan.plan.variants}
+    return (
+        f"{name}: no usable record for this device, so the {kinds.pop()} form is dispatched; "
+        "run `relax-tune tune` to measure some"
+    )
+
+
+def other_notes(notes: Sequence[str], plans: Sequence[Mapping[str, TaskPlan]]) -> list[str]:
+    """Return the notes of a build that `unmeasured_warning` does not summarise."""
+    lacking = tuple(filter(None, (lacking_note(name, plan) for own in plans for name, plan in own.items())))
+    return [note for note in notes if not note.endswith(lacking)]
+
+
 def unmeasured_warning(
-    plans: Sequence[Mapping[str, TaskPlan]], policy: Policy, store: Store, device: str, required: bool
+    plans: Sequence[Mapping[str, TaskPlan]],
+    policy: Policy,
+    store: Store,
+    device: str,
+    required: bool,
+    remedy: str = TUNE,
 ) -> str | None:
     """Return a sentence about the tasks without a usable record; None if all have one, or the policy needs none.
 
@@ -41,6 +66,7 @@ def unmeasured_warning(
         plans: By task, for each device.
         device: Name for people.
         required: Whether such a task is an error.
+        remedy: What measures the tasks: `TUNE` or `MORE`.
 
     Raises:
         BuildError: Records are required and missing; the message lists the tasks.
@@ -50,7 +76,6 @@ def unmeasured_warning(
         return None
     total = len({name for own in plans for name in own})
     what = f"{len(names)} of {total} tasks have no usable record for {device} in {store.where}"
-    remedy = "`relax-tune tune` with this model, target and database measures them"
     if required:
         raise BuildError(f"expected a measured record of every task, but {what}: {', '.join(names)}; {remedy}")
     # Somebody who builds without any database did not ask for tuned kernels, so a warning at each build would be

@@ -328,6 +328,8 @@ class DeviceJob:
             "self_test": built.self_test,
             "solver": None if solver is None else solver.name,
             "target": self.target.key,
+            "tasks": len(built.plans),
+            "unmeasured": [name for name, plan in built.plans.items() if not plan.times],
         }
         if built.quality is not None:
             extra["quality"] = built.quality

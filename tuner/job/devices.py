@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
@@ -21,6 +22,7 @@ from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.processors import described_device
 from relax_tune.tuner.settings import Settings
 
+_LOG = logging.getLogger("relax_tune")
 PAGE = "webgpu:browser"
 _TUNE = "`relax-tune tune MODEL --target webgpu --browser HOST:PORT` makes them"
 
@@ -50,20 +52,43 @@ def compiled_kinds(cpu: Sequence[str], target: str) -> tuple[str, ...]:
     return kinds
 
 
-def with_concrete_target(settings: Settings) -> Settings:
+def with_concrete_target(settings: Settings, notice: Callable[[str], None] = _LOG.info) -> Settings:
     """Return settings whose target names devices of this machine in place of `auto`, `cpu` and `gpu`.
 
+    A page in a browser measures `webgpu`.
+
+    Args:
+        notice: Receives a sentence that names the device of an alias.
+
     Raises:
-        UserError: There is no such device here, or workers or a browser measure, whose devices have other names.
+        UserError: There is no such device here, or workers measure, whose devices have other names.
     """
     names = target_names(settings.target)
     if not set(names) & set(ALIASES):
         return settings
-    if settings.scheduler is not None or settings.browser is not None:
+    if settings.browser is not None and settings.target == "auto":
+        return replace(settings, target="webgpu")
+    check_named(settings.target, settings.scheduler is not None, "a device of the workers of --scheduler")
+    chosen = replace(settings, target=",".join(map(concrete_name, names)))
+    notice(f"target {chosen.target}, chosen for {settings.target}; --target names another")
+    return chosen
+
+
+def check_submitted(settings: Settings) -> None:
+    """Refuse a job whose target is chosen by the devices of this machine. Raises UserError."""
+    check_named(settings.target, True, "a class of device that a service takes jobs for")
+
+
+def check_named(target: str, is_remote: bool, what: str) -> None:
+    """Refuse names that stand for a device of this machine where another machine has the device.
+
+    Raises:
+        UserError: The target has such a name; the message says that it names `what`.
+    """
+    if is_remote and set(target_names(target)) & set(ALIASES):
         raise UserError(
-            f"--target {settings.target}: expected the name of a device that is not on this machine, such as c or cuda"
+            f"--target {target}: expected the name of {what}, such as c or cuda, since another machine has it"
         )
-    return replace(settings, target=",".join(map(concrete_name, names)))
 
 
 def open_runner(settings: Settings, notice: Callable[[str], None] = lambda _: None) -> Runner:

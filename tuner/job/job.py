@@ -182,6 +182,10 @@ class Job:
             "notes": list(build.notes),
             "self_test": {k: built.self_test for k, built in build.parts.items()},
             "targets": {k: part.target.key for k, part in self.parts.items()},
+            "tasks": len({n for built in build.parts.values() for n in built.plans}),
+            "unmeasured": list(
+                dict.fromkeys(n for built in build.parts.values() for n, p in built.plans.items() if not p.times)
+            ),
         }
         return placed_artifact(self.lowered, placed, Placement(placed.parts, functions), extra)
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NOISY = 0.1
+"""Mean contention of measurements from which a note says that the machine was busy."""
+
 
 @dataclass(frozen=True)
 class TuningProgress:
@@ -58,3 +61,13 @@ class TuningSummary:
     problems: tuple[tuple[str, str], ...] = ()
     contention: float | None = None
     expected_gain: float | None = None
+
+    def notes(self) -> list[str]:
+        """Return a sentence for each task that could not be tuned to the end, and one if other processes disturbed the measurements."""
+        notes = [f"{name} could not be tuned to the end: {problem}" for name, problem in self.problems]
+        if (self.contention or 0.0) > NOISY:
+            notes.append(
+                f"other processes used this machine: kernels waited for a processor {self.contention:.0%} of their time; times leave "
+                "this out but are less certain, and records name it"
+            )
+        return notes

@@ -15,9 +15,6 @@ from relax_tune.database.counts import TargetStats, UnitStats
 from relax_tune.database.jobs.submitted import SubmittedJob
 from relax_tune.database.records import JobRecord, Measurement, Target, Workload, parse_json
 from relax_tune.database.reference import SPREAD, Reference, kernels_of
-from relax_tune.runtime.device.base import DeviceInfo
-from relax_tune.runtime.device.device_class import DeviceFailure
-from relax_tune.runtime.device.quirks import quirks_of
 from relax_tune.tuner.job.job_log import LAST_BEAT, state_of
 from relax_tune.tuner.measure.cluster.fleet import LentDevice
 from relax_tune.tuner.measure.cluster.identity import protocol_misfit
@@ -30,7 +27,6 @@ NO_JOBS = "No such jobs; `relax-tune jobs submit` queues one."
 NO_RUNS = "No runs on record; `relax-tune tune` makes one."
 NO_TARGETS = "No targets on record; `relax-tune tune` adds the one it measures on."
 _NOTE_CHARACTERS = 60
-_LIMITS = ("workers", "max_vector_lanes", "l2_bytes", "max_local_bytes")
 
 
 def progress_of(job: SubmittedJob) -> Cell:
@@ -284,29 +280,6 @@ def reference_subject(target: Target) -> Subject:
     document = {"target": target.key, "name": target.name, "reference": reference}
     title = f"Reference times of {target.kind}: {target.name}"
     return Subject(title, (Section("reference", title, facts),), document)
-
-
-def devices_subject(entries: Sequence[DeviceInfo | DeviceFailure]) -> Subject:
-    """Return the devices of this machine, with their quirks and why others cannot be opened."""
-    document: list[dict[str, Any]] = []
-    rows, notes = [], []
-    for e in entries:
-        if isinstance(e, DeviceFailure):
-            document.append({"target": e.spec, "usable": False, "reason": e.reason})
-            continue
-        facts, limits = dict(e.fingerprint), dict(e.limits)
-        quirks = [f"{q.name}: {q.changes}" for q in quirks_of(e.kind, e.fingerprint) if not q.refused]
-        details = {"fingerprint": facts, "limits": limits, "quirks": quirks}
-        document.append({"target": e.kind, "usable": True, "name": e.name, **details})
-        driver = facts.get("platform") or facts.get("compiler", "")
-        rows.append([e.kind, e.name, driver, *(str(limits.get(limit, "-")) for limit in _LIMITS)])
-        notes += [f"{e.kind}: {quirk}" for quirk in quirks]
-    notes += [f"{e.spec}: {e.reason}" for e in entries if isinstance(e, DeviceFailure)]
-    if sum(row[0] == "opencl" for row in rows) > 1:
-        notes.append("choose among OpenCL devices with --target opencl:PART of a platform's or device's name")
-    values = table(("target", "name", "driver or compiler", *_LIMITS), rows, _LIMITS)
-    more = (Section("notes", "Notes", notes=tuple(dict.fromkeys(notes))),) if notes else ()
-    return Subject("Devices of this machine", (Section("devices", tables=(values,)), *more), document)
 
 
 def _pairs_text(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> str:

@@ -5,9 +5,7 @@ Tests: `tests/tuner/text/test_encoder.py`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
@@ -15,7 +13,7 @@ from typing import Any, Self, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from relax_tune.errors import UserError
+from relax_tune.errors import UserError, warn
 from relax_tune.ir.frontend.source import find_model
 from relax_tune.runtime.artifact import Artifact, load_artifact
 from relax_tune.runtime.signature import TensorSpec
@@ -113,8 +111,7 @@ class SentenceEncoder(TextModel):
         if not given:
             return np.empty((0, self._width), np.float32)
         settings = self.settings.named(prompt)
-        cut = partial(warnings.warn, category=UserWarning, stacklevel=2) if truncate else None
-        tokens = settings.tokenize(self.tokenizer, given, self._limit, cut)
+        tokens = settings.tokenize(self.tokenizer, given, self._limit, warn if truncate else None)
         order = sorted(range(len(tokens)), key=lambda n: len(tokens[n]))
         sorted_tokens = [tokens[n] for n in order]
         (rows,) = encode(self.model, sorted_tokens, self._most_rows, settings.prompt_length(self.tokenizer)).values()

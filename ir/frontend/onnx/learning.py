@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from relax_tune.errors import RelaxTuneWarning, warn
 from relax_tune.ir.core.dtype import DType, f32, f64, i64
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
@@ -28,7 +28,7 @@ from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.base import product
 
 
-class ReplacedResultWarning(UserWarning):
+class ReplacedResultWarning(RelaxTuneWarning):
     """A result of a model has another form than the model states."""
 
 
@@ -205,11 +205,10 @@ def _zip_map(w: Writer, node: OnnxNode) -> ImportedValue:
     labels = node.attributes.get("classlabels_int64s") or node.attributes.get("classlabels_strings") or ()
     shown = ", ".join(v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in labels[:8])
     more = " ..." if len(labels) > 8 else ""
-    warnings.warn(
+    warn(
         f"node {node.name!r}, operator ZipMap: its dictionaries are given as an array, with a column for each of the labels "
         f"{shown}{more}",
         ReplacedResultWarning,
-        stacklevel=2,
     )
     return node.item(0)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from relax_tune.errors import RelaxTuneWarning
 from relax_tune.runtime.device.binaries import Binaries, seal, sealed_content
 from relax_tune.runtime.device.c import CDevice
 from relax_tune.runtime.device.wasm.device import WasmDevice
@@ -124,7 +125,7 @@ def test_wasm_device_compiles_damaged_module_again(tmp_path: Path, monkeypatch: 
     files = list((tmp_path / "wasm").glob("*.o"))
     for file in files:
         replace(file, DAMAGES[name])
-    with pytest.warns(RuntimeWarning, match="compiled again"):
+    with pytest.warns(RelaxTuneWarning, match="compiled again"):
         WasmDevice().close()
     assert files and all(sealed_content(file) is not None for file in files)
 

@@ -267,7 +267,10 @@ def test_doctor_as_json_and_as_text(records: str) -> None:
     assert areas >= {"machine", "device", "compiler", "library", "database", "threads", "package"}
     database = next(f for f in found if f["area"] == "database")
     assert database["state"] == "ok" and "6 measurements on 2 targets" in database["result"]
-    assert "numpy" in ok("doctor")
+    text = ok("doctor")
+    assert "numpy" in text and not [line for line in text.splitlines() if line != line.rstrip()]
+    advice, findings = text.find("\nAdvice\n"), text.index("python")
+    assert advice < findings < text.find("Known faults"), "what needs to be done comes first"
 
 
 # -- the database -------------------------------------------------------------------------------------------------------------
@@ -434,6 +437,7 @@ def test_refused_command_makes_no_database(elsewhere: Path) -> None:
 
 
 def test_database_without_targets_error_names_tune(elsewhere: Path) -> None:
+    Path("new.db").touch()
     ok("db", "upgrade", "--db", "new.db")
     assert "`relax-tune tune` adds" in refused("db", "top", "--db", "new.db")
 
@@ -441,7 +445,9 @@ def test_database_without_targets_error_names_tune(elsewhere: Path) -> None:
 def test_check_and_upgrade(records: str) -> None:
     assert "nothing wrong" in ok("db", "check", "--db", records)
     assert "unchanged" in ok("db", "upgrade", "--db", records)
-    assert "no file" in refused("db", "check", "--db", "sqlite:///missing.db")
+    for command in ("check", "upgrade"):
+        assert "no file" in refused("db", command, "--db", "sqlite:///missing.db")
+    assert not Path("missing.db").exists()
 
 
 def test_wrong_npz_error_does_not_mention_pickle(elsewhere: Path) -> None:

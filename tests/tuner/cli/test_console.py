@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from relax_tune.printable import printable
 from relax_tune.tuner.cli.app import app
-from relax_tune.tuner.cli.report.console import make_console, rich_table, say
+from relax_tune.tuner.cli.report.console import make_console, print_table, rich_table, say
 from relax_tune.tuner.report.subject import table
 
 TITLE = "\x1b]0;owned\x07"
@@ -26,6 +26,13 @@ def test_console_texts_with_control_characters_are_shown_escaped(monkeypatch: py
     found = written.getvalue()
     assert not set(found) & set("\x1b\x07\x9b")
     assert found.count(r"\x1b]0;owned\x07") == 3 and r"\x9b2J" in found
+
+
+def test_piped_table_lines_have_no_spaces_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", written := io.StringIO())
+    print_table(make_console(), table(("name", "result"), [["short", "x"], ["long", "y" * 300]]))
+    _, _, rule, short, long, *_ = written.getvalue().splitlines()
+    assert short == " short   x" and long == f" long    {'y' * 300}" and len(rule) == len(long)
 
 
 def test_error_of_a_name_with_control_characters_is_shown_escaped() -> None:

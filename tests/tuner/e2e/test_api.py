@@ -21,7 +21,8 @@ from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import Softmax
 from relax_tune.ir.rewrite.pattern import op, tir
 from relax_tune.ir.rewrite.rules import LEVELS, LevelName
-from relax_tune.tuner.job.progress import TuningProgress
+from relax_tune.tuner.job.device_job import DeviceJob
+from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 
 QUICK = {"target": "c", "trials": 2, "effort": "quick"}
 
@@ -138,6 +139,35 @@ def test_an_open_store_stays_open_and_memory_is_enough() -> None:
         assert store.count(result.target.key) == result.work.measurements > 0
 
 
+@pytest.mark.ccompiler
+def test_tune_warns_of_notes_and_records_may_be_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine, and a device that is lost before anything is measured."""
+    lost = TuningSummary(problems=(("softmax", "the device is lost"),), contention=0.5)
+    monkeypatch.setattr(DeviceJob, "tune", lambda *_: lost)
+    monkeypatch.setattr(DeviceJob, "store_plans", lambda *_: None)
+    with rt.open_database("memory://") as store:
+        with pytest.warns(rt.RelaxTuneWarning) as caught:
+            result = rt.tune(row_scale(), db=store, self_test=False, **QUICK)
+        texts = [str(w.message) for w in caught]
+        assert "the device is lost" in texts[0] and "50%" in texts[1] and texts[2:] == list(result.notes)
+        assert result.notes and {w.filename for w in caught} == {__file__}
+        with pytest.raises(BuildError, match=r"1 of 1.*softmax"):
+            rt.tune(row_scale(), db=store, self_test=False, require_measured=True, **QUICK)
+
+
+def test_database_named_like_another_is_created_with_a_warning(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rt.open_database(tmp_path / "records.db").close()
+        rt.open_database(tmp_path / "records.db").close()
+        rt.open_database(tmp_path / "other.db").close()
+    with pytest.raises(DatabaseError, match=r"did you mean .*records\.db"):
+        rt.open_database(tmp_path / "recrods.db", create=False)
+    with pytest.warns(rt.RelaxTuneWarning, match=r"recrods\.db is new.*records\.db") as caught:
+        rt.open_database(tmp_path / "recrods.db").close()
+    assert caught[0].filename == __file__
+
+
 def test_build_from_a_missing_database_is_refused_and_makes_none(tmp_path: Path) -> None:
     open_store(f"sqlite:///{tmp_path / 'records.db'}").close()
     (tmp_path / "recordz.db").write_text("no database")
@@ -183,8 +213,8 @@ def test_build_without_records_warns_and_records_may_be_required(
 @pytest.mark.ccompiler
 def test_build_with_all_records_warns_of_nothing() -> None:
     with rt.open_database("memory://") as store, warnings.catch_warnings():
+        rt.tune(row_scale(), db=store, **QUICK)  # a busy machine causes a warning here
         warnings.simplefilter("error")
-        rt.tune(row_scale(), db=store, **QUICK)
         for policy in ("measured", "stored"):
             rt.build(
                 row_scale(),
@@ -217,14 +247,14 @@ def test_precision_halves_the_weights_of_products() -> None:
     with artifact.open() as model:
         (found,) = model.run([x])
     np.testing.assert_allclose(found, feed_forward_reference(module, x), atol=8 * 2.0**-8)
-    with pytest.raises(UserError, match=r"--precision.*'bfloat16'"):
+    with pytest.raises(UserError, match=r"precision=.*'bfloat16'"):
         rt.build(module, target="c", precision="bfloat16")
 
 
 @pytest.mark.ccompiler
 def test_api_wrong_argument_error_names_the_wanted(tmp_path: Path) -> None:
     module = row_scale()
-    with pytest.raises(UserError, match="--strategy expects one of"):
+    with pytest.raises(UserError, match="strategy= expects one of"):
         rt.tune(module, target="c", db="memory://", strategy="luck")
     with pytest.raises(UserError, match="bounds apply"):
         rt.build(module, target="c", db="memory://", bounds={"n": (1, 4)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 import relax_tune as rt
 from relax_tune.database.records import VariantRecord
-from relax_tune.errors import UserError
+from relax_tune.errors import RelaxTuneWarning, UserError
 from relax_tune.ir.op.math.elementwise import Relu
 from relax_tune.runtime.calls.session import Session
 from relax_tune.runtime.generate import beam_search, generate, generate_steps
@@ -338,10 +339,17 @@ def test_text_beyond_the_bounds_of_a_decoder_is_refused_or_said(
     short = " ".join(["w1"] * most)
     left = decoder.limit(most, 10**6)
     for extra in ([], ["--stream"]):
-        done = CliRunner().invoke(app, [*run, short, "--max-new-tokens", str(left + 5), *extra])
-        assert done.exit_code == 0 and f"ends after {left} of {left + 5}" in " ".join(done.stderr.split()), done.output
-        done = CliRunner().invoke(app, [*run, short, "--max-new-tokens", str(left), *extra])
-        assert done.exit_code == 0 and "ends after" not in done.stderr
+        with pytest.warns(RelaxTuneWarning, match=f"prompt 1 ends after {left} of {left + 5}"):
+            assert CliRunner().invoke(app, [*run, short, "--max-new-tokens", str(left + 5), *extra]).exit_code == 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert CliRunner().invoke(app, [*run, short, "--max-new-tokens", str(left), *extra]).exit_code == 0
+    with artifact.open() as model:
+        for options in ({}, {"num_beams": 2}, {"do_sample": True, "num_return_sequences": 2}):
+            prompts = [[1, 2], [1] * most]
+            with pytest.warns(RelaxTuneWarning, match=f"prompt 2 ends after {left} of {left + 1}") as caught:
+                rt.generate(model, prompts, left + 1, **options)  # type: ignore[arg-type]
+            assert caught[0].filename == __file__
 
 
 def test_caches_of_16_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_unfit_samples_are_refused_before_tuning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "value"), [("activations", "int8"), ("weights", "int4")])
 def test_quality_excludes_a_type_for_all(name: str, value: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "calls.npz", x=np.ones((4, 9, 32), np.float32))
-    with pytest.raises(UserError, match=f"--{name} {value}"):
+    with pytest.raises(UserError, match=f"{name}= {value}"):
         rt.build(
             two_layers(),
             target="c",

@@ -70,13 +70,19 @@ def test_submitted_job_is_listed_cancelled_and_retried(elsewhere: Path) -> None:
 def test_wrong_arguments_are_named(elsewhere: Path) -> None:
     small_model(elsewhere)
     assert "needs --files" in answer(
-        "submit", "small.onnx", "--db", "postgresql://x@127.0.0.1:1/y", "--wait-secs", "1", code=2
+        "submit", "small.onnx", "--target", "c", "--db", "postgresql://x@127.0.0.1:1/y", "--wait-secs", "1", code=2
     )
-    assert "no such file" in answer("submit", "none.onnx", "--db", "q.db", code=2)
-    assert "memory://" in answer("submit", "small.onnx", "--db", "memory://", code=2)
-    assert "priority" in answer("submit", "small.onnx", "--db", "q.db", "--priority", str(10**9), code=2)
-    assert "--max-minutes" in answer("submit", "small.onnx", "--db", "q.db", "--max-minutes", "0", code=2)
-    assert "--attempts" in answer("submit", "small.onnx", "--db", "q.db", "--attempts", "0", code=2)
+    assert "class of device" in answer("submit", "small.onnx", "--db", "none.db", code=2)
+    assert not Path("none.db").exists()
+    assert "no such file" in answer("submit", "none.onnx", "--db", "q.db", "--target", "c", code=2)
+    assert "memory://" in answer("submit", "small.onnx", "--target", "c", "--db", "memory://", code=2)
+    assert "priority" in answer(
+        "submit", "small.onnx", "--db", "q.db", "--target", "c", "--priority", str(10**9), code=2
+    )
+    assert "--max-minutes" in answer(
+        "submit", "small.onnx", "--db", "q.db", "--target", "c", "--max-minutes", "0", code=2
+    )
+    assert "--attempts" in answer("submit", "small.onnx", "--db", "q.db", "--target", "c", "--attempts", "0", code=2)
     assert "expected at least one --device" in answer("work", "--db", "q.db", code=2)
     assert "--state expects one of queued" in answer("list", "--db", "q.db", "--state", "lost", code=2)
 
@@ -90,7 +96,7 @@ def test_submit_from_python_keeps_a_module(elsewhere: Path) -> None:
     with pytest.raises(UserError, match=r"rt.submit takes the settings"):
         rt.submit(module, db=elsewhere / "q.db", scheduler="tcp://127.0.0.1:1")
     with pytest.raises(UserError, match="bounds apply"):
-        rt.submit(module, db=elsewhere / "q.db", bounds={"n": (1, 4)})
+        rt.submit(module, db=elsewhere / "q.db", target="c", bounds={"n": (1, 4)})
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from relax_tune.tuner.cli.commands.options import (
     Bounds,
     Json,
     Model,
+    RequireMeasured,
     SettingFlags,
     Verify,
     among,
@@ -46,13 +47,6 @@ PackOption = Annotated[
     typer.Option(
         "--pack",
         help="Store weights as the chosen kernels want them, not as the model has them: packed once, here, not at every start.",
-    ),
-]
-RequireMeasuredOption = Annotated[
-    bool,
-    typer.Option(
-        "--require-measured",
-        help="Write nothing when tasks have no usable record, and end with an error that lists them.",
     ),
 ]
 
@@ -85,7 +79,7 @@ def build(
     ] = "measured",
     pack: PackOption = False,
     cpu: CpuOption = None,
-    require_measured: RequireMeasuredOption = False,
+    require_measured: RequireMeasured = False,
     out: Out = None,
     overwrite: Overwrite = False,
     verify: Verify = False,

@@ -19,11 +19,11 @@ from relax_tune.errors import UserError
 from relax_tune.printable import printable
 from relax_tune.runtime.generate import generate, generate_steps
 from relax_tune.runtime.generation.config import GenerationConfig, read_token_ids
-from relax_tune.runtime.generation.decoder import ENCODE, PREFILL, Decoder
+from relax_tune.runtime.generation.decoder import ENCODE, PREFILL
 from relax_tune.runtime.generation.detokenizer import IncrementalDetokenizer
 from relax_tune.runtime.model import Model
-from relax_tune.tuner.cli.report.console import make_console, say
-from relax_tune.tuner.text.tokens import IDS, SizeLimit, shown, tokenize
+from relax_tune.tuner.cli.report.console import say
+from relax_tune.tuner.text.tokens import IDS, SizeLimit, tokenize
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -121,7 +121,7 @@ def complete(
 ) -> list[Completion]:
     """Complete each text and print it, while it is generated or when all are complete.
 
-    A sentence on stderr says which texts end since the model has no more positions. cut: as of `tokenize`
+    A warning says which texts end since the model has no more positions. cut: as of `tokenize`
 
     Raises: UserError for a text without tokens, or one that the model does not take.
     """
@@ -136,9 +136,7 @@ def complete(
         if not ids:
             raise UserError(f"--text expects at least one token, got none in {text!r:.80}; give some text")
     if stream:
-        streamed = [_stream(model, tokenizer, t, ids, config, console) for t, ids in zip(texts, prompts)]
-        _report_full(model, texts, prompts, streamed, config)
-        return streamed
+        return [_stream(model, tokenizer, t, ids, config, console) for t, ids in zip(texts, prompts)]
     completions, encodes = list[Completion](), ENCODE in model.functions
     results = generate(model, _given(model, prompts), config=config, tokenizer=tokenizer)
     starts = [("", list[int]()) for _ in texts] if encodes else zip(texts, prompts)
@@ -148,28 +146,7 @@ def complete(
         added = "".join([*(decoder.put(t) for t in tokens if t not in config.eos_ids), decoder.end()])
         completions.append(Completion(whole[None], added))
         say(console, f"{text}{added}")
-    _report_full(model, texts, prompts, completions, config)
     return completions
-
-
-def _report_full(
-    model: Model,
-    texts: Sequence[str],
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Completion],
-    config: GenerationConfig,
-) -> None:
-    """Report the texts that ended because the model has no more positions."""
-    decoder, encodes = Decoder(model), ENCODE in model.functions
-    for text, ids, completion in zip(texts, prompts, completions, strict=True):
-        start = 1 if encodes else len(ids)
-        added, requested = completion.ids.shape[1] - start, config.max_new_tokens
-        if decoder.limit(start, requested) == added < requested and int(completion.ids[0, -1]) not in config.eos_ids:
-            say(
-                make_console(stderr=True),
-                f"note: text {shown(text)} ends after {added} of {requested} new tokens: the artifact has no more positions; build it "
-                "with larger bounds",
-            )
 
 
 def _given(model: Model, prompts: list[list[int]]) -> Any:

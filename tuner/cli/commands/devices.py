@@ -10,16 +10,16 @@ from typing import Annotated
 
 import typer
 
-from relax_tune.database.engine import masked
 from relax_tune.errors import UserError
+from relax_tune.printable import masked
 from relax_tune.runtime.device.registry import list_devices
 from relax_tune.tuner.allowed_files import allow as allow_file
 from relax_tune.tuner.allowed_files import revoke as revoke_file
 from relax_tune.tuner.cli.commands.options import Database, Json, print_json
-from relax_tune.tuner.cli.doctor import examine, settings_findings
+from relax_tune.tuner.cli.doctor import QUIRK, examine, settings_findings
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.cli.report.view import view
-from relax_tune.tuner.report.listings import devices_subject
+from relax_tune.tuner.report.device_listing import devices_subject
 from relax_tune.tuner.report.subject import Section, Subject, table
 from relax_tune.tuner.settings import (
     FILE,
@@ -42,21 +42,24 @@ def doctor(db: Database = None) -> Subject:
     """Report what is installed, missing, or would be faster.
 
     Looks at settings and where they came from, devices, compilers, libraries, the database, thread settings and packages,
-    and runs a kernel on every device; changes nothing. What can be done about it stands below the table, or as `advice`
+    and runs a kernel on every device; changes nothing. What can be done stands above the table of findings, or as `advice`
     in the document. Exit code 0 in any case.
     """
     sources = find_sources({"db": db})
     settings = settings_of({name: source for name, source in sources.items() if not source.refused})
     findings = [*settings_findings(sources), *examine(settings.db)]
-    areas = ["", *(f.area for f in findings)]
+    listed = [f for f in findings if f.area != QUIRK]
+    areas = ["", *(f.area for f in listed)]
     rows = [
         ["" if f.area == before else f.area, f.name, f.state, f.result]
-        for before, f in zip(areas, findings, strict=False)
+        for before, f in zip(areas, listed, strict=False)
     ]
     advice = tuple(f"{f.area} {f.name}: {f.advice}" for f in findings if f.advice)
     findings_section = Section("findings", tables=(table(("", "name", "state", "result"), rows),))
     more = (Section("advice", "Advice", notes=advice),) if advice else ()
-    return Subject("Installation", (findings_section, *more), [f.to_json() for f in findings])
+    quirks = tuple(f"{f.name}: {f.result}" for f in findings if f.area == QUIRK)
+    last = (Section("quirks", "Known faults of devices, and what is done about them", notes=quirks),) if quirks else ()
+    return Subject("Installation", (*more, findings_section, *last), [f.to_json() for f in findings])
 
 
 def allow(

@@ -72,7 +72,9 @@ def build_several(
         print_json({**document, **(more or {})})
 
 
-def tune_command(module: IRModule, path: Path, settings: Settings, *, compare: bool, verify: bool, json: bool) -> None:
+def tune_command(
+    module: IRModule, path: Path, settings: Settings, *, compare: bool, required: bool, verify: bool, json: bool
+) -> None:
     """Run `relax-tune tune` for several devices."""
     if compare or settings.scheduler is not None:
         raise UserError("--compare and --scheduler expect one --target, got several; leave them out")
@@ -88,7 +90,7 @@ def tune_command(module: IRModule, path: Path, settings: Settings, *, compare: b
         job = job_for(module, devices, store, settings, verify=verify)
         work = job.tune(lambda text: say(console, text), watch)
         for kind, summary in work.items():
-            for name, problem in summary.problems:
-                say(console, f"note: {kind}: {name} could not be tuned to the end: {problem}")
+            for note in summary.notes():
+                say(console, f"note: {kind}: {note}")
         measured = {kind: summary.measurements for kind, summary in work.items()}
-        build_several(job, path, "measured", (), console, json=json, more={"measurements": measured})
+        build_several(job, path, "measured", (), console, json=json, required=required, more={"measurements": measured})

@@ -10,11 +10,12 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from relax_tune.tuner.job.devices import with_concrete_target
+from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.option import Command, flag_of
 from relax_tune.tuner.settings import OPTIONS, Settings, load_settings, settings_taken_by
 
@@ -86,6 +87,13 @@ Metrics = Annotated[
         help="Answer Prometheus here; a port without a host listens on 127.0.0.1. [default: nowhere]",
     ),
 ]
+RequireMeasured = Annotated[
+    bool,
+    typer.Option(
+        "--require-measured",
+        help="End with an error that lists them when tasks have no usable record; write no artifact.",
+    ),
+]
 Verify = Annotated[bool, typer.Option("--verify", help="Verify the program before and after every pass.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; all else goes to stderr.")]
 
@@ -97,8 +105,17 @@ class SettingFlags:
     given: Mapping[str, Any]
 
     def load(self) -> Settings:
-        """Merge the flags over the other sources of settings."""
-        return with_concrete_target(load_settings(self.given))
+        """Merge the flags over the other sources of settings. A device that is chosen for a command is printed on stderr."""
+        chosen = self.load_any()
+        if "target" not in self.given:
+            return chosen
+        from relax_tune.tuner.job.devices import with_concrete_target  # needs the extra `tune`, unlike `run`
+
+        return with_concrete_target(chosen, partial(say, make_console(stderr=True)))
+
+    def load_any(self) -> Settings:
+        """Return the same settings, whose target may be `auto`, `cpu` or `gpu`: no device is looked for."""
+        return load_settings(self.given)
 
     def flags(self, *names: str) -> dict[str, Any]:
         """Return the values by flag: for these settings, or for all."""

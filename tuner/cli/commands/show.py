@@ -130,7 +130,7 @@ def show(
             f"{subject!r} is a whole model; choose a task with --task",
         )
         sections = _sections(what, OF_MODEL, OF_MODEL, json, "a model without --task")
-        return _show_model(subject, sections, after, parse_bounds(bound or []), settings.load(), verify)
+        return _show_model(subject, sections, after, parse_bounds(bound or []), settings.load_any(), verify)
     _refuse({"--after": after}, "--task shows a task, which is what all passes left; leave one of them out")
     sections = _sections(what, SECTIONS, OVERVIEW, json, "a task")
     return _show_model_task(subject, task, sections, of, parse_bounds(bound or []), settings.load(), verify)

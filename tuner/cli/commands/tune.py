@@ -22,12 +22,22 @@ from relax_tune.tuner.api import TuneResult, tune_result
 from relax_tune.tuner.cli.app import NOTHING_MEASURED
 from relax_tune.tuner.cli.commands.comparison import compare_builds
 from relax_tune.tuner.cli.commands.multi_device import tune_command
-from relax_tune.tuner.cli.commands.options import Bounds, Json, Model, SettingFlags, Verify, print_json, with_settings
+from relax_tune.tuner.cli.commands.options import (
+    Bounds,
+    Json,
+    Model,
+    RequireMeasured,
+    SettingFlags,
+    Verify,
+    print_json,
+    with_settings,
+)
 from relax_tune.tuner.cli.destination import Out, Overwrite, artifact_path, check_destination
 from relax_tune.tuner.cli.report.console import make_console, print_sections, say
 from relax_tune.tuner.cli.report.latency import LatencyRow, latency_table
 from relax_tune.tuner.cli.report.progress import ProgressView
 from relax_tune.tuner.emit.build import BuildResult
+from relax_tune.tuner.emit.unmeasured import MORE, unmeasured_warning
 from relax_tune.tuner.job.device_job import DeviceJob, device_job
 from relax_tune.tuner.job.devices import open_runner, target_names
 from relax_tune.tuner.job.job import Report
@@ -45,8 +55,6 @@ from relax_tune.tuner.settings import Policy, Settings
 from relax_tune.tuner.task.extract import sizes_near
 
 COMPARE_SIZES = (8, 64, 256, 512)
-NOISY = 0.1
-"""Mean contention of measurements from which a note says that the machine was busy."""
 COMPARED: tuple[Policy, ...] = ("predicted", "library", "generic")
 
 
@@ -62,6 +70,7 @@ def tune(
         bool,
         typer.Option("--compare", help="Also time the build against its predicted, library and generic forms."),
     ] = False,
+    require_measured: RequireMeasured = False,
     verify: Verify = False,
     json: Json = False,
 ) -> None:
@@ -78,7 +87,7 @@ def tune(
     check_destination(path, model_key(module), overwrite)
     tell = partial(say, console)
     if len(target_names(chosen.target)) > 1:
-        return tune_command(module, path, chosen, compare=compare, verify=verify, json=json)
+        return tune_command(module, path, chosen, compare=compare, required=require_measured, verify=verify, json=json)
     with (
         contextlib.closing(open_runner(chosen, tell)) as runner,  # first, so that a missing device creates no database
         open_store(chosen.db, wait_secs=chosen.wait_secs, notice=tell) as store,
@@ -89,15 +98,14 @@ def tune(
         if not any(plan.times for plan in built.plans.values()):
             say(console, _nothing_usable(job))
             raise typer.Exit(NOTHING_MEASURED)
+        unmeasured_warning([built.plans], "measured", store, job.device.name, require_measured, MORE)
         job.store_plans(built)
         result = tune_result(job, work, built)
         others = {f"all {p}": job.artifact(job.build(p)) for p in COMPARED} if compare else {}
     saved = job.artifact(built).save(path)
     print_sections(console, build_section(result.tasks, result.quality))
     say(console, _summary(result))
-    for name, problem in work.problems:
-        say(console, f"note: {name} could not be tuned to the end: {problem}")
-    for note in (*_noise(work), *result.notes):
+    for note in (*work.notes(), *result.notes):
         say(console, f"note: {note}")
     say(console, f"wrote {saved} ({saved.stat().st_size / 1e6:.1f} MB)")
     latency: tuple[LatencyRow, ...] = ()
@@ -154,16 +162,6 @@ def _summary(result: TuneResult) -> str:
         f"{work.measurements} new measurements of {work.trials} candidates for {tasks} tasks, "
         f"{work.failures} failed, in {work.wall_secs:.0f} s{left}"
     )
-
-
-def _noise(work: TuningSummary) -> list[str]:
-    """Return a note if other processes disturbed the measurements."""
-    if (work.contention or 0.0) <= NOISY:
-        return []
-    return [
-        f"other processes used this machine: kernels waited for a processor {work.contention:.0%} of their time; times leave this out but "
-        "are less certain, and records name it"
-    ]
 
 
 def _nothing_usable(job: DeviceJob) -> str:

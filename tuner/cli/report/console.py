@@ -75,6 +75,18 @@ def rich_table(values: Table) -> RichTable:
     return drawn
 
 
+def print_table(console: Console, values: Table) -> None:
+    """Print a table; outside of a terminal without spaces at the ends of lines, so that one long cell lengthens one line."""
+    if on_terminal(console):
+        console.print(rich_table(values))
+        return
+    with console.capture() as drawn:
+        console.print(rich_table(values))
+    lines = [line.rstrip() for line in drawn.get().splitlines()]
+    widest = max((len(line) for line in lines if line.strip(" ─")), default=0)
+    console.file.write("".join(f"{line if line.strip(' ─') else line[:widest]}\n" for line in lines))
+
+
 def print_sections(console: Console, *sections: Section) -> None:
     """Print sections one below the other: the terminal's renderer of a subject."""
     for section in sections:
@@ -83,7 +95,7 @@ def print_sections(console: Console, *sections: Section) -> None:
         for note in section.notes:
             say(console, note)
         if section.facts:
-            console.print(rich_table(table(("field", "value"), section.facts)))
+            print_table(console, table(("field", "value"), section.facts))
         for text in section.texts:
             say(console, text)
         _print_tables(console, section.tables)
@@ -98,4 +110,4 @@ def _print_figure(console: Console, figure: Figure) -> None:
 
 def _print_tables(console: Console, tables: Iterable[Table]) -> None:
     for values in tables:
-        console.print(rich_table(values))
+        print_table(console, values)

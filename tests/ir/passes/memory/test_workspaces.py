@@ -112,5 +112,5 @@ def test_memory_for_the_largest_sizes_is_a_setting_of_builds() -> None:
         program = rt.build(chain(1024), target="c", db=db, memory=memory).program
         values = evaluate(program.scalars, [10])
         assert [values[s] for s in program.storages] == expected
-    with pytest.raises(UserError, match="--memory expects one of symbolic, constant"):
+    with pytest.raises(UserError, match="memory= expects one of symbolic, constant"):
         rt.build(chain(1024), target="c", db=db, memory="large")

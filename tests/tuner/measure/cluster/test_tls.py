@@ -233,7 +233,7 @@ def test_certificates_without_a_scheduler_are_refused(folder: Path, monkeypatch:
     monkeypatch.chdir(folder)
     found = CliRunner().invoke(app, ["tune", "bert", "--target", "c", "--ca", "authority.pem"])
     assert found.exit_code == 2 and "expected a --scheduler" in found.stderr
-    with pytest.raises(rt.UserError, match="expected a --scheduler"):
+    with pytest.raises(rt.UserError, match="expected a scheduler="):
         rt.tune("bert", target="c", key="client.key")
 
 

@@ -36,6 +36,7 @@ from relax_tune.tuner.cli.commands.options import (
 from relax_tune.tuner.cli.destination import default_path
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.cli.report.view import view
+from relax_tune.tuner.job.devices import check_submitted
 from relax_tune.tuner.job.lowered_model import parse_bounds
 from relax_tune.tuner.report.listings import job_document, job_subject, jobs_subject, progress_of, runs_subject
 from relax_tune.tuner.report.subject import Subject
@@ -122,7 +123,8 @@ def submit(
     The service chooses scheduler, certificates and database. A submitted job cannot choose them, nor any file on the service's
     machine.
     """
-    chosen, bounds = settings.load(), parse_bounds(bound or [])
+    chosen, bounds = settings.load_any(), parse_bounds(bound or [])
+    check_submitted(chosen)
     files_of(chosen)
     check_strategy(chosen.strategy)
     if attempts < 1:

@@ -65,7 +65,8 @@ def report(
     Times over shapes and what is dispatched, convergence, where the time of a model goes, failures, devices, and the regret against the
     best on record. The file loads nothing, so it can be sent. With a --scheduler it also shows the units that workers lend now.
     """
-    chosen = settings.load()
+    of_model = subject is not None and not _is_database(subject) and is_model(subject) and not subject.endswith(SUFFIX)
+    chosen = settings.load() if of_model else settings.load_any()
     if tasks < 0:
         raise UserError(f"--tasks expects a number of at least 0, got {tasks}")
     check_needed(chosen.scheduler, *(settings.given[name] for name in ("ca", "certificate", "key")))
