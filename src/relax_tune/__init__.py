@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from relax_tune.tuner.pack.pack import make_pack as make_pack, read_pack as read_pack, ModelPack as ModelPack
     from relax_tune.tuner.pack.install import install as install, Installation as Installation
     from relax_tune.tuner.api import submit as submit
+    from relax_tune.tuner.torch_compile import torch_backend as torch_backend, FallbackWarning as FallbackWarning
     from relax_tune.runtime.artifact import Artifact as Artifact, load_artifact as load_artifact, load as load
     from relax_tune.runtime.model import Model as Model
     from relax_tune.runtime.generate import generate as generate, generate_steps as generate_steps
