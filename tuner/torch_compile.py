@@ -33,7 +33,7 @@ from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.model import Model
 from relax_tune.tuner import api
 from relax_tune.tuner.job.devices import with_concrete_target
-from relax_tune.tuner.settings import EFFORTS, Settings, merge_settings
+from relax_tune.tuner.settings import EFFORTS, Settings, merge_settings, settings_taken_by
 
 MOST_VARIANTS = 64
 """Sets of weights that a graph is built for. Layers of equal shape share a graph."""
@@ -70,7 +70,7 @@ def torch_backend(
         arguments: The arguments of the compiled call.
         options: The `options` of torch.compile: `tune`, an effort such as `"quick"` to measure kernels for what the database lacks, or
             False (the default) to use only the records that it has; `db`, as of `rt.tune` and `rt.build`; and settings of `rt.build`,
-            such as `target` (`c` by default) and `threads`.
+            such as `target` (`c` by default) and `threads`, and of `rt.tune` with `tune`.
         mode: Not supported: the modes of torch.compile are Inductor's.
 
     Raises:
@@ -124,9 +124,11 @@ class _Options:
             given["effort"] = tune
         db = given.pop("db", None)
         try:
-            settings = with_concrete_target(merge_settings("build", None, given))
+            # settings of searching, such as `trials`, mean nothing without it
+            searching = {n: given.pop(n) for n in settings_taken_by("tune") if tune is not False and n in given}
+            settings = with_concrete_target(merge_settings("build", merge_settings("tune", None, searching), given))
         except UserError as error:
-            raise UserError(f"options of torch.compile: expected tune, db and settings of rt.build: {error}") from None
+            raise UserError(f"options of torch.compile: expected tune, db and settings: {error}") from None
         if "," in settings.target:
             raise UserError(f"option target: expected one device, got {settings.target:.80}")
         return _Options(tune is not False, db, settings)
@@ -140,7 +142,7 @@ class _Options:
 
 @cache
 def _device(target: str) -> Device:
-    """Open a device that all graphs of the process share: each would have threads of its own."""
+    """Open a device that all graphs of the process share, as each has a team of threads."""
     return open_device(target)
 
 
@@ -221,7 +223,7 @@ class _CompiledGraph:
 
 
 def _check_arguments(torch: Any, arguments: Sequence[Any]) -> None:
-    """Raise ParseError for arguments of which a graph cannot be compiled."""
+    """Raise ParseError for arguments with which a graph cannot be compiled."""
     tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         raise ParseError("it computes gradients; call the model in torch.no_grad() or torch.inference_mode()")

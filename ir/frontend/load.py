@@ -66,15 +66,13 @@ def load_model(
         pooling, normalize: Of a Hugging Face encoder, in place of what its folder states (`load_hf`).
         trust: Let torch unpickle and evaluate what a .pt2 file holds besides its graph and numbers: its author can then run any
             program.
-        example_inputs, example_kwargs: Of a torch module: arguments of `forward`, by position and by name, with which torch.export
-            traces it.
-        dynamic_shapes: Of a torch module: its dynamic dims, as `torch.export.export` takes them; without any, all dims are as in the
-            examples.
+        example_inputs, example_kwargs: Of a torch module: arguments of `forward`, by position and by name, for torch.export.
+        dynamic_shapes: Of a torch module: as for `torch.export.export`; without any, all dims are as in the examples.
 
     Raises:
         ParseError: A file that is not a model of its format.
-        UserError: A missing path, impossible bounds, options of other kinds of models, a .pt2 file that needs `trust`, or a torch module
-            without examples, or one that torch.export cannot export.
+        UserError: A missing path, impossible bounds, options for other kinds of models, a .pt2 file that needs `trust`, or a torch module
+            without examples or that torch.export refuses.
         BuildError: An importer of another distribution that is not a function, or returns something else than a module.
     """
     bounds = checked_bounds(bounds)
@@ -82,13 +80,7 @@ def load_model(
     if is_torch_module(model):
         _refuse_options(options, "a torch module")
         return load_torch_export(export_module(model, example_inputs, example_kwargs, dynamic_shapes), bounds)
-    for name, value in (
-        ("example_inputs", example_inputs),
-        ("example_kwargs", example_kwargs),
-        ("dynamic_shapes", dynamic_shapes),
-    ):
-        if value is not None:
-            raise UserError(f"{name} applies only to a torch.nn.Module, got a {type(model).__name__}; leave it out")
+    _refuse_examples(model, example_inputs=example_inputs, example_kwargs=example_kwargs, dynamic_shapes=dynamic_shapes)
     if is_exported_program(model):
         _refuse_options(options, "an exported program")
         return load_torch_export(model, bounds)
@@ -148,6 +140,12 @@ def _imported_by_plugin(source: Any, bounds: Bounds, options: Mapping[str, objec
         _refuse_options(options, f"a model of {plugin.origin}")
         return module
     return None
+
+
+def _refuse_examples(model: object, **examples: object) -> None:
+    for name, value in examples.items():
+        if value is not None:
+            raise UserError(f"{name} applies only to a torch.nn.Module, got a {type(model).__name__}; leave it out")
 
 
 def _refuse_options(options: Mapping[str, object], got: str) -> None:

@@ -22,6 +22,7 @@ from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.core.dtype import ALL, DType, bf16
 from relax_tune.ir.frontend.shared.writer import identifier
 from relax_tune.ir.frontend.torch.archive import data_archive
+from relax_tune.ir.frontend.torch.fused import fused_decompositions
 from relax_tune.ir.frontend.torch.program import (
     COMPLEX,
     Ref,
@@ -84,12 +85,13 @@ def require_torch() -> Any:
 
 
 def decompositions(torch: Any) -> Any:
-    """Return torch's table of decompositions to core ATen operators, without those of `WHOLE`."""
+    """Return torch's table of decompositions to core ATen operators, without `WHOLE` and with the functions of `fused`."""
     table = torch.export.default_decompositions()
     # Versions of torch differ in what they have: one without an operator has no decomposition of it either.
     for overload in WHOLE:
         packet, _, name = overload.partition(".")
         table.pop(getattr(getattr(torch.ops.aten, packet), name), None)
+    table.update(fused_decompositions(torch))
     return table
 
 

@@ -44,10 +44,10 @@ class GraphResult:
 
 @dataclass(frozen=True)
 class TracedGraph:
-    """A graph of torch.compile as a program, and how its arguments and results belong to those of the graph.
+    """A graph of torch.compile as a program, and the places of its arguments and results.
 
     Attributes:
-        program: The program. Its weights are those of the arguments that it was traced with.
+        program: The program, with the weights of the call that it was traced with.
         inputs: Positions of the arguments that are the inputs of the program.
         elements: Element type of each input.
         weights: Position of the argument of each weight, by the name of its node. Other weights are constants of the graph.
@@ -90,7 +90,7 @@ def trace_graph(graph: Any, arguments: Sequence[Any], run: Run) -> tuple[Callabl
         The function of the arguments that torch calls in place of the graph, and the graph.
 
     Raises:
-        ParseError: torch cannot trace the graph, or it is no function of its arguments alone.
+        ParseError: torch cannot trace the graph, or it draws random numbers or uses another device than the processor.
     """
     torch = require_torch()
     from torch._functorch.aot_autograd import aot_module_simplified
@@ -159,7 +159,7 @@ class _Conversion:
 
     def run(self, weights: Sequence[int]) -> TracedGraph:
         self._check()
-        self._rewrite_casts()
+        self._rewrite_numbers()
         owned: dict[str, Any] = {}
         places: dict[str, int] = {}
         specs: list[Any] = []
@@ -188,15 +188,18 @@ class _Conversion:
         elements = tuple(meta.element for _, meta in plain.inputs)
         return TracedGraph(plain, tuple(inputs), elements, places, results)
 
-    def _rewrite_casts(self) -> None:
-        """Write casts as the importer reads them. torch inserts casts of this kind for numbers that are arguments of a model."""
+    def _rewrite_numbers(self) -> None:
+        """Write operators as the importer reads them; torch has other forms for numbers that are arguments of a model."""
+        aten = self.torch.ops.aten
         for node in self.traced.graph.nodes:
             if node.target is self.torch.ops.prims.convert_element_type.default:
-                node.target = self.torch.ops.aten._to_copy.default
+                node.target = aten._to_copy.default
                 node.args, node.kwargs = node.args[:1], {"dtype": node.args[1]}
+            elif node.target is aten.true_divide.Tensor:
+                node.target = aten.div.Tensor
 
     def _check(self) -> None:
-        """Refuse random numbers, which have to differ between calls, and devices beside the processor."""
+        """Refuse random numbers, which have to differ between calls, and other devices than the processor."""
         for node in self.traced.graph.nodes:
             # attention is tagged for its dropout, which the importer refuses
             tags = () if str(node.target) == ATTENTION else getattr(node.target, "tags", ())
@@ -240,7 +243,7 @@ class _Conversion:
         return specs
 
     def _results(self) -> tuple[tuple[GraphResult, ...], list[Any]]:
-        """Return the results of the graph; those that the program computes stay at its end."""
+        """Return the results of the graph, and keep only computed ones in the program."""
         output = self.traced.graph.output_node()
         results: list[GraphResult] = []
         computed: list[Any] = []

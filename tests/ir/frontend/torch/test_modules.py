@@ -76,7 +76,7 @@ def test_module_with_wrong_examples_is_refused(options: dict[str, Any], match: s
         load_model(Scaled().eval(), **options)
 
 
-def test_dynamic_dim_that_the_module_fixes_is_refused_with_the_reason() -> None:
+def test_dynamic_dim_fixed_by_the_module_is_refused() -> None:
     shapes = {"x": {1: Dim("width", min=2, max=8)}, "scale": None}
     with pytest.raises(UserError, match=r"Scaled: .* width"):
         load_model(Scaled().eval(), example_inputs=(torch.randn(3, 4), torch.randn(3)), dynamic_shapes=shapes)
@@ -98,3 +98,25 @@ def test_module_in_training_with_dropout_warns() -> None:
         warnings.simplefilter("error", UserWarning)
         load_model(model.eval(), example_inputs=(torch.randn(2, 4),))
         load_model(torch.nn.Linear(4, 3), example_inputs=(torch.randn(2, 4),))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_encoder_layers_of_torch_equal_torch(norm_first: bool, masked: bool) -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, activation="gelu", batch_first=True, norm_first=norm_first)
+    model, rows, length = (
+        torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(),
+        Dim("b", min=1),
+        Dim("n", min=1),
+    )
+    if masked:
+        shapes = {"src": {0: rows, 1: length}, "src_key_padding_mask": {0: rows, 1: length}}
+        example = {"src_key_padding_mask": torch.zeros(2, 5, dtype=torch.bool)}
+    else:
+        shapes, example = {"src": {0: rows, 1: length}}, {}
+    module = load_model(model, example_inputs=(torch.randn(2, 5, 8),), example_kwargs=example, dynamic_shapes=shapes)
+    x = torch.randn(3, 7, 8)
+    given = {"src_key_padding_mask": torch.arange(7).expand(3, 7) > 4} if masked else {}
+    result = run_function(module, "main", [x.numpy(), *(v.numpy() for v in given.values())])
+    with torch.no_grad():
+        np.testing.assert_allclose(result, model(x, **given).numpy(), rtol=1e-4, atol=1e-5)
