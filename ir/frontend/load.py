@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
@@ -19,13 +19,15 @@ from relax_tune.ir.frontend.shared.bounds import checked_bounds
 from relax_tune.ir.frontend.source import find_model, path_exists
 from relax_tune.ir.frontend.torch.export import is_exported_program
 from relax_tune.ir.frontend.torch.importer import load_torch_export
+from relax_tune.ir.frontend.torch.module import export_module, is_torch_module
 from relax_tune.plugins import load_plugins
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+    from torch.nn import Module
 
-ModelSource = Union[str, Path, "ExportedProgram", Any]
-"""A path, a name, an exported program, or another object that the importer of an installed distribution recognises."""
+ModelSource = Union[str, Path, "ExportedProgram", "Module", Any]
+"""A path, a name, an exported program, a torch module, or another object that the importer of an installed distribution recognises."""
 Bounds = Mapping[str, tuple[int, int]]
 PLUGINS = "relax_tune.importers"
 """Entry-point group of importers of other distributions."""
@@ -43,6 +45,9 @@ def load_model(
     pooling: Pooling | None = None,
     normalize: bool | None = None,
     trust: bool = False,
+    example_inputs: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
 ) -> IRModule:
     """Import a model as one cross-level program, with dynamic dims as symbols.
 
@@ -53,7 +58,7 @@ def load_model(
             * a .gguf file of a decoder;
             * an .onnx file, a .pt2 file of `torch.export.save`, or a .relax file of program text;
             * `package:NAME/FOLDER`, a folder or file inside an installed package;
-            * a `torch.export.ExportedProgram`, or an `onnx.ModelProto`;
+            * a `torch.nn.Module`, with `example_inputs`; a `torch.export.ExportedProgram`; or an `onnx.ModelProto`;
             * another path or object that an importer of an installed distribution recognises (`Importer`).
         bounds: Inclusive ranges by symbol name, within the ranges of the model.
         cache_dtype: Type of the keys and values that a decoder of a folder or a .gguf file stores (`load_hf`); `f32` for other
@@ -61,14 +66,21 @@ def load_model(
         pooling, normalize: Of a Hugging Face encoder, in place of what its folder states (`load_hf`).
         trust: Let torch unpickle and evaluate what a .pt2 file holds besides its graph and numbers: its author can then run any
             program.
+        example_inputs, example_kwargs: Of a torch module: arguments of `forward`, by position and by name, for torch.export.
+        dynamic_shapes: Of a torch module: as for `torch.export.export`; without any, all dims are as in the examples.
 
     Raises:
         ParseError: A file that is not a model of its format.
-        UserError: A missing path, impossible bounds, options of folders for other models, or a .pt2 file that needs `trust`.
+        UserError: A missing path, impossible bounds, options for other kinds of models, a .pt2 file that needs `trust`, or a torch module
+            without examples or that torch.export refuses.
         BuildError: An importer of another distribution that is not a function, or returns something else than a module.
     """
     bounds = checked_bounds(bounds)
     options = {"cache_dtype": None if cache_dtype == "f32" else cache_dtype, "pooling": pooling, "normalize": normalize}
+    if is_torch_module(model):
+        _refuse_options(options, "a torch module")
+        return load_torch_export(export_module(model, example_inputs, example_kwargs, dynamic_shapes), bounds)
+    _refuse_examples(model, example_inputs=example_inputs, example_kwargs=example_kwargs, dynamic_shapes=dynamic_shapes)
     if is_exported_program(model):
         _refuse_options(options, "an exported program")
         return load_torch_export(model, bounds)
@@ -128,6 +140,12 @@ def _imported_by_plugin(source: Any, bounds: Bounds, options: Mapping[str, objec
         _refuse_options(options, f"a model of {plugin.origin}")
         return module
     return None
+
+
+def _refuse_examples(model: object, **examples: object) -> None:
+    for name, value in examples.items():
+        if value is not None:
+            raise UserError(f"{name} applies only to a torch.nn.Module, got a {type(model).__name__}; leave it out")
 
 
 def _refuse_options(options: Mapping[str, object], got: str) -> None:

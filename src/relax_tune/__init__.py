@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from relax_tune.tuner.api import submit as submit
     from relax_tune.tuner.text.encoder import SentenceEncoder as SentenceEncoder
     from relax_tune.tuner.text.tasks import pipeline as pipeline
+    from relax_tune.tuner.torch_compile import torch_backend as torch_backend, FallbackWarning as FallbackWarning
     from relax_tune.runtime.artifact import Artifact as Artifact, load_artifact as load_artifact, load as load
     from relax_tune.runtime.model import Model as Model
     from relax_tune.runtime.results import Results as Results

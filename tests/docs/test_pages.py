@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -127,6 +128,17 @@ def run_commands(folder: Path, lines: list[str]) -> None:
     assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
+def write_entry_points(folder: Path) -> None:
+    """Write what an installation says of the package, for Pythons that only import it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    info = folder / f"relax_tune-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    groups = project["entry-points"].items()
+    lines = [line for group, points in groups for line in (f"[{group}]", *(f"{n} = {v}" for n, v in points.items()))]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+
+
 @pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.slow
@@ -135,6 +147,7 @@ def test_page_snippets_run(page: Path, folder: Path) -> None:
     if named(page) == OF_TORCH:
         text = "\n".join(text for language, text in snippets(page) if language == "python")
         python, environment = torch_python()
+        write_entry_points(folder)
         subprocess.run([python, "-W", "ignore", "-c", text], check=True, cwd=folder, env=environment, timeout=600)
         return
     namespace: dict[str, Any] = {}

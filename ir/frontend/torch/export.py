@@ -22,6 +22,7 @@ from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.core.dtype import ALL, DType, bf16
 from relax_tune.ir.frontend.shared.writer import identifier
 from relax_tune.ir.frontend.torch.archive import data_archive
+from relax_tune.ir.frontend.torch.fused import fused_decompositions
 from relax_tune.ir.frontend.torch.program import (
     COMPLEX,
     Ref,
@@ -83,6 +84,17 @@ def require_torch() -> Any:
     return torch
 
 
+def decompositions(torch: Any) -> Any:
+    """Return torch's table of decompositions to core ATen operators, without `WHOLE` and with the functions of `fused`."""
+    table = torch.export.default_decompositions()
+    # Versions of torch differ in what they have: one without an operator has no decomposition of it either.
+    for overload in WHOLE:
+        packet, _, name = overload.partition(".")
+        table.pop(getattr(getattr(torch.ops.aten, packet), name), None)
+    table.update(fused_decompositions(torch))
+    return table
+
+
 def is_exported_program(value: object) -> bool:
     """Return True for a torch.export.ExportedProgram, without importing torch."""
     return any(
@@ -111,11 +123,7 @@ def plain_program(source: Any, trust: bool = False, read: Container[str] = ()) -
             f"expected a torch.export.ExportedProgram, got a {type(source).__name__}; export the model first"
         )
     names = _dim_names(source) or _saved_names(source, saved)  # decomposition loses them
-    table = torch.export.default_decompositions()
-    # Versions of torch differ in what they have: one without an operator has no decomposition of it either.
-    for overload in WHOLE:
-        packet, _, name = overload.partition(".")
-        table.pop(getattr(getattr(torch.ops.aten, packet), name), None)
+    table = decompositions(torch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -126,7 +134,7 @@ def plain_program(source: Any, trust: bool = False, read: Container[str] = ()) -
                 f"expected a program that torch can decompose into core ATen operators, got {type(error).__name__}: {why:.300}; "
                 "export the part that it names without dynamic dims, or write it with other operators"
             ) from error
-    return _Reader(torch, source, names).run()
+    return ProgramReader(torch, source, names).run()
 
 
 def _opened(torch: Any, path: str | Path | IO[bytes], shown: object = None) -> tuple[Any, str | bytes]:
@@ -266,7 +274,7 @@ def _saved_names(exported: Any, saved: str | bytes) -> dict[str, str]:
     return names
 
 
-class _Reader:
+class ProgramReader:
     """Converter of one program, in one walk over its nodes."""
 
     def __init__(self, torch: Any, exported: Any, names: Mapping[str, str]) -> None:
@@ -295,13 +303,13 @@ class _Reader:
                 spec = specs[n.name]
                 if spec.target in written and spec.kind.name == "BUFFER":
                     state[spec.target] = n.name, self._meta(n.meta["val"])
-                    initial[n.name] = self._weight(spec, weights, stored)
+                    initial[n.name] = self.weight(spec, weights, stored)
                 elif spec.kind.name == "USER_INPUT":
                     annotation = self._input(n, spec)
                     if annotation is not None:
                         inputs.append((n.name, annotation))
                 else:
-                    constants[n.name] = self._weight(spec, weights, stored)
+                    constants[n.name] = self.weight(spec, weights, stored)
             elif n.op == "output":
                 outputs = self._outputs(n, signature)
             # A node that names an inner graph is no computation; the operator that takes the graph converts it.
@@ -400,7 +408,7 @@ class _Reader:
             f"input {n.name}: expected a tensor, got {type(n.meta.get('val')).__name__}; export it as a tensor"
         )
 
-    def _weight(self, spec: Any, weights: dict[str, NDArray[Any]], stored: dict[Any, str]) -> str:
+    def weight(self, spec: Any, weights: dict[str, NDArray[Any]], stored: dict[Any, str]) -> str:
         """Return the name of a parameter, buffer or constant. Tied weights, which share memory, share a name."""
         target = str(spec.target)
         if spec.kind.name == "TOKEN":
