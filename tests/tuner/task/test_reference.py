@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ from tests.support.tuner_models import task_variants_of
 
 from relax_tune.errors import VerifyError
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import f32, i64
-from relax_tune.ir.core.expr import Var, call, const, load
+from relax_tune.ir.core.dtype import DType, f32, i8, i32, i64, u8, u32, u64
+from relax_tune.ir.core.expr import Var, call, const, load, minimum
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.scalar_ops import MATH, SCALAR_OPS
+from relax_tune.ir.core.scalar_ops import MATH, SCALAR_OPS, converted
 from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Stmt
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.interp import reference
@@ -63,7 +64,7 @@ def turned(name: str, reduce: bool) -> PrimFunc:
 @pytest.mark.parametrize(("chunk", "parts"), [(35, 1), (13, 4), (1, 7)])
 def test_reference_evaluates_row_invariant_parts_once(chunk: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large matrix costs as much for many rows as for one."""
-    monkeypatch.setattr(reference, "CHUNK", chunk)
+    monkeypatch.setattr(reference, "PRODUCT_CHUNK", chunk)
     contract, found = reference.BlockEvaluator._contract, list[int]()
     monkeypatch.setattr(
         reference.BlockEvaluator, "_contract", lambda s, a, b, x: (found.append(a.size), contract(s, a, b, x))[1]
@@ -92,6 +93,36 @@ def test_stores_in_another_order_than_the_iterators(n: int, m: int) -> None:
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_reference_evaluates_one_image_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first iterator with several values is cut, and parts give the results of the whole."""
+    b = TensorBuilder("shifted")
+    h = Var("h")
+    x, y = b.input("X", (1, h, 6)), b.output("Y", (1, h, 6))
+    b.compute(y, lambda n, i, j: x[n, i, j] * 2.0 + x[n, minimum(i + 1, h - 1), j])
+    func, image = b.finish(), np.random.default_rng(0).standard_normal((1, 9, 6)).astype(np.float32)
+    value, parts = reference.BlockEvaluator._value, list[int]()
+    monkeypatch.setattr(reference.BlockEvaluator, "_value", lambda s, e: (parts.append(s.extents[1]), value(s, e))[1])
+    wide = image.astype(np.float64)
+    expected = wide * 2.0 + wide[:, [*range(1, 9), 8]]
+    for chunk, cuts in ((reference.CHUNK, [9]), (24, [4, 4, 1]), (1, [1] * 9)):
+        monkeypatch.setattr(reference, "CHUNK", chunk)
+        parts.clear()
+        (found,) = evaluate(func, [image], {h: 9})
+        assert parts == cuts
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [i8, u8, i32, u32, i64, u64])
+@pytest.mark.parametrize("source", [np.float16, np.float32, np.float64])
+def test_casts_of_values_within_a_type_equal_casts_beside_others(dtype: DType, source: type[np.floating[Any]]) -> None:
+    """An array of values that the type has takes a shorter way than one with NaN."""
+    values = np.array([-129.0, -128.5, -1.5, -0.5, 0.0, 0.5, 127.5, 255.9, 300.0], source)
+    beside = converted(np.append(values, source(np.nan)), dtype)[:-1]
+    found = converted(values, dtype)
+    assert found.dtype == beside.dtype
+    np.testing.assert_array_equal(found, beside)
+
+
 def test_reference_of_empty_reduction_is_the_initial_value() -> None:
     by_name = {c.name: c.func for c in zoo.cases()}
     for name, start in (("row_sum", 0.0), ("row_max", -np.inf)):
@@ -115,9 +146,9 @@ def alternating(transposed: bool) -> PrimFunc:
     return PrimFunc("alternating", (x, y), 1, body)
 
 
-@pytest.mark.parametrize("chunk", [1, reference.CHUNK])
+@pytest.mark.parametrize("chunk", [1, reference.PRODUCT_CHUNK])
 def test_reduction_other_than_a_sum_is_evaluated_by_steps(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "CHUNK", chunk)
+    monkeypatch.setattr(reference, "PRODUCT_CHUNK", chunk)
     func, x = alternating(False), np.random.default_rng(0).standard_normal((5, 3, 4)).astype(np.float32)
     wide, symbols = x.astype(np.float64), dict(zip(func.symbols, (5,), strict=True))
     (found,) = evaluate(func, [x], symbols)
