@@ -21,7 +21,8 @@ from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.interp import reference
 from relax_tune.ir.interp.interp import bind_symbols, run_prim
 from relax_tune.ir.interp.rounding_errors import rounding_errors
-from relax_tune.tuner.task.check import CheckCases, check_case
+from relax_tune.tuner.task import check as check_module
+from relax_tune.tuner.task.check import CheckCases, check_case, check_elements
 from relax_tune.tuner.task.domain import Domain
 from relax_tune.tuner.task.reference import evaluate, tolerances
 
@@ -224,14 +225,61 @@ def test_tolerances_grow_with_the_reduction_and_the_magnitude_and_integers_have_
     assert found.dtype == np.int64 and found.tolist() == [2, 4, 2**41]
 
 
-def test_costly_larger_checks_are_left_out_on_demand() -> None:
-    """A self-test computes the larger check of a function only up to a limit of work, and the smaller one always."""
+def test_costly_checks_are_left_out_on_demand() -> None:
+    """A self-test computes the checks of a function up to a limit of elements, and one check always."""
     n = Var("n")
     b = TensorBuilder("wide")
     x, y = b.input("X", (n, 100)), b.output("Y", (n, 100))
     b.compute(y, lambda i, j: x[i, j] * 2.0)
-    task = task_variants_of(b.finish(), Domain(((1,), (500,)), (0.5, 0.5))).task
+    task = task_variants_of(b.finish(), Domain(((2,), (7,), (500,)), (0.4, 0.4, 0.2))).task
     checks = CheckCases()
-    for limit, sizes in ((None, [19, 67]), (67 * 100, [19, 67]), (19 * 100, [19]), (1, [19])):
+    for limit, sizes in (
+        (None, [19, 67]),
+        (67 * 200, [19, 67]),
+        (19 * 200, [19]),
+        (10 * 200, [7]),
+        (2 * 200, [2]),
+        (1, [19]),
+    ):
         cases = checks.standard(task) if limit is None else checks.standard(task, limit)
         assert [n for case in cases for n in case.symbols.values()] == sizes
+
+
+def test_check_elements_of_a_product_counts_factors_and_sums() -> None:
+    n = Var("n")
+    b = TensorBuilder("product")
+    x, w, y = b.input("X", (n, 30)), b.input("W", (30, 50)), b.output("Y", (n, 50))
+    b.reduce(y, (30,), const(0.0), lambda y, i, j, k: y + x[i, k] * w[k, j])
+    task = task_variants_of(b.finish(), Domain(((1,), (500,)), (0.5, 0.5))).task
+    drawn, factors, sums = 7 * 30 + 30 * 50, 7 * 30 + 30 * 50, 7 * 50
+    assert check_elements(task, (7,)) == drawn + factors + sums
+
+
+def test_check_cases_draw_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All cases of a task have the same weights, and drawing them is most of the time of a small check."""
+    drawn = list[str]()
+    real = check_module.random_array
+    monkeypatch.setattr(check_module, "random_array", lambda *contents: (drawn.append(contents[0]), real(*contents))[1])
+    n = Var("n")
+    b = TensorBuilder("scaled")
+    x, w, y = b.input("X", (n, 10)), b.input("W", (10,), const=True), b.output("Y", (n, 10))
+    b.compute(y, lambda i, j: x[i, j] * w[j])
+    task = task_variants_of(b.finish(), Domain(((1,), (500,)), (0.5, 0.5))).task
+    cases = CheckCases().standard(task)
+    assert drawn == ["p0", "p1", "p0"]
+    for number, case in enumerate(cases):
+        np.testing.assert_array_equal(case.expected[0], check_case(task, number).expected[0])
+
+
+def test_check_cases_at_one_shape_evaluate_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of fixed size has one shape: of both standard cases and of its plan."""
+    evaluated, real = list[int](), check_module.evaluate
+    monkeypatch.setattr(check_module, "evaluate", lambda *a: (evaluated.append(1), real(*a))[1])
+    b = TensorBuilder("fixed")
+    x, y = b.input("X", (4, 10)), b.output("Y", (4, 10))
+    b.compute(y, lambda i, j: x[i, j] * 2.0)
+    task = task_variants_of(b.finish(), Domain(((),), (1.0,))).task
+    checks = CheckCases()
+    (case,) = checks.standard(task)
+    assert checks.all_at(task, task.domain.points) == (case,)
+    assert len(evaluated) == 1
