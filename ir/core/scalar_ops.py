@@ -156,8 +156,12 @@ def converted(value: Any, dtype: DType) -> Any:
         # NumPy leaves casts of NaN and of numbers beyond the type undefined. This is what x86's cvttsd2si gives, in two steps for
         # uint64: numbers from 2^63 on are cast after subtracting 2^64.
         wide = through(dtype).numpy
+        edge = 2.0 ** (8 * wide.itemsize - 1)
+        # Values of the type, as nearly all are, need none of the steps below. A minimum is NaN if an element is.
+        if a.size and a.dtype.kind == "f" and float(a.min()) >= -edge and float(a.max()) < edge:
+            return a.astype(wide).astype(target)[()]
         with np.errstate(all="ignore"):
-            whole, edge = np.trunc(a.astype(np.float64)), 2.0 ** (8 * wide.itemsize - 1)
+            whole = np.trunc(a.astype(np.float64))
             high = (whole >= edge) & (whole < 2 * edge) & (dtype is u64)  # only uint64 holds these
             a = np.where((whole >= -edge) & (whole < edge), whole, np.where(high, whole - 2 * edge, -edge)).astype(wide)
             a = np.where((whole >= 2 * edge) & (dtype is u64), wide.type(0), a)

@@ -43,8 +43,10 @@ from relax_tune.ir.op.base import OperatorSpec
 Array = NDArray[Any]
 Symbols = Mapping[Var, int]
 
-# Points of an elementwise block, or of a reduction that is no product, evaluated at a time.
-CHUNK = 4 << 20
+PRODUCT_CHUNK = 4 << 20
+"""Elements evaluated at a time of a product that is summed, of a scan, and of a reduction that runs step by step."""
+CHUNK = 1 << 16
+"""The same of other blocks, whose intermediate arrays then stay in the processor's caches."""
 
 
 def size_of(e: Expr, symbols: Symbols) -> int:
@@ -114,7 +116,9 @@ class BlockEvaluator:
         self.block, self.symbols, self.stored = block, symbols, stored
         self.axes = {i.var: p for p, i in enumerate(block.iters)}
         self.whole = tuple(size_of(i.extent, symbols) for i in block.iters)
-        self.extents, self.low = self.whole, 0  # extents and start of the evaluated part of the first iterator
+        # the blocks of one image begin with an iterator of one value
+        self.cut = next((p for p, n in enumerate(self.whole) if n > 1), 0)  # the iterator that is evaluated in parts
+        self.extents, self.low = self.whole, 0  # extents, and start of the evaluated part
         self.fixed: dict[Var, int] = {}  # reduction iterators while a reduction runs step by step
         scan = prefix_scan(block)
         if scan is not None and self.whole[self.axes[scan.position.var]] != self.whole[self.axes[scan.step.var]]:
@@ -133,11 +137,11 @@ class BlockEvaluator:
         out = self._initial(target, shape, covers)
         for low, high in self._windows():
             self.low = low
-            self.extents = (high - low, *self.whole[1:]) if self.whole else ()
+            self.extents = tuple(high - low if p == self.cut else n for p, n in enumerate(self.whole))
             part = tuple(n if kind == "spatial" else 1 for n, kind in zip(self.extents, kinds, strict=True))
             value = np.broadcast_to(self._result(), part)
             if covers:
-                slot = tuple(slice(low, high) if p == 0 else slice(None) for p in order)
+                slot = tuple(slice(low, high) if p == self.cut else slice(None) for p in order)
                 out[slot] = np.transpose(value, order + rest).reshape([part[p] for p in order])
             else:
                 out[tuple(np.broadcast_to(self._value(i), part) for i in indices)] = value
@@ -152,30 +156,34 @@ class BlockEvaluator:
         return np.empty(shape, dtype) if covers else np.full(shape, np.nan if target.dtype.is_float else 0, dtype)
 
     def _result(self) -> Array:
-        """Return what the block stores for the present part of the first iterator."""
+        """Return what the block stores for the present part."""
         return self._reduced() if self.block.is_reduction else self._value(self.block.body.value)
 
     def _keep(self, target: Buffer, out: Array) -> None:
         self.stored[target] = _stored_value(out, target.dtype)
 
     def _windows(self) -> list[tuple[int, int]]:
-        """Return the ranges of the first iterator whose evaluation makes arrays of at most `CHUNK` elements.
+        """Return the parts of an iterator whose evaluation makes arrays of few elements (`CHUNK`, `PRODUCT_CHUNK`).
 
-        Values that do not depend on the first iterator do not count, since each range evaluates them again.
+        Values that do not depend on the iterator do not count, since each part evaluates them again.
         """
-        first = self.whole[0] if self.whole else 1
+        if not self.whole:
+            return [(0, 1)]
+        extent, cut = self.whole[self.cut], self.block.iters[self.cut]
         position = None if self.scan is None else self.scan.position
-        if not self.whole or self.block.iters[0].kind == "reduce" or self.block.iters[0] is position:
-            return [(0, first)]
+        if cut.kind == "reduce" or cut is position:
+            return [(0, extent)]
         value = self.block.body.value if self.scan is None else self.scan.term
         step = accumulated(self.block) if self.block.is_reduction and self.scan is None else None
-        parts = step.args if step is not None and (value.op, step.op) == ("add", "mul") else (value,)
+        product = step is not None and (value.op, step.op) == ("add", "mul")
+        parts = step.args if step is not None and product else (value,)
         spread = [{v for v in free_vars(part) if v in self.axes} for part in parts]
         spread.append({i.var for i in self.block.iters if i.kind == "spatial" and i is not position})
-        moving = [variables for variables in spread if self.block.iters[0].var in variables]
-        most = max(math.prod(self.whole[self.axes[v]] for v in variables if self.axes[v] > 0) for variables in moving)
-        width = max(1, CHUNK // max(1, most))
-        return [(low, min(first, low + width)) for low in range(0, first, width)]
+        moving = [variables for variables in spread if cut.var in variables]
+        most = max(math.prod(self.whole[self.axes[v]] for v in variables if v is not cut.var) for variables in moving)
+        small = not self.block.is_reduction or (step is not None and not product)
+        width = max(1, (CHUNK if small else PRODUCT_CHUNK) // max(1, most))
+        return [(low, min(extent, low + width)) for low in range(0, extent, width)]
 
     def _reduced(self) -> Array:
         if self.scan is not None:
@@ -201,6 +209,10 @@ class BlockEvaluator:
         reduce: Any = {"max": np.max, "min": np.min, "mul": np.prod}[op.op]
         return np.asarray(reduce(full, axis=axes, keepdims=True, initial=start.reshape(-1)[0]))
 
+    def _part_of(self, axis: int | None) -> slice:
+        """Return the present part of an iterator."""
+        return slice(self.low, self.low + self.extents[self.cut]) if axis == self.cut else slice(None)
+
     def _steps(self) -> Iterator[None]:
         """Fix the reduction iterators at each of their points, in order."""
         steps = [i.var for i in self.block.iters if i.kind == "reduce"]
@@ -216,7 +228,7 @@ class BlockEvaluator:
             raise VerifyError(f"block {self.block.name}: expected results at its iterators, got {self.block.body!r}")
         part = [self.extents[p] if p in places else 1 for p in range(len(self.extents))]
         full = np.zeros([self.whole[p] for p in places], partial.dtype)
-        slot = tuple(slice(self.low, self.low + self.extents[0]) if p == 0 else slice(None) for p in places)
+        slot = tuple(self._part_of(p) for p in places)
         full[slot] = np.broadcast_to(partial, part).reshape([part[p] for p in places])
         table[self.block.body.buffer] = full
 
@@ -279,7 +291,7 @@ class BlockEvaluator:
                 return np.asarray(self.symbols[e])
             case Var():
                 p = self.axes[e]
-                low = self.low if p == 0 else 0
+                low = self.low if p == self.cut else 0
                 spread = [-1 if q == p else 1 for q in range(len(self.extents))]
                 return np.arange(low, low + self.extents[p]).reshape(spread)
             case Load():
@@ -304,7 +316,7 @@ class BlockEvaluator:
         where = [self.axes.get(i) if isinstance(i, Var) and i not in self.fixed else None for i in e.indices]
         plain = None not in where and len(set(where)) == len(where)
         if plain and all(array.shape[d] == self.whole[p] for d, p in enumerate(where) if p is not None):
-            part = array[tuple(slice(self.low, self.low + self.extents[0]) if p == 0 else slice(None) for p in where)]
+            part = array[tuple(self._part_of(p) for p in where)]
             order = np.argsort([p for p in where if p is not None])
             shape = [1] * len(self.extents)
             for d, p in enumerate(where):

@@ -203,7 +203,9 @@ def _combined(
 def _both(below: Array, above: Array) -> Errors:
     """Return errors from how far values may be too low and too high."""
     error = np.zeros(np.broadcast_shapes(np.shape(below), np.shape(above)), np.complex128)
-    error.real, error.imag = (np.nan_to_num(x, nan=0.0, posinf=HUGE) for x in (below, above))
+    error.real, error.imag = (
+        x if np.isfinite(x).all() else np.nan_to_num(x, nan=0.0, posinf=HUGE) for x in (below, above)
+    )
     return error
 
 

@@ -15,16 +15,19 @@ from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest
 from relax_tune.tuner.plan.plans import TaskPlan
 from relax_tune.tuner.plan.task_rows import variant_text
-from relax_tune.tuner.task.check import CheckCases, check_work
+from relax_tune.tuner.task.check import CheckCases, check_elements, check_work
 from relax_tune.tuner.task.domain import Point
 from relax_tune.tuner.task.task import Task
 from relax_tune.tuner.task.variants import TaskVariants
 
-# Most loop iterations of the reference and bytes of its arrays at a shape of the plan. The two shapes of `check_case` always run.
+# Most loop iterations of the reference and bytes of its arrays at a shape of the plan. The smaller shape of `check_case` always runs,
+# unless it has more elements than `STANDARD_ELEMENTS` and a shape of the plan has fewer.
 WORK, BYTES = 1 << 22, 1 << 28
-# Most loop iterations at the larger shape of `check_case`. With large fixed dims the reference took minutes there (a Whisper encoder:
-# 67 times 400 rows of 1,536), and the smaller shape has whole and partial tiles, too.
-LARGER_WORK = 1 << 24
+# Most elements (`check_elements`) at a shape of `check_case`: with large fixed dims, 19 of another dim took minutes (an encoder of speech:
+# 19 times 400 rows of 1,536).
+STANDARD_ELEMENTS = 1 << 22
+# The same at a shape of the plan, if the plan dispatches the variant at a shape with fewer. Threads take part from about 2,048 vectors on.
+PLAN_ELEMENTS = 1 << 19
 DEADLINE_SECS = 60.0
 BATCH = 8  # variants that are compiled together: two units of four on a machine of two processors
 
@@ -151,7 +154,7 @@ def _requests(
         standard: Sequence[CheckCase] = ()
         if keys:
             with left_out("every check", function, VerifyError):
-                standard = checks.standard(variants.task, LARGER_WORK)
+                standard = checks.standard(variants.task, STANDARD_ELEMENTS)
             if not standard:
                 results.unchecked.add(function)
         for key in keys:
@@ -162,7 +165,8 @@ def _requests(
                     f"{function}: {variant_text(plan.variants[key])} cannot be generated: {error}"
                 ) from error
             identity = hashlib.blake2b(f"{variants.task.key}:{function}:{key}".encode(), digest_size=16).hexdigest()
-            cases = (*standard, *checks.all_at(variants.task, _dispatched(variants.task, plan, key)))
+            dispatched = checks.all_at(variants.task, _dispatched(variants.task, plan, key))
+            cases = (*standard, *(c for c in dispatched if all(c is not other for other in standard)))
             yield (
                 identity,
                 (MeasureRequest(identity, program.to_json(), cases, (), deadline_secs=DEADLINE_SECS), function, key),
@@ -173,8 +177,9 @@ def _dispatched(task: Task, plan: TaskPlan, key: str) -> list[Point]:
     """Return the largest cheap shape at which a plan dispatches a variant, if there is one."""
     points = [p for p in (*task.domain.points, *task.domain.others) if plan.plan.choose(p) == key]
     work = {p: check_work(task, p) for p in points}
-    cheap = (p for p in points if work[p] <= WORK and point_bytes(task, p) <= BYTES)
-    return sorted(cheap, key=lambda p: (work[p], p))[-1:]
+    cheap = sorted((p for p in points if work[p] <= WORK and point_bytes(task, p) <= BYTES), key=lambda p: (work[p], p))
+    small = [p for p in cheap if check_elements(task, p) <= PLAN_ELEMENTS]
+    return small[-1:] or cheap[:1]
 
 
 def _first_line(message: str) -> str:

@@ -27,7 +27,7 @@ from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.schedules.loop_tree import block_loads
 from relax_tune.tuner.settings import Caches
 from relax_tune.tuner.task.allowed_sizes import AllowedSizes, Range, allowed_sizes
-from relax_tune.tuner.task.domain import anchors, checked_points
+from relax_tune.tuner.task.domain import Domain, anchors, checked_points
 from relax_tune.tuner.task.task import Task
 
 # Upper end of the tuned range of a symbol without a declared bound. Larger sizes run by the last entry of each plan.
@@ -104,20 +104,23 @@ def extract_tasks(
                 served.setdefault(call.callee, []).append((site, {v: recorded[v] for v in symbols_used}))
     flushed = caches == "model" and _weights_read(lowered) * STAYING_SHARE > cache_bytes
     tasks, env = [], env_of(lowered.module.bounds)
+    domains: dict[tuple[object, ...], Domain] = {}  # functions of equal symbols share them
     for name, where in sites.items():
         func = lowered.prims[name]
         around = tuple(callers[name])
         if around not in limits:
             limits[around] = function_sizes(lowered, around, ranges), function_sizes(lowered, around, ranges, 1)
         allowed, full = limits[around]
-        domain = anchors(where, _used(where, ranges), count, served=served.get(name, ()), allowed=allowed)
-        domain = replace(domain, checked=checked_points(where[0], domain, (full, allowed)))
+        same = (around, tuple(where)) if name not in served else (name,)
+        if same not in domains:
+            domain = anchors(where, _used(where, ranges), count, served=served.get(name, ()), allowed=allowed)
+            domains[same] = replace(domain, checked=checked_points(where[0], domain, (full, allowed)))
         text = print_text(func, normalise=True)
         # Traces name loops and blocks. They apply to the normalised function, so that records do not depend on the model's names.
         plain = replace(parse_prim_func(text), name=name)
         regime: Regime = "flushed" if flushed and weights[name] >= MANY_WEIGHTS else "warm"
         possible = tuple(_range_of([site[a] for site in where], env) for a in range(len(func.symbols)))
-        tasks.append(Task(workload_key(func), text, plain, tuple(where), domain, regime, possible, allowed))
+        tasks.append(Task(workload_key(func), text, plain, tuple(where), domains[same], regime, possible, allowed))
     return tuple(tasks)
 
 

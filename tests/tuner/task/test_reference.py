@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +12,17 @@ from tests.support.tuner_models import task_variants_of
 
 from relax_tune.errors import VerifyError
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import f32, i64
-from relax_tune.ir.core.expr import Var, call, const, load
+from relax_tune.ir.core.dtype import DType, f32, i8, i32, i64, u8, u32, u64
+from relax_tune.ir.core.expr import Var, call, const, load, minimum
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.scalar_ops import MATH, SCALAR_OPS
+from relax_tune.ir.core.scalar_ops import MATH, SCALAR_OPS, converted
 from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Stmt
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.interp import reference
 from relax_tune.ir.interp.interp import bind_symbols, run_prim
 from relax_tune.ir.interp.rounding_errors import rounding_errors
-from relax_tune.tuner.task.check import CheckCases, check_case
+from relax_tune.tuner.task import check as check_module
+from relax_tune.tuner.task.check import CheckCases, check_case, check_elements
 from relax_tune.tuner.task.domain import Domain
 from relax_tune.tuner.task.reference import evaluate, tolerances
 
@@ -63,7 +65,7 @@ def turned(name: str, reduce: bool) -> PrimFunc:
 @pytest.mark.parametrize(("chunk", "parts"), [(35, 1), (13, 4), (1, 7)])
 def test_reference_evaluates_row_invariant_parts_once(chunk: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large matrix costs as much for many rows as for one."""
-    monkeypatch.setattr(reference, "CHUNK", chunk)
+    monkeypatch.setattr(reference, "PRODUCT_CHUNK", chunk)
     contract, found = reference.BlockEvaluator._contract, list[int]()
     monkeypatch.setattr(
         reference.BlockEvaluator, "_contract", lambda s, a, b, x: (found.append(a.size), contract(s, a, b, x))[1]
@@ -92,6 +94,36 @@ def test_stores_in_another_order_than_the_iterators(n: int, m: int) -> None:
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_reference_evaluates_one_image_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first iterator with several values is cut, and parts give the results of the whole."""
+    b = TensorBuilder("shifted")
+    h = Var("h")
+    x, y = b.input("X", (1, h, 6)), b.output("Y", (1, h, 6))
+    b.compute(y, lambda n, i, j: x[n, i, j] * 2.0 + x[n, minimum(i + 1, h - 1), j])
+    func, image = b.finish(), np.random.default_rng(0).standard_normal((1, 9, 6)).astype(np.float32)
+    value, parts = reference.BlockEvaluator._value, list[int]()
+    monkeypatch.setattr(reference.BlockEvaluator, "_value", lambda s, e: (parts.append(s.extents[1]), value(s, e))[1])
+    wide = image.astype(np.float64)
+    expected = wide * 2.0 + wide[:, [*range(1, 9), 8]]
+    for chunk, cuts in ((reference.CHUNK, [9]), (24, [4, 4, 1]), (1, [1] * 9)):
+        monkeypatch.setattr(reference, "CHUNK", chunk)
+        parts.clear()
+        (found,) = evaluate(func, [image], {h: 9})
+        assert parts == cuts
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [i8, u8, i32, u32, i64, u64])
+@pytest.mark.parametrize("source", [np.float16, np.float32, np.float64])
+def test_casts_of_values_within_a_type_equal_casts_beside_others(dtype: DType, source: type[np.floating[Any]]) -> None:
+    """An array of values that the type has takes a shorter way than one with NaN."""
+    values = np.array([-129.0, -128.5, -1.5, -0.5, 0.0, 0.5, 127.5, 255.9, 300.0], source)
+    beside = converted(np.append(values, source(np.nan)), dtype)[:-1]
+    found = converted(values, dtype)
+    assert found.dtype == beside.dtype
+    np.testing.assert_array_equal(found, beside)
+
+
 def test_reference_of_empty_reduction_is_the_initial_value() -> None:
     by_name = {c.name: c.func for c in zoo.cases()}
     for name, start in (("row_sum", 0.0), ("row_max", -np.inf)):
@@ -115,9 +147,9 @@ def alternating(transposed: bool) -> PrimFunc:
     return PrimFunc("alternating", (x, y), 1, body)
 
 
-@pytest.mark.parametrize("chunk", [1, reference.CHUNK])
+@pytest.mark.parametrize("chunk", [1, reference.PRODUCT_CHUNK])
 def test_reduction_other_than_a_sum_is_evaluated_by_steps(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "CHUNK", chunk)
+    monkeypatch.setattr(reference, "PRODUCT_CHUNK", chunk)
     func, x = alternating(False), np.random.default_rng(0).standard_normal((5, 3, 4)).astype(np.float32)
     wide, symbols = x.astype(np.float64), dict(zip(func.symbols, (5,), strict=True))
     (found,) = evaluate(func, [x], symbols)
@@ -193,14 +225,61 @@ def test_tolerances_grow_with_the_reduction_and_the_magnitude_and_integers_have_
     assert found.dtype == np.int64 and found.tolist() == [2, 4, 2**41]
 
 
-def test_costly_larger_checks_are_left_out_on_demand() -> None:
-    """A self-test computes the larger check of a function only up to a limit of work, and the smaller one always."""
+def test_costly_checks_are_left_out_on_demand() -> None:
+    """A self-test computes the checks of a function up to a limit of elements, and one check always."""
     n = Var("n")
     b = TensorBuilder("wide")
     x, y = b.input("X", (n, 100)), b.output("Y", (n, 100))
     b.compute(y, lambda i, j: x[i, j] * 2.0)
-    task = task_variants_of(b.finish(), Domain(((1,), (500,)), (0.5, 0.5))).task
+    task = task_variants_of(b.finish(), Domain(((2,), (7,), (500,)), (0.4, 0.4, 0.2))).task
     checks = CheckCases()
-    for limit, sizes in ((None, [19, 67]), (67 * 100, [19, 67]), (19 * 100, [19]), (1, [19])):
+    for limit, sizes in (
+        (None, [19, 67]),
+        (67 * 200, [19, 67]),
+        (19 * 200, [19]),
+        (10 * 200, [7]),
+        (2 * 200, [2]),
+        (1, [19]),
+    ):
         cases = checks.standard(task) if limit is None else checks.standard(task, limit)
         assert [n for case in cases for n in case.symbols.values()] == sizes
+
+
+def test_check_elements_of_a_product_counts_factors_and_sums() -> None:
+    n = Var("n")
+    b = TensorBuilder("product")
+    x, w, y = b.input("X", (n, 30)), b.input("W", (30, 50)), b.output("Y", (n, 50))
+    b.reduce(y, (30,), const(0.0), lambda y, i, j, k: y + x[i, k] * w[k, j])
+    task = task_variants_of(b.finish(), Domain(((1,), (500,)), (0.5, 0.5))).task
+    drawn, factors, sums = 7 * 30 + 30 * 50, 7 * 30 + 30 * 50, 7 * 50
+    assert check_elements(task, (7,)) == drawn + factors + sums
+
+
+def test_check_cases_draw_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All cases of a task have the same weights, and drawing them is most of the time of a small check."""
+    drawn = list[str]()
+    real = check_module.random_array
+    monkeypatch.setattr(check_module, "random_array", lambda *contents: (drawn.append(contents[0]), real(*contents))[1])
+    n = Var("n")
+    b = TensorBuilder("scaled")
+    x, w, y = b.input("X", (n, 10)), b.input("W", (10,), const=True), b.output("Y", (n, 10))
+    b.compute(y, lambda i, j: x[i, j] * w[j])
+    task = task_variants_of(b.finish(), Domain(((1,), (500,)), (0.5, 0.5))).task
+    cases = CheckCases().standard(task)
+    assert drawn == ["p0", "p1", "p0"]
+    for number, case in enumerate(cases):
+        np.testing.assert_array_equal(case.expected[0], check_case(task, number).expected[0])
+
+
+def test_check_cases_at_one_shape_evaluate_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of fixed size has one shape: of both standard cases and of its plan."""
+    evaluated, real = list[int](), check_module.evaluate
+    monkeypatch.setattr(check_module, "evaluate", lambda *a: (evaluated.append(1), real(*a))[1])
+    b = TensorBuilder("fixed")
+    x, y = b.input("X", (4, 10)), b.output("Y", (4, 10))
+    b.compute(y, lambda i, j: x[i, j] * 2.0)
+    task = task_variants_of(b.finish(), Domain(((),), (1.0,))).task
+    checks = CheckCases()
+    (case,) = checks.standard(task)
+    assert checks.all_at(task, task.domain.points) == (case,)
+    assert len(evaluated) == 1
