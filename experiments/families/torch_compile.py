@@ -342,7 +342,9 @@ def main() -> None:
     else:
         record = {"environment": {"results": facts()}, "self_test": not args.no_self_test, "results": []}
         if args.update and path.exists():
-            record["results"] = json.loads(path.read_text())["results"]
+            # every run states its own machine and commit
+            record = json.loads(path.read_text())
+            record["environment"][f"results of {args.only or 'all models'}, {', '.join(args.backends)}"] = facts()
         for backend in args.backends:
             for report in run_all(args.names, backend, args):
                 key = report["model"], report["backend"]
