@@ -19,6 +19,7 @@ from tests.ir.frontend.hf.test_images_and_sound import write as write_senses
 from tests.ir.frontend.torch.test_importer import torch_python
 from tests.support import gguf_files, tiny_decoders
 from tests.support.encoder_decoders import write_encoder_decoder
+from tests.support.text_folders import write_head
 from tests.tuner.cli.cli_model import make_bert
 
 import relax_tune as rt
@@ -59,6 +60,7 @@ LONG = tuple(
         "dashboard",
         "devices",
         "quality",
+        "texts",
     )
 )
 RUN = [p for p in PAGES if any(language in ("python", "console") for language, _ in snippets(p))]
@@ -97,6 +99,7 @@ def folder(tmp_path: Path, records: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         shutil.copy(records, tmp_path / name)
     (tmp_path / "decoder").mkdir()
     tiny_decoders.write(tmp_path / "decoder", tiny_decoders.MODELS[0])
+    write_head(tmp_path / "classifier", "SequenceClassification")
     (tmp_path / "translator").mkdir()
     write_encoder_decoder(tmp_path / "translator", "t5")
     (tmp_path / "pictures").mkdir()
