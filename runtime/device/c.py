@@ -101,6 +101,19 @@ void relax_tune_launches(const int64_t* rows, int64_t count) {{
   }}
 }}
 """
+_REPEAT = """#include <stdint.h>
+void relax_tune_launches(const int64_t* rows, int64_t count);
+void relax_tune_repeat(const int64_t* rows, int64_t launches, int64_t steps, const int64_t* table, const int64_t* cells,
+                       int64_t width, const int64_t* moves, int64_t count) {
+  int64_t held[count > 0 ? count : 1];
+  for (int64_t n = 0; n < steps; ++n, table += width) {
+    for (int64_t i = 0; i < width; ++i) *(int64_t*)cells[i] = table[i];
+    relax_tune_launches(rows, launches);
+    for (int64_t i = 0; i < count; ++i) held[i] = *(const int64_t*)moves[3 * i + 1] + moves[3 * i + 2];
+    for (int64_t i = 0; i < count; ++i) *(int64_t*)moves[3 * i] = held[i];
+  }
+}
+"""
 _PROBE = "#include <math.h>\nvoid relax_tune_probe(float* x) { *x = expf(*x); }\n"
 
 
@@ -302,10 +315,12 @@ class CDevice(DeviceClass):
 
     def _try_compiler(self) -> None:
         """Try the compiler, once per cache, so that a missing part is reported before any kernel is compiled."""
-        sources = {"relax_tune_probe": _PROBE, "relax_tune_copy": _COPY, "relax_tune_launches": _LAUNCHES}
+        sources = {
+            "relax_tune_probe": _PROBE, "relax_tune_copy": _COPY, "relax_tune_launches": _LAUNCHES, "relax_tune_repeat": _REPEAT,
+        }  # fmt: skip
         with self._explained():
             own = self.compile([KernelSource(name, "c", text) for name, text in sources.items()])
-        self._copy, self._launch = own["relax_tune_copy"], own["relax_tune_launches"]
+        self._copy, self._launch, self._repeat = (own[f"relax_tune_{name}"] for name in ("copy", "launches", "repeat"))
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
         """Compile all kernels.
@@ -488,12 +503,26 @@ class CDevice(DeviceClass):
             if not together or len(own) == 1:
                 fewer += own
                 continue
-            # The rows hold addresses of the arguments and not their values, so a joined call sees what `place` or a
-            # session changes.
-            rows = np.array([launch.row for launch in own if isinstance(launch, KernelLaunch)], np.int64)
-            address = ctypes.c_void_p(int(rows.__array_interface__["data"][0]))
-            fewer.append(partial(_call_loop, self._launch, address, ctypes.c_int64(len(own)), (rows, own)))
+            rows = _rows(own)
+            fewer.append(partial(_call_loop, self._launch, _address(rows), ctypes.c_int64(len(own)), (rows, own)))
         return fewer
+
+    def cell(self, buffer: CBuffer) -> int:
+        return ctypes.addressof(buffer.pointer)
+
+    def repeated(
+        self, launches: Sequence[Launch], cells: NDArray[np.int64], moves: NDArray[np.int64]
+    ) -> Callable[[NDArray[np.int64]], None] | None:
+        if not launches or not all(map(_can_join, launches)):
+            return None
+        rows, own = _rows(launches), (launches, cells, moves)
+        head = (_address(rows), ctypes.c_int64(len(launches)))
+        tail = (_address(cells), ctypes.c_int64(len(cells)), _address(moves), ctypes.c_int64(len(moves)))
+
+        def run(table: NDArray[np.int64], _: object = (rows, own)) -> None:
+            self._repeat(*head, ctypes.c_int64(len(table)), _address(table), *tail)
+
+        return run
 
     def bind_numbers(
         self, kernel: Any, buffers: Sequence[CBuffer], slots: Sequence[int], numbers: NDArray[np.int64]
@@ -515,6 +544,15 @@ def _bound(kernel: Any, buffers: Sequence[CBuffer], numbers: Iterable[ctypes.c_i
         if buffer.array is None:
             buffer.live()  # which says so
     return KernelLaunch(kernel, *[buffer.pointer for buffer in buffers], *numbers)
+
+
+def _rows(launches: Sequence[Launch]) -> NDArray[np.int64]:
+    """Return what the loop over launches reads: addresses of arguments and not their values, which may change between calls."""
+    return np.array([launch.row for launch in launches if isinstance(launch, KernelLaunch)], np.int64)
+
+
+def _address(array: NDArray[Any]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(int(array.__array_interface__["data"][0]))
 
 
 def _can_join(launch: Launch) -> bool:
