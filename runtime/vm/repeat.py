@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -217,6 +217,13 @@ def _deciding(program: Program) -> Sequence[int]:
     return sorted({*program.storages, *sizes, *(c.choice for c in program.calls), *(c.slot for c in program.checks)})
 
 
+def _values(program: Program, slots: Sequence[int], keys: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """Yield the values of some slots for the values of the symbols in each step."""
+    code, at = only_slots(program.scalars, slots)
+    evaluate = compile_scalars(code, len(program.symbols))
+    return (tuple([values[n] for n in at]) for values in map(evaluate, keys))
+
+
 class _Run:
     """Steps of a plan that choose alike.
 
@@ -232,10 +239,8 @@ class _Run:
     def __init__(self, program: Program, layout: Layout, bound: BoundProgram, keys: Sequence[tuple[int, ...]]) -> None:
         self.bound, self.numbers = bound, bound.numbers.copy()
         self.slots = sorted({s for step in bound.steps for s in step.scalars if layout.varies[s]})
-        code, at = only_slots(program.scalars, self.slots)
-        evaluate = compile_scalars(code, len(program.symbols))
-        rows = [[values[n] for n in at] for values in map(evaluate, keys)] if at else []
-        self.table: Numbers = np.array(rows, np.int64).reshape(len(keys), len(at))
+        rows = list(_values(program, self.slots, keys))
+        self.table: Numbers = np.array(rows, np.int64).reshape(len(keys), len(self.slots))
         self.launches: Sequence[Launch] = ()
         self.loop: Callable[[Numbers], None] | None = None
 
@@ -274,13 +279,18 @@ class LoopPlan:
         """
         program = executor.program
         keys = [_with(key, i.index, number) for number in span]
-        if layout.chosen:
-            bounds = [executor.bind(k, cached=False) for k in keys]
-        else:
-            first, _ = executor.bind(keys[0], cached=False), executor.bind(keys[-1], cached=False)
-            bounds = [first] * len(keys)
-        alike = groupby(zip(bounds, keys, strict=True), lambda step: [step[0].values[s] for s in layout.chosen])
-        runs = [_Run(program, layout, same[0][0], [k for _, k in same]) for same in (list(steps) for _, steps in alike)]
+        executor.bind(
+            keys[-1], cached=False
+        )  # the first and the last number are checked against the bounds of the index
+        runs: list[_Run] = []
+        bounds: dict[tuple[int, ...], BoundProgram] = {}
+        for chosen, steps in groupby(
+            zip(_values(program, layout.chosen, keys), keys, strict=True), lambda step: step[0]
+        ):
+            alike = [k for _, k in steps]
+            if chosen not in bounds:
+                bounds[chosen] = executor.bind(alike[0], cached=False)
+            runs.append(_Run(program, layout, bounds[chosen], alike))
         # Routines of libraries take their numbers when they are bound.
         for step in (s for run in runs for s in run.bound.steps if s.kind == "library"):
             if any(layout.varies[slot] for slot in step.scalars):
