@@ -17,8 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property, lru_cache, partial
-from itertools import groupby
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,6 +36,7 @@ from relax_tune.runtime.device.binaries import (
     sealed_content,
     warn_of_damage,
 )
+from relax_tune.runtime.device.c_launches import LAUNCHES, REPEAT, KernelLaunch, call_all, joined, repeated
 from relax_tune.runtime.device.confinement import COMPILER_VARIABLES, limited, no_new_privileges, only
 from relax_tune.runtime.device.device_class import DeviceClass
 from relax_tune.runtime.device.memory import Slabs, aligned_bytes, check_transfer, even_runs
@@ -81,37 +81,6 @@ static void copy_parts(const void* data, int64_t first, int64_t end) {
 void relax_tune_copy(char* to, const char* from, int64_t n0, int64_t s0, int64_t n1, int64_t s1, int64_t run) {
   const struct runs r = {to, from, n0, s0, n1, s1, run, n0 * n1 < 64 ? 16 : 1};
   RT_PARALLEL_FOR(copy_parts, &r, n0 * n1 * r.parts, 0, 1);
-}
-"""
-_MOST_ARGUMENTS = 48
-"""Arguments of a kernel that the loop over launches can call; more are called one by one."""
-_LAUNCHES = f"""#include <stdint.h>
-void relax_tune_launches(const int64_t* rows, int64_t count) {{
-  for (int64_t n = 0; n < count; ++n, rows += 3) {{
-    const int64_t* const* cells = (const int64_t* const*)rows[2];
-    int64_t a[{_MOST_ARGUMENTS}];
-    for (int64_t i = 0; i < rows[1]; ++i) a[i] = *cells[i];
-    switch (rows[1]) {{
-{
-    "".join(
-        f"      case {n}: ((void (*)({', '.join(['int64_t'] * n)}))rows[0])({', '.join(f'a[{i}]' for i in range(n))}); break;{chr(10)}"
-        for n in range(1, _MOST_ARGUMENTS + 1)
-    )
-}    }}
-  }}
-}}
-"""
-_REPEAT = """#include <stdint.h>
-void relax_tune_launches(const int64_t* rows, int64_t count);
-void relax_tune_repeat(const int64_t* rows, int64_t launches, int64_t steps, const int64_t* table, const int64_t* cells,
-                       int64_t width, const int64_t* moves, int64_t count) {
-  int64_t held[count > 0 ? count : 1];
-  for (int64_t n = 0; n < steps; ++n, table += width) {
-    for (int64_t i = 0; i < width; ++i) *(int64_t*)cells[i] = table[i];
-    relax_tune_launches(rows, launches);
-    for (int64_t i = 0; i < count; ++i) held[i] = *(const int64_t*)moves[3 * i + 1] + moves[3 * i + 2];
-    for (int64_t i = 0; i < count; ++i) *(int64_t*)moves[3 * i] = held[i];
-  }
 }
 """
 _PROBE = "#include <math.h>\nvoid relax_tune_probe(float* x) { *x = expf(*x); }\n"
@@ -188,19 +157,6 @@ def threads_of(part: str) -> int | None:
     if not (number.isascii() and number.isdigit() and 1 <= int(number) <= MOST_THREADS):
         raise MeasureError(f"C device: expected 1 to {MOST_THREADS} threads, got {number!r:.40}")
     return int(number)
-
-
-class KernelLaunch(partial[None]):
-    """A launch of a kernel through ctypes, which says what a loop in C needs to do the same."""
-
-    @cached_property
-    def row(self) -> tuple[int, int, int]:
-        """The kernel's address, the number of arguments, and the address of the addresses of their values, which may change."""
-        self._cells = (ctypes.c_void_p * len(self.args))(*map(ctypes.addressof, self.args))
-        function: Any = self.func
-        address = ctypes.cast(function, ctypes.c_void_p).value
-        assert address is not None
-        return address, len(self.args), ctypes.addressof(self._cells)
 
 
 class CDevice(DeviceClass):
@@ -316,7 +272,7 @@ class CDevice(DeviceClass):
     def _try_compiler(self) -> None:
         """Try the compiler, once per cache, so that a missing part is reported before any kernel is compiled."""
         sources = {
-            "relax_tune_probe": _PROBE, "relax_tune_copy": _COPY, "relax_tune_launches": _LAUNCHES, "relax_tune_repeat": _REPEAT,
+            "relax_tune_probe": _PROBE, "relax_tune_copy": _COPY, "relax_tune_launches": LAUNCHES, "relax_tune_repeat": REPEAT,
         }  # fmt: skip
         with self._explained():
             own = self.compile([KernelSource(name, "c", text) for name, text in sources.items()])
@@ -492,20 +448,12 @@ class CDevice(DeviceClass):
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
         """Return the launches with each run of kernels as one call; None where no two are next to each other."""
-        joined = self.joined(launches)
-        return None if len(joined) == len(launches) else partial(_call_all, joined)
+        fewer = self.joined(launches)
+        return None if len(fewer) == len(launches) else partial(call_all, fewer)
 
     def joined(self, launches: Sequence[Launch]) -> list[Launch]:
         """Return launches that do the same, each run of several kernels as one call of a loop in C."""
-        fewer: list[Launch] = []
-        for together, run in groupby(launches, _can_join):
-            own = list(run)
-            if not together or len(own) == 1:
-                fewer += own
-                continue
-            rows = _rows(own)
-            fewer.append(partial(_call_loop, self._launch, _address(rows), ctypes.c_int64(len(own)), (rows, own)))
-        return fewer
+        return joined(self._launch, launches)
 
     def cell(self, buffer: CBuffer) -> int:
         return ctypes.addressof(buffer.pointer)
@@ -513,16 +461,7 @@ class CDevice(DeviceClass):
     def repeated(
         self, launches: Sequence[Launch], cells: NDArray[np.int64], moves: NDArray[np.int64]
     ) -> Callable[[NDArray[np.int64]], None] | None:
-        if not launches or not all(map(_can_join, launches)):
-            return None
-        rows, own = _rows(launches), (launches, cells, moves)
-        head = (_address(rows), ctypes.c_int64(len(launches)))
-        tail = (_address(cells), ctypes.c_int64(len(cells)), _address(moves), ctypes.c_int64(len(moves)))
-
-        def run(table: NDArray[np.int64], _: object = (rows, own)) -> None:
-            self._repeat(*head, ctypes.c_int64(len(table)), _address(table), *tail)
-
-        return run
+        return repeated(self._repeat, launches, cells, moves)
 
     def bind_numbers(
         self, kernel: Any, buffers: Sequence[CBuffer], slots: Sequence[int], numbers: NDArray[np.int64]
@@ -544,29 +483,6 @@ def _bound(kernel: Any, buffers: Sequence[CBuffer], numbers: Iterable[ctypes.c_i
         if buffer.array is None:
             buffer.live()  # which says so
     return KernelLaunch(kernel, *[buffer.pointer for buffer in buffers], *numbers)
-
-
-def _rows(launches: Sequence[Launch]) -> NDArray[np.int64]:
-    """Return what the loop over launches reads: addresses of arguments and not their values, which may change between calls."""
-    return np.array([launch.row for launch in launches if isinstance(launch, KernelLaunch)], np.int64)
-
-
-def _address(array: NDArray[Any]) -> ctypes.c_void_p:
-    return ctypes.c_void_p(int(array.__array_interface__["data"][0]))
-
-
-def _can_join(launch: Launch) -> bool:
-    return isinstance(launch, KernelLaunch) and 0 < len(launch.args) <= _MOST_ARGUMENTS
-
-
-def _call_loop(loop: Any, rows: ctypes.c_void_p, count: ctypes.c_int64, _: object) -> None:
-    """Call the loop over launches; the last argument keeps alive what its rows point to."""
-    loop(rows, count)
-
-
-def _call_all(launches: Sequence[Launch]) -> None:
-    for launch in launches:
-        launch()
 
 
 @lru_cache(maxsize=1 << 14)

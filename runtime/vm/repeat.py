@@ -65,7 +65,7 @@ class StepLoop:
 
         Args:
             span: The numbers.
-            symbols: The value of each symbol; that of the index counts for nothing.
+            symbols: The value of each symbol; the value of the index counts for nothing.
             states: The first states.
             rows: The first rows.
             args: Arrays that stay the same.
@@ -119,7 +119,7 @@ class StepLoop:
 
     def _repeat(
         self,
-        layout: Layout,
+        layout: LoopLayout,
         span: range,
         symbols: Sequence[int],
         states: Sequence[Any],
@@ -152,7 +152,7 @@ class StepLoop:
         stack[: len(first)] = first
         return stack
 
-    def _planned(self, layout: Layout, span: range, key: tuple[int, ...]) -> LoopPlan | None:
+    def _planned(self, layout: LoopLayout, span: range, key: tuple[int, ...]) -> LoopPlan | None:
         known = (span, key)
         if known not in self._plans:
             self._plans[known] = LoopPlan.of(self._executor, self._i, layout, span, key)
@@ -166,7 +166,7 @@ class StepLoop:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LoopLayout:
     """What a loop in the device needs to know of its program, for all sizes.
 
     Attributes:
@@ -184,7 +184,7 @@ class Layout:
     stacked: dict[int, int]
 
 
-def layout_of(executor: Executor, i: Repeat) -> Layout | None:
+def layout_of(executor: Executor, i: Repeat) -> LoopLayout | None:
     """Return the layout of a loop; None where its steps are calls.
 
     Steps are calls on a device that cannot repeat launches, and where a step needs the host: indices that an iteration computes are
@@ -208,7 +208,7 @@ def layout_of(executor: Executor, i: Repeat) -> Layout | None:
     if any(varies[slot] for n in given for slot in program.buffers[n].shape):
         return None
     stacked = {n: number for number, n in reversed(list(enumerate(i.appended)))}
-    return Layout(device, varies, [s for s in _deciding(program) if varies[s]], after, stacked)
+    return LoopLayout(device, varies, [s for s in _deciding(program) if varies[s]], after, stacked)
 
 
 def _deciding(program: Program) -> Sequence[int]:
@@ -236,7 +236,9 @@ class _Run:
         loop: Repeats the launches in the device; None if one of them needs the host's code.
     """
 
-    def __init__(self, program: Program, layout: Layout, bound: BoundProgram, keys: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self, program: Program, layout: LoopLayout, bound: BoundProgram, keys: Sequence[tuple[int, ...]]
+    ) -> None:
         self.bound, self.numbers = bound, bound.numbers.copy()
         self.slots = sorted({s for step in bound.steps for s in step.scalars if layout.varies[s]})
         rows = list(_values(program, self.slots, keys))
@@ -254,7 +256,7 @@ class _Run:
 class LoopPlan:
     """The steps of a loop for a span and sizes, bound to buffers whose memory each run gives. One thread at a time uses it."""
 
-    def __init__(self, executor: Executor, i: Repeat, layout: Layout, runs: Sequence[_Run]) -> None:
+    def __init__(self, executor: Executor, i: Repeat, layout: LoopLayout, runs: Sequence[_Run]) -> None:
         self._executor, self._i, self._layout, self._runs = executor, i, layout, runs
         self._bound = runs[0].bound
         program, device = executor.program, executor.device
@@ -264,7 +266,9 @@ class LoopPlan:
         self._generation = -1
 
     @classmethod
-    def of(cls, executor: Executor, i: Repeat, layout: Layout, span: range, key: tuple[int, ...]) -> LoopPlan | None:
+    def of(
+        cls, executor: Executor, i: Repeat, layout: LoopLayout, span: range, key: tuple[int, ...]
+    ) -> LoopPlan | None:
         """Return the plan for sizes; None if an array changes its type or size from one step to the next.
 
         Args:
@@ -349,7 +353,7 @@ class LoopPlan:
 
         Args:
             arrays: The inputs of the first step.
-            stacks: Rows with memory for those of all steps at their end.
+            stacks: Rows with memory for the rows of all steps at their end.
 
         Returns:
             The last states; None for one that stays the same.

@@ -59,7 +59,7 @@ class CountedLoop:
         appending: Name of the subgraph that appends the rows, which only the recursion calls; None without rows.
         index: The symbol that counts.
         limit: The index at which the loop ends.
-        states, rows: As of `LoopForm`; a value is the number of a result of `part`, or that of a parameter behind all results.
+        states, rows: As of `LoopForm`; a value is the number of a result of `part`, or the number of a parameter behind all results.
         results: Number of results of `part`.
     """
 
@@ -78,15 +78,15 @@ def loop_form(f: g.Function) -> LoopForm | None:
     if branch is None or f.ret is not branch.var or not isinstance(branch.value, g.If) or not f.pure:
         return None
     then, orelse = branch.value.then, branch.value.orelse
-    found = _counter(f, branch.value.cond)
+    counter = _counter(f, branch.value.cond)
     bindings = [b for block in without_dead_code(then.blocks, then.ret) for b in block.bindings]
     ends = isinstance(orelse.ret, g.TupleValue) and all(v in f.params for v in orelse.ret.fields)
-    if found is None or not bindings or then.ret is not bindings[-1].var or orelse.bindings or not ends:
+    if counter is None or not bindings or then.ret is not bindings[-1].var or orelse.bindings or not ends:
         return None
     *body, again = bindings
     if not isinstance(again.value, g.CallFunction) or not _calls(again.value, f.name):
         return None
-    return _Reader(f, body, again, *found).form(again.value.args)
+    return _Reader(f, body, again, *counter).form(again.value.args)
 
 
 def _counter(f: g.Function, cond: g.Value) -> tuple[Var, Expr, int] | None:
@@ -158,11 +158,11 @@ class _Reader:
         if old is not p or not isinstance(row, g.GVar) or not is_known(p.info) or not is_known(row.info):
             return None
         # Any other reader would see the rows so far.
-        alone = len(self.readers[p]) == len(self.readers[arg]) == 1 and self.again.value.operands.count(arg) == 1
-        if not alone:
+        only = len(self.readers[p]) == len(self.readers[arg]) == 1 and self.again.value.operands.count(arg) == 1
+        if not only:
             return None
-        (first, *dims), (_, *wanted) = row.info.shape or (None,), p.info.shape or (None,)
-        if first is not const(1) or any(x is not y for x, y in zip(dims, wanted, strict=True)):
+        (first, *dims), (_, *old_dims) = row.info.shape or (None,), p.info.shape or (None,)
+        if first is not const(1) or any(x is not y for x, y in zip(dims, old_dims, strict=True)):
             return None
         self.appends[arg] = None
         # Memory under other dims is the same row.

@@ -129,7 +129,7 @@ def test_counted_loop_of_old_states_is_the_interpreter_s(module: Callable[[], IR
     agree(module(), device, *CALLS)
 
 
-def test_counted_loop_runs_without_calls_of_its_own() -> None:
+def test_counted_loop_in_c_calls_no_executor() -> None:
     """In C, an iteration is no call of the executor."""
     with opened("c") as device:
         job = device_job(loop(), device.info, MemoryStore(), QUICK)
@@ -173,7 +173,7 @@ def test_counted_loop_after_an_interruption_starts_anew(monkeypatch: pytest.Monk
         assert chunks[2:] == [4, 4, 4, 4, 1]
 
 
-def test_counted_loop_index_beyond_its_bound_is_refused() -> None:
+def test_counted_loop_index_beyond_a_bound_is_refused() -> None:
     module = loop(symbols='i = symbol("i", lower=0, upper=9)')
     with opened("c") as device, compiled(module, device) as program:
         program(*CALLS[2])
