@@ -252,6 +252,17 @@ class Executor:
                 f"{self.program.name}{f' at {shape}' if shape else ''}: {error}; use a smaller input"
             ) from None
 
+    def launches_over(self, bound: BoundProgram, buffers: Buffers, numbers: Numbers) -> list[Launch]:
+        """Return the launches of a binding over buffers of the caller, valid until the memory moves.
+
+        Args:
+            bound: The binding, whose memory was allocated (`memory.grow`).
+            buffers: As of `launch`.
+            numbers: Values of all slots, from which kernels read their scalars whenever they run, on a device that joins launches.
+        """
+        at = cache(lambda index: self.memory.buffer(index, buffers))
+        return [self._launch_of(step, bound.values, at, numbers) for step in bound.steps]
+
     def _launch_of(
         self,
         step: LaunchStep,

@@ -19,6 +19,7 @@ from relax_tune.ir.core.struct_info import info_symbols
 from relax_tune.ir.deduce.index_ranges import IndexRange, index_ranges
 from relax_tune.ir.op.base import RuntimeCheck
 from relax_tune.ir.passes.control.checked_indices import IndexCheck, add_indices, outside_params
+from relax_tune.ir.passes.control.counted_loops import CountedLoop
 from relax_tune.ir.passes.control.inline import Inline
 from relax_tune.ir.passes.control.outline import OutlinedModule, OutlineSubgraphs, is_straight_line
 from relax_tune.ir.passes.fusion.fuse import FuseOps
@@ -144,6 +145,7 @@ class LoweredModule:
         ranges: For each straight-line function, the valid values of parameters used as indices.
         index_checks: For each straight-line function, the checks of computed indices, which are its last results.
         appended: For each straight-line function, the parameters that results extend in place, stored with the growing dim outermost.
+        loops: The host functions that are counted loops.
     """
 
     module: IRModule
@@ -155,17 +157,19 @@ class LoweredModule:
     ranges: Mapping[str, tuple[IndexRange, ...]] = field(default_factory=dict)
     index_checks: Mapping[str, tuple[IndexCheck, ...]] = field(default_factory=dict)
     appended: Mapping[str, tuple[Appended, ...]] = field(default_factory=dict)
+    loops: Mapping[str, CountedLoop] = field(default_factory=dict)
 
     @property
     def functions(self) -> Mapping[str, Function]:
-        """The straight-line graph functions by name: each becomes a program."""
-        return {n: f for n, f in self.module.graphs.items() if n not in self.host_functions}
+        """The straight-line graph functions by name: each becomes a program. The machine appends the rows of counted loops itself."""
+        others = {*self.host_functions, *(loop.appending for loop in self.loops.values())}
+        return {n: f for n, f in self.module.graphs.items() if n not in others}
 
     @property
     def outlined(self) -> OutlinedModule:
         """The host functions with the subgraphs they call."""
         subgraphs = tuple(n for n in self.functions if n not in self.entries)
-        return OutlinedModule(self.module, self.host_functions, subgraphs)
+        return OutlinedModule(self.module, self.host_functions, subgraphs, self.loops)
 
     @property
     def prims(self) -> Mapping[str, PrimFunc]:
@@ -315,11 +319,14 @@ def lower(
     inlined, conditions = Inline().run(module)
     entry_names = tuple(entries(module.functions))
     hosts: tuple[str, ...] = ()
-    roots = tuple(n for n in entry_names if not is_straight_line(_graph(inlined, n)))
-    if roots:
-        inlined, conditions, hosts = _outlined(module, tuple(n for n in entry_names if n not in roots), roots)
+    loops: Mapping[str, CountedLoop] = {}
+    # Placements cut a function by its calls, and transfers go between them: there, loops stay recursions.
+    outline = OutlineSubgraphs(tuple(n for n in entry_names if not is_straight_line(_graph(inlined, n))), not devices)
+    if outline.roots:
+        straight = tuple(n for n in entry_names if n not in outline.roots)
+        inlined, conditions, hosts, loops = _outlined(module, straight, outline)
     inlined = _bounded(inlined)
-    manager.add(repr(OutlineSubgraphs(roots) if hosts else Inline()), module, inlined)
+    manager.add(repr(outline if hosts else Inline()), module, inlined)
     outside = outside_params(inlined, hosts, entry_names)
     ranges = {n: index_ranges(inlined.graphs[n], inlined, positions) for n, positions in outside.items()}
     checked = add_indices(inlined, hosts, outside, checks)
@@ -328,7 +335,9 @@ def lower(
     manager.add("StoreOutermost()", checked.module, module)
     lowered = manager.run(module, with_rules(passes, rules))
     stages, seconds = tuple(manager.stages), tuple(manager.seconds)
-    return LoweredModule(lowered, conditions, stages, hosts, entry_names, seconds, ranges, checked.checks, appended)
+    return LoweredModule(
+        lowered, conditions, stages, hosts, entry_names, seconds, ranges, checked.checks, appended, loops
+    )
 
 
 def _graph(module: IRModule, name: str) -> Function:
@@ -338,14 +347,14 @@ def _graph(module: IRModule, name: str) -> Function:
 
 
 def _outlined(
-    module: IRModule, entries: tuple[str, ...], roots: tuple[str, ...]
-) -> tuple[IRModule, Mapping[str, tuple[RuntimeCheck, ...]], tuple[str, ...]]:
-    """Outline `roots`, and inline calls in the subgraphs and in the straight-line `entries`.
+    module: IRModule, entries: tuple[str, ...], outline: OutlineSubgraphs
+) -> tuple[IRModule, Mapping[str, tuple[RuntimeCheck, ...]], tuple[str, ...], Mapping[str, CountedLoop]]:
+    """Outline functions, and inline calls in the subgraphs and in the straight-line `entries`.
 
     Returns:
-        The module, the run-time checks by function, and the names of the host functions.
+        The module, the run-time checks by function, the names of the host functions, and the counted loops.
     """
-    outlined = OutlineSubgraphs(roots).run(module)
+    outlined = outline.run(module)
     functions = {n: outlined.module.functions[n] for n in outlined.subgraphs}
     todo = list(entries)
     while todo:
@@ -356,7 +365,8 @@ def _outlined(
     functions |= {n: f for n, f in outlined.module.functions.items() if not isinstance(f, Function)}
     inlined, checks = Inline().run(replace(outlined.module, functions=functions))
     hosts = {n: outlined.module.functions[n] for n in outlined.host_functions}
-    return replace(inlined, functions={**hosts, **inlined.functions}), checks, outlined.host_functions
+    functions = {**hosts, **inlined.functions}
+    return replace(inlined, functions=functions), checks, outlined.host_functions, outlined.loops
 
 
 def _bounded(module: IRModule) -> IRModule:

@@ -183,6 +183,26 @@ class JoinsLaunches(Protocol):
 
 
 @runtime_checkable
+class RepeatsLaunches(Protocol):
+    """A device that repeats launches in a loop without the host's code. Arguments change from step to step."""
+
+    def cell(self, buffer: OwnBuffer) -> int:
+        """Return the address at which launches read the address of a buffer's memory whenever they run."""
+        ...
+
+    def repeated(
+        self, launches: Sequence[Launch], cells: NDArray[np.int64], moves: NDArray[np.int64]
+    ) -> Callable[[NDArray[np.int64]], None] | None:
+        """Return a function that runs the launches once for each row of a table; None if one of them needs the host's code.
+
+        cells: addresses of 64-bit numbers, to which each step first writes its row of the table
+        moves: a row (to, from, by) for each number that changes after a step: the number at address `from`, plus `by`, goes to
+            address `to`. All are read before any is written.
+        """
+        ...
+
+
+@runtime_checkable
 class DeviceClock(Protocol):
     """A device that may have an event timer, by which launches are timed on the device."""
 

@@ -12,8 +12,7 @@ import ctypes
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, lru_cache, partial
-from itertools import groupby
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +25,6 @@ from relax_tune.runtime.device.base import DeviceInfo, Launch, Turn
 from relax_tune.runtime.device.c_compiler import (
     ANOTHER,
     DEVICE_KERNELS,
-    MOST_ARGUMENTS,
     TEAM,
     Gcc,
     build_units,
@@ -34,6 +32,7 @@ from relax_tune.runtime.device.c_compiler import (
     opened_cache,
     units_of,
 )
+from relax_tune.runtime.device.c_launches import KernelLaunch, call_all, joined, repeated
 from relax_tune.runtime.device.c_objects import CompiledObjects, best_objects, suited_family, why_unfit
 from relax_tune.runtime.device.device_class import DeviceClass
 from relax_tune.runtime.device.memory import Slabs, aligned_bytes, check_transfer, even_runs
@@ -119,19 +118,6 @@ def threads_of(part: str) -> int | None:
     if not (number.isascii() and number.isdigit() and 1 <= int(number) <= MOST_THREADS):
         raise MeasureError(f"C device: expected 1 to {MOST_THREADS} threads, got {number!r:.40}")
     return int(number)
-
-
-class KernelLaunch(partial[None]):
-    """A launch of a kernel through ctypes, which says what a loop in C needs to do the same."""
-
-    @cached_property
-    def row(self) -> tuple[int, int, int]:
-        """The kernel's address, the number of arguments, and the address of the addresses of their values, which may change."""
-        self._cells = (ctypes.c_void_p * len(self.args))(*map(ctypes.addressof, self.args))
-        function: Any = self.func
-        address = ctypes.cast(function, ctypes.c_void_p).value
-        assert address is not None
-        return address, len(self.args), ctypes.addressof(self._cells)
 
 
 class CDevice(DeviceClass):
@@ -274,7 +260,7 @@ class CDevice(DeviceClass):
         else:
             with opened_cache() as folder:
                 own = self._functions(self._loaded(self.objects.device(folder)), DEVICE_KERNELS)
-        self._copy, self._launch = own["relax_tune_copy"], own["relax_tune_launches"]
+        self._copy, self._launch, self._repeat = (own[f"relax_tune_{name}"] for name in ("copy", "launches", "repeat"))
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
         """Compile all kernels.
@@ -386,23 +372,20 @@ class CDevice(DeviceClass):
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
         """Return the launches with each run of kernels as one call; None where no two are next to each other."""
-        joined = self.joined(launches)
-        return None if len(joined) == len(launches) else partial(_call_all, joined)
+        fewer = self.joined(launches)
+        return None if len(fewer) == len(launches) else partial(call_all, fewer)
 
     def joined(self, launches: Sequence[Launch]) -> list[Launch]:
         """Return launches that do the same, each run of several kernels as one call of a loop in C."""
-        fewer: list[Launch] = []
-        for together, run in groupby(launches, _can_join):
-            own = list(run)
-            if not together or len(own) == 1:
-                fewer += own
-                continue
-            # The rows hold addresses of the arguments and not their values, so a joined call sees what `place` or a
-            # session changes.
-            rows = np.array([launch.row for launch in own if isinstance(launch, KernelLaunch)], np.int64)
-            address = ctypes.c_void_p(int(rows.__array_interface__["data"][0]))
-            fewer.append(partial(_call_loop, self._launch, address, ctypes.c_int64(len(own)), (rows, own)))
-        return fewer
+        return joined(self._launch, launches)
+
+    def cell(self, buffer: CBuffer) -> int:
+        return ctypes.addressof(buffer.pointer)
+
+    def repeated(
+        self, launches: Sequence[Launch], cells: NDArray[np.int64], moves: NDArray[np.int64]
+    ) -> Callable[[NDArray[np.int64]], None] | None:
+        return repeated(self._repeat, launches, cells, moves)
 
     def bind_numbers(
         self, kernel: Any, buffers: Sequence[CBuffer], slots: Sequence[int], numbers: NDArray[np.int64]
@@ -450,20 +433,6 @@ def _bound(kernel: Any, buffers: Sequence[CBuffer], numbers: Iterable[ctypes.c_i
         if buffer.array is None:
             buffer.live()  # which says so
     return KernelLaunch(kernel, *[buffer.pointer for buffer in buffers], *numbers)
-
-
-def _can_join(launch: Launch) -> bool:
-    return isinstance(launch, KernelLaunch) and 0 < len(launch.args) <= MOST_ARGUMENTS
-
-
-def _call_loop(loop: Any, rows: ctypes.c_void_p, count: ctypes.c_int64, _: object) -> None:
-    """Call the loop over launches; the last argument keeps alive what its rows point to."""
-    loop(rows, count)
-
-
-def _call_all(launches: Sequence[Launch]) -> None:
-    for launch in launches:
-        launch()
 
 
 @lru_cache(maxsize=1 << 14)

@@ -28,6 +28,7 @@ from relax_tune.runtime.device.binaries import (
     sealed_content,
     warn_of_damage,
 )
+from relax_tune.runtime.device.c_launches import LAUNCHES, REPEAT
 from relax_tune.runtime.device.confinement import COMPILER_VARIABLES, limited, no_new_privileges, only
 from relax_tune.runtime.device.quirks import refusal
 from relax_tune.runtime.device.source import group_by_flags, join_sources
@@ -48,8 +49,6 @@ PARALLEL_FOR = """void relax_tune_team_run(void (*)(const void *, __INT64_TYPE__
 LARGE_UNIT = 1 << 20
 TEAM = Path(__file__).with_name("team.c")
 UNIT_KERNELS = 12  # kernels per translation unit: a few units let the compiler use every processor
-MOST_ARGUMENTS = 48
-"""Arguments of a kernel that the loop over launches can call; more are called one by one."""
 _COPY = """#include <stdint.h>
 #include <string.h>
 struct runs { char* to; const char* from; int64_t n0, s0, n1, s1, run, parts; };
@@ -66,27 +65,12 @@ void relax_tune_copy(char* to, const char* from, int64_t n0, int64_t s0, int64_t
   RT_PARALLEL_FOR(copy_parts, &r, n0 * n1 * r.parts, 0, 1);
 }
 """
-_LAUNCHES = f"""#include <stdint.h>
-void relax_tune_launches(const int64_t* rows, int64_t count) {{
-  for (int64_t n = 0; n < count; ++n, rows += 3) {{
-    const int64_t* const* cells = (const int64_t* const*)rows[2];
-    int64_t a[{MOST_ARGUMENTS}];
-    for (int64_t i = 0; i < rows[1]; ++i) a[i] = *cells[i];
-    switch (rows[1]) {{
-{
-    "".join(
-        f"      case {n}: ((void (*)({', '.join(['int64_t'] * n)}))rows[0])({', '.join(f'a[{i}]' for i in range(n))}); break;{chr(10)}"
-        for n in range(1, MOST_ARGUMENTS + 1)
-    )
-}    }}
-  }}
-}}
-"""
 _PROBE = "#include <math.h>\nvoid relax_tune_probe(float* x) { *x = expf(*x); }\n"
 DEVICE_KERNELS = (
     KernelSource("relax_tune_probe", "c", _PROBE),
     KernelSource("relax_tune_copy", "c", _COPY),
-    KernelSource("relax_tune_launches", "c", _LAUNCHES),
+    KernelSource("relax_tune_launches", "c", LAUNCHES),
+    KernelSource("relax_tune_repeat", "c", REPEAT),
 )
 """The functions of the device itself, which also try whether the compiler works."""
 Unit = tuple[Sequence[KernelSource], tuple[str, ...]]

@@ -2,7 +2,7 @@
 
 A host program works on *registers*. A register holds a NumPy array, a whole number (a symbol or a scalar), a tuple (a shape
 or several values) or a function of the same artifact. Tensor work is done by outlined subgraphs, each a `Program`. A block
-is a list of instructions. A branch names two later blocks, so loops exist only as calls of functions.
+is a list of instructions. A branch names two later blocks, so loops exist only as calls of functions, and as `Repeat`.
 `relax_tune.runtime.vm.machine` executes host programs.
 """
 
@@ -100,6 +100,50 @@ class CallSubgraph(_Instruction):
         arity = None if part is None else (len(part.inputs), len(part.symbols), len(part.outputs))
         if arity is None or arity != (len(self.args), len(self.symbols), len(self.into)):
             raise wrong(where, "a program with as many inputs, symbols and outputs", self.part)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat(_Instruction):
+    """Run the program `part` once for each number from `begin` to `end` - 1: a counted loop.
+
+    A state is an array that an iteration passes on to the next. An iteration may also append a row to each of `rows`, arrays of
+    `begin` rows at first. A *value* is the number of an output of `part`, then of a state, then of an array in `args`.
+
+    begin, end: registers of the numbers. symbols: of the part's symbols; the one with the number `index` is the number of the iteration
+    states, rows, args: registers of the first states, the first rows, and arrays that stay the same
+    inputs: for each input of the part the number of its state, or of its array in `args` behind the states
+    after: for each state its value in the next iteration. appended: for each of `rows` the value that is its row
+    into: registers of the last states, then of the rows
+    """
+
+    part: str
+    begin: int
+    end: int
+    symbols: tuple[int, ...]
+    index: int | None
+    states: tuple[int, ...]
+    rows: tuple[int, ...]
+    args: tuple[int, ...]
+    inputs: tuple[int, ...]
+    after: tuple[int, ...]
+    appended: tuple[int, ...]
+    into: tuple[int, ...]
+    kind: Literal["repeat"] = "repeat"
+    READS: ClassVar[tuple[str, ...]] = ("begin", "end", "symbols", "states", "rows", "args")
+
+    def verify(self, among: Surroundings, where: str) -> None:
+        part = among.parts.get(self.part)
+        arity = None if part is None else (len(part.inputs), len(part.symbols))
+        if part is None or arity != (len(self.inputs), len(self.symbols)):
+            raise wrong(where, "a program with as many inputs and symbols", self.part)
+        given = len(self.states) + len(self.args)
+        check_indices(self.inputs, given, f"{where}.inputs", "state or argument")
+        check_indices((*self.after, *self.appended), len(part.outputs) + given, where, "output, state or argument")
+        if self.index is not None:
+            check_index(self.index, len(self.symbols), f"{where}.index", "symbol")
+        counts = len(self.after), len(self.appended), len(self.into)
+        if counts != (len(self.states), len(self.rows), len(self.states) + len(self.rows)):
+            raise wrong(where, "a value and a register for each state and row", counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +379,7 @@ class Move(_Instruction):
 
 Instruction = Union[
     CallSubgraph,
+    Repeat,
     Transfer,
     CallHostProgram,
     CallHostRoutine,
@@ -421,7 +466,7 @@ def verify_host_programs(host_programs: Sequence[HostProgram], programs: Sequenc
 
 def parts_of(host_programs: Iterable[HostProgram]) -> frozenset[str]:
     """Return the names of the subgraphs that host programs call."""
-    return frozenset(i.part for d in host_programs for i in d.instructions() if isinstance(i, CallSubgraph))
+    return frozenset(i.part for d in host_programs for i in d.instructions() if isinstance(i, (CallSubgraph, Repeat)))
 
 
 def _verify(host_program: HostProgram, parts: Mapping[str, Program], arity: Mapping[str, int], where: str) -> None:

@@ -171,14 +171,34 @@ def evaluate(code: Sequence[int], symbol_values: Sequence[int]) -> list[int]:
     return _cached(tuple(code), len(symbol_values))(symbol_values)
 
 
-def symbolic_slots(code: Sequence[int]) -> list[bool]:
-    """Return for each slot of a verified list whether its value depends on any symbol."""
+def symbolic_slots(code: Sequence[int], symbol: int | None = None) -> list[bool]:
+    """Return for each slot of a verified list whether its value depends on a symbol; None for any symbol."""
     depends: list[bool] = []
     for slot in range(len(code) // WIDTH):
         opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
         op = Opcode(opcode)
-        depends.append(op is Opcode.SYMBOL or any(depends[operand] for operand in operands[: ARITY[op]]))
+        read = op is Opcode.SYMBOL and symbol in (None, operands[0])
+        depends.append(read or any(depends[operand] for operand in operands[: ARITY[op]]))
     return depends
+
+
+def only_slots(code: Sequence[int], slots: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
+    """Return the part of a verified list that some of its slots need, and their numbers in it."""
+    needed = [False] * (len(code) // WIDTH)
+    for slot in slots:
+        needed[slot] = True
+    numbers: dict[int, int] = {}
+    short: list[int] = []
+    for slot in reversed(range(len(needed))):
+        opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
+        for operand in operands[: ARITY[Opcode(opcode)]] if needed[slot] else ():
+            needed[operand] = True
+    for slot in (n for n, is_needed in enumerate(needed) if is_needed):
+        opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
+        arity = ARITY[Opcode(opcode)]
+        numbers[slot] = len(numbers)
+        short += (opcode, *(numbers[operand] for operand in operands[:arity]), *operands[arity:])
+    return tuple(short), [numbers[slot] for slot in slots]
 
 
 def constant_values(code: Sequence[int], n_symbols: int) -> list[int | None]:

@@ -36,6 +36,7 @@ from relax_tune.runtime.program.host_program import (
     LoadWeight,
     Move,
     Pack,
+    Repeat,
     Transfer,
 )
 from relax_tune.runtime.program.placement import NOWHERE, Placement
@@ -56,6 +57,7 @@ from relax_tune.runtime.vm.instructions import (
 )
 from relax_tune.runtime.vm.policy import PlacementChooser, PlacementOptions
 from relax_tune.runtime.vm.queues import Pending, Work, WorkQueue
+from relax_tune.runtime.vm.repeat import StepLoop
 
 MAX_DEPTH = 1000
 """Maximum depth of nested calls. A tail call does not count."""
@@ -157,6 +159,7 @@ class VirtualMachine:
         # By identity, as in `Code.computes`.
         self._reads = {id(i): i.reads for d in host_programs for i in d.instructions()} if self.placed else {}
         self._has_effects = any(isinstance(i, CallHostRoutine) for d in host_programs for i in d.instructions())
+        self._loops: dict[int, StepLoop] = {}
         self._closed = False
         self._queues: dict[str, WorkQueue] = {}
         self._starting = threading.Lock()
@@ -333,6 +336,17 @@ class VirtualMachine:
             frame.registers[r] = self._resident(frame.registers[r])
         numbers = frame.numbers(i.symbols)
         results = self.executors[i.part].run(frame.values(i.args), numbers, in_place=True, pool=self._pool)
+        for into, array in zip(i.into, results, strict=True):
+            frame.registers[into] = array
+
+    def run_loop(self, i: Repeat, frame: CallFrame) -> None:
+        """Run a counted loop."""
+        for r in (*i.states, *i.args) if self._pool is not None else ():
+            frame.registers[r] = self._resident(frame.registers[r])
+        (begin, end), symbols = frame.numbers((i.begin, i.end)), frame.numbers(i.symbols)
+        states, rows, args = map(frame.values, (i.states, i.rows, i.args))
+        loop = self._loops.get(id(i)) or self._loops.setdefault(id(i), StepLoop(self.executors[i.part], i))
+        results = loop.run(range(begin, end), symbols, states, rows, args, self._pool)
         for into, array in zip(i.into, results, strict=True):
             frame.registers[into] = array
 
@@ -535,6 +549,7 @@ def _get_item(vm: VirtualMachine, i: GetItem, frame: CallFrame) -> None:
 IMMEDIATE: Mapping[type[Instruction], Execute] = {
     **EXECUTE,
     CallSubgraph: VirtualMachine.run_part,
+    Repeat: VirtualMachine.run_loop,
     LoadWeight: sets_into(lambda vm, i, frame: vm.weight(i.name)),
 }
 """Executions on one device."""

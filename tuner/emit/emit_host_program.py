@@ -33,6 +33,7 @@ from relax_tune.ir.op.base import Deduction, OperatorSpec, RuntimeCheck, env_of
 from relax_tune.ir.op.devices import ToDevice
 from relax_tune.ir.op.indexing.movement import VIEWS
 from relax_tune.ir.op.shapes import ShapeOperator
+from relax_tune.ir.passes.control.counted_loops import CountedLoop
 from relax_tune.ir.passes.control.inline_walk import MAX_LINE
 from relax_tune.ir.passes.control.outline import OutlinedModule
 from relax_tune.ir.text.printer import Excerpts
@@ -52,6 +53,7 @@ from relax_tune.runtime.program.host_program import (
     Number,
     Pack,
     Refer,
+    Repeat,
     Require,
     Transfer,
     Value,
@@ -351,13 +353,16 @@ class _Emitter:
         self.add(GetItem(self.value(value.value, b), value.index, into))
         return into
 
+    def symbols_of(self, name: str) -> tuple[Var, ...]:
+        """Return the symbols of a subgraph's program. A `Program` keeps only their names."""
+        by_name = {v.name: v for v in own_symbols(signature(self.cut.module.graphs[name]))}
+        return tuple(by_name[s.name] for s in self.programs[name].symbols)
+
     def part(self, b: g.Binding, name: str, value: g.CallFunction) -> None:
         """Emit the call of a subgraph's program on the tensors among the arguments, and on the program's symbols."""
         program = self.programs[name]
         f = self.cut.module.graphs[name]
-        by_name = {v.name: v for v in own_symbols(signature(f))}
-        # By name: a `Program` keeps only the names of its symbols.
-        symbols = tuple(self.symbols[by_name[s.name]] for s in program.symbols)
+        symbols = tuple(self.symbols[v] for v in self.symbols_of(name))
         args = tuple(self.value(a, b) for a in value.args if not isinstance(a, g.ShapeValue))
         into = tuple(self.register() for _ in program.outputs)
         self.add(CallSubgraph(name, args, symbols, into))
@@ -384,7 +389,48 @@ class _Emitter:
         self.add(Apply(op.name, args, into, self.shown(b)))
         return into
 
+    def repeat(self, loop: CountedLoop, value: g.If, b: g.Binding) -> int:
+        """Emit a counted loop, whose function is this branch."""
+        calls = (x.value for x in value.then.bindings if isinstance(x.value, g.CallFunction))
+        call = next(x for x in calls if _direct(x) == loop.part)
+        params = self.f.params
+        at = {p: n for n, p in enumerate(params)}
+        given = [at[a] for a in call.args if isinstance(a, g.GVar)]
+        unchanged = [v - loop.results for v in (*loop.states.values(), *loop.rows.values()) if v >= loop.results]
+        others = tuple(dict.fromkeys(n for n in (*given, *unchanged) if n not in loop.states))
+        outputs, order = len(self.programs[loop.part].outputs), [*loop.states, *others]
+
+        def number(v: int) -> int:
+            return v if v < loop.results else outputs + order.index(v - loop.results)
+
+        into = {n: self.register() for n in (*loop.states, *loop.rows)}
+        states, rows, args = (
+            tuple(self.values[params[n]] for n in group) for group in (loop.states, loop.rows, others)
+        )
+        symbols = self.symbols_of(loop.part)
+        self.add(
+            Repeat(
+                loop.part,
+                self.symbols[loop.index],
+                self.scalar(g.PrimValue(loop.limit), b),
+                tuple(self.symbols[v] for v in symbols),
+                symbols.index(loop.index) if loop.index in symbols else None,
+                states,
+                rows,
+                args,
+                tuple(map(order.index, given)),
+                tuple(map(number, loop.states.values())),
+                tuple(map(number, loop.rows.values())),
+                tuple(into.values()),
+            )
+        )
+        assert isinstance(value.orelse.ret, g.TupleValue)
+        fields = [at[v] for v in value.orelse.ret.fields if isinstance(v, g.GVar)]
+        return self.new(lambda new: Pack(tuple(into.get(n, self.values[params[n]]) for n in fields), new))
+
     def branch(self, value: g.If, b: g.Binding) -> int:
+        if (loop := self.cut.loops.get(self.f.name)) is not None:
+            return self.repeat(loop, value, b)
         cond, into = self.value(value.cond, b), self.register()
         outer = self.block
         at = len(outer)

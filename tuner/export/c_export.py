@@ -20,7 +20,7 @@ from relax_tune.runtime.atomic_write import reason, write_whole
 from relax_tune.runtime.device.c_compiler import KERNEL_FLAGS, TEAM, UNIT_KERNELS
 from relax_tune.runtime.device.source import group_by_flags, join_sources
 from relax_tune.runtime.hashed_zip import tool_version
-from relax_tune.runtime.program.host_program import Apply, Branch, CallHostProgram, CallHostRoutine, HostProgram
+from relax_tune.runtime.program.host_program import Apply, Branch, CallHostProgram, CallHostRoutine, HostProgram, Repeat
 from relax_tune.runtime.program.plan_c import PRELUDE
 from relax_tune.runtime.program.program import SIZE_LIMIT, KernelSource, LaunchStep, Program
 from relax_tune.runtime.program.scalars import constant_values
@@ -130,6 +130,7 @@ def _obstacle(host_program: HostProgram) -> str:
     texts = [f"calls the host routine {i.routine!r}" for i in instructions if isinstance(i, CallHostRoutine)]
     texts += [f"computes {i.operator}, whose size data decide" for i in instructions if isinstance(i, Apply)]
     texts += ["branches" for i in instructions if isinstance(i, Branch)]
+    texts += ["loops" for i in instructions if isinstance(i, Repeat)]
     texts += [f"calls {i.function or 'a function'}" for i in instructions if isinstance(i, CallHostProgram)]
     return texts[0] if texts else "is run by the virtual machine"
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from relax_tune.ir.core.dtype import bool_, f32, i64
 from relax_tune.ir.core.expr import Expr, as_int, const, eq, sub
 from relax_tune.ir.core.graph import Value
+from relax_tune.ir.frontend.shared.handlers.control import size_from_data
 from relax_tune.ir.frontend.shared.handlers.reduce import ordered
 from relax_tune.ir.frontend.shared.handlers.sizes import (
     Distinct,
@@ -22,7 +23,6 @@ from relax_tune.ir.frontend.shared.handlers.sizes import (
     non_max_suppression,
     nonzero,
     rows_as_slices,
-    size_from_data,
     slices_as_rows,
     stacked,
     true_positions,

@@ -32,6 +32,7 @@ from relax_tune.ir.deduce.deduce import signature
 from relax_tune.ir.deduce.relations import is_known
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.shapes import ShapeOperator
+from relax_tune.ir.passes.control.counted_loops import CountedLoop, LoopForm, loop_form
 from relax_tune.ir.passes.control.runtime_shapes import RuntimeShapeInliner
 from relax_tune.ir.rewrite.dead_code import without_dead_code
 from relax_tune.ir.text.printer import excerpt
@@ -44,16 +45,21 @@ class OutlinedModule:
     Attributes:
         host_functions: Names of the functions with control flow.
         subgraphs: Names of the straight-line functions that they call.
+        loops: The host functions that are counted loops.
     """
 
     module: IRModule
     host_functions: tuple[str, ...]
     subgraphs: tuple[str, ...]
+    loops: Mapping[str, CountedLoop] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class OutlineSubgraphs:
     """Turn `roots`, and the functions they call without inlining, into host functions with outlined subgraphs.
+
+    Attributes:
+        loops: Whether counted loops get one subgraph for an iteration, and another for appending its rows.
 
     Raises:
         BuildError: The rank or element type of an operator's argument is known only at run time.
@@ -61,6 +67,7 @@ class OutlineSubgraphs:
     """
 
     roots: tuple[str, ...] = ("main",)
+    loops: bool = True
 
     def __call__(self, module: IRModule) -> IRModule:
         return self.run(module).module
@@ -82,13 +89,17 @@ class OutlineSubgraphs:
             todo += reversed(graph_walk.callees(hosts[name]))
         functions.update(hosts)
         subgraphs: list[str] = []
+        loops: dict[str, CountedLoop] = {}
         for name, f in hosts.items():
             outliner = Outliner(f, functions)
-            functions[name] = outliner.function()
+            form = loop_form(f) if self.loops else None
+            if form is None:
+                functions[name] = outliner.function()
+            else:
+                functions[name], loops[name] = outliner.loop(form)
             subgraphs += outliner.subgraphs
-        return OutlinedModule(
-            replace(module, functions=functions, bounds=tuple(bounds)), tuple(hosts), tuple(subgraphs)
-        )
+        new = replace(module, functions=functions, bounds=tuple(bounds))
+        return OutlinedModule(new, tuple(hosts), tuple(subgraphs), loops)
 
 
 def _recursive(module: IRModule) -> frozenset[str]:
@@ -163,6 +174,25 @@ class Outliner:
     def function(self) -> g.Function:
         bindings = self.body(self.f)
         return replace(self.f, blocks=graph_walk.into_blocks(bindings))
+
+    def loop(self, form: LoopForm) -> tuple[g.Function, CountedLoop]:
+        """Outline a counted loop. Its function stays the recursion that the loop means."""
+        self.names.update(b.var.name for b in (*form.steps, *form.appends, form.again))
+        computed = {b.var for b in form.steps}
+        results = tuple(dict.fromkeys(v for v in (*form.states.values(), *form.rows.values()) if v in computed))
+        lines = self.call(form.steps, results)
+        part, appending = self.subgraphs[0], None
+        if form.appends:
+            read = used_vars(form.again.value)
+            lines += self.call(form.appends, tuple(b.var for b in form.appends if b.var in read))
+            appending = self.subgraphs[1]
+        (b,) = self.f.bindings
+        assert isinstance(b.value, g.If)
+        then = g.Body(graph_walk.into_blocks([*lines, form.again]), form.again.var)
+        f = replace(self.f, blocks=graph_walk.into_blocks([replace(b, value=g.If(b.value.cond, then, b.value.orelse))]))
+        number = {v: n for n, v in enumerate((*results, *f.params))}
+        states, rows = ({at: number[v] for at, v in values.items()} for values in (form.states, form.rows))
+        return f, CountedLoop(part, appending, form.index, form.limit, states, rows, len(results))
 
     def body(self, body: g.Function | g.Body) -> list[g.AnyBinding]:
         bindings = [b for block in without_dead_code(body.blocks, body.ret) for b in block.bindings]

@@ -15,7 +15,7 @@ from tests.cuda_emulation.driver import emulated
 from tests.support.opencl_drivers import device_name
 
 from relax_tune.errors import BuildError, MeasureError, UserError
-from relax_tune.runtime.device.base import Device, DeviceClock, JoinsLaunches
+from relax_tune.runtime.device.base import Device, DeviceClock, JoinsLaunches, RepeatsLaunches
 from relax_tune.runtime.device.c import CDevice
 from relax_tune.runtime.device.device_class import DeviceFailure
 from relax_tune.runtime.device.host import short_hash
@@ -313,6 +313,36 @@ def test_joined_launches_keep_order(device: Device, kernels: dict[str, Any]) -> 
     for launch in joined:
         launch()
     np.testing.assert_array_equal(device.download(buffer, F32, (40,)), done(np.arange(40, dtype=F32)))
+
+
+def test_repeated_launches_change_numbers_and_memory_from_step_to_step(device: Device, kernels: dict[str, Any]) -> None:
+    """A table gives the numbers of each step; two buffers exchange their memory after each, and a host launch has no such loop."""
+    if not isinstance(device, RepeatsLaunches):
+        return
+    assert isinstance(device, JoinsLaunches)
+    numbers = np.array([8, 0], np.int64)
+    first, second = (filled(device, np.zeros(8)) for _ in range(2))
+    add = device.bind_numbers(kernels["add"], [first], [0, 1], numbers)
+    twice = device.bind_numbers(kernels["twice"], [second], [0], numbers)
+    cells = np.array([numbers.__array_interface__["data"][0] + numbers.itemsize], np.int64)
+    here, there = map(device.cell, (first, second))
+    moves = np.array([[here, there, 0], [there, here, 0]], np.int64)
+    run = device.repeated([add, twice], cells, moves)
+    assert run is not None
+    run(np.array([[3], [5], [7]], np.int64))
+    # An odd number of exchanges: what was the memory of one buffer is that of the other. 0 + 3, doubled, + 7; 0 doubled, + 5, doubled.
+    assert device.download(first, F32, (8,)).tolist() == [(0 + 3) * 2 + 7] * 8
+    assert device.download(second, F32, (8,)).tolist() == [(0 * 2 + 5) * 2] * 8
+    for buffer in (first, second):
+        device.place(buffer, None)
+    run(np.empty((0, 1), np.int64))
+    assert device.download(first, F32, (8,)).tolist() == [13] * 8
+    host = device.bind_host(lambda views: None, [first])
+    assert (
+        host is not None
+        and device.repeated([add, host], cells, moves) is None
+        and device.repeated([], cells, moves) is None
+    )
 
 
 def test_launches_reading_numbers_want_live_buffers(device: Device, kernels: dict[str, Any]) -> None:

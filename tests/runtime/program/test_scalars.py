@@ -20,6 +20,7 @@ from relax_tune.runtime.program.scalars import (
     compile_scalars,
     constant_values,
     evaluate,
+    only_slots,
     symbolic_slots,
     verify,
 )
@@ -194,3 +195,26 @@ def test_symbol_dependence_is_found() -> None:
     assert symbolic_slots(builder.code)[:3] == [True, False, True]
     values = constant_values(builder.code, 1)
     assert values[two] == 2 and values[n] is None and values[product] is None
+
+
+def test_symbol_dependence_on_one_symbol_leaves_out_others() -> None:
+    builder = ScalarBuilder()
+    n, m = builder.symbol(0), builder.symbol(1)
+    twice, total = builder.op(Opcode.ADD, n, n), builder.op(Opcode.ADD, n, m)
+    depends = symbolic_slots(builder.code, 1)
+    assert [depends[slot] for slot in (n, m, twice, total)] == [False, True, False, True]
+
+
+@settings(max_examples=examples(60))
+@given(st.data())
+def test_only_slots_have_the_values_of_the_whole_list(data: st.DataObject) -> None:
+    builder = ScalarBuilder()
+    slots = [builder.symbol(0), builder.symbol(1), builder.const(3)]
+    for _ in range(data.draw(st.integers(0, 12))):
+        op = data.draw(st.sampled_from([Opcode.ADD, Opcode.MIN, Opcode.LT, Opcode.NOT, Opcode.SELECT]))
+        slots.append(builder.op(op, *(data.draw(st.sampled_from(slots)) for _ in range(ARITY[op]))))
+    chosen = data.draw(st.lists(st.sampled_from(slots)))
+    short, at = only_slots(builder.code, chosen)
+    assert len(short) <= len(builder.code)
+    values, whole = evaluate(short, [5, -2]), evaluate(builder.code, [5, -2])
+    assert [values[n] for n in at] == [whole[slot] for slot in chosen]

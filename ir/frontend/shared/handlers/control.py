@@ -16,9 +16,10 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.dtype import DType, bool_, i64
 from relax_tune.ir.core.expr import Expr, Var, const, free_vars, lt, maximum, minimum, substitute
 from relax_tune.ir.core.graph import CallFunction, Constant, FunctionRef, GVar, PrimValue, TupleValue, Value
-from relax_tune.ir.core.struct_info import CallableInfo, PrimInfo, TensorInfo, TupleInfo
+from relax_tune.ir.core.struct_info import CallableInfo, PrimInfo, ShapeInfo, TensorInfo, TupleInfo
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.indexing.movement import Slice
+from relax_tune.ir.op.shapes import TensorToShape
 
 Values = Sequence[ImportedValue]
 
@@ -147,9 +148,8 @@ def loop(
     Raises:
         ParseError: The state changes its type or rank, rows have different dims, or the loop never ends.
     """
-    known = None if count is None else w.scalars(count)
-    limit = None if known is None else known.reshape(-1)[0]
-    plan = _Plan(w.function_name("loop"), tuple(state), None if limit is not None else count, limit, going)
+    limit = None if count is None else _limit(w, count)
+    plan = _Plan(w.function_name("loop"), tuple(state), limit, going)
     if going is not None and _is_true(going) and count is not None:
         plan.going = None
     for _ in range(ATTEMPTS):
@@ -161,6 +161,23 @@ def loop(
     raise ParseError("expected a state whose dims settle after a few iterations, got ones that do not")
 
 
+def _limit(w: Writer, count: ImportedValue) -> Expr:
+    """Return a number of iterations. One that data decide is read once, before the loop."""
+    known = w.scalars(count)
+    if known is not None:
+        limit: Expr = known.reshape(-1)[0]
+        return limit
+    return size_from_data(w, w.maximum(w.cast(w.tensor(count), i64), 0), "trips")
+
+
+def size_from_data(w: Writer, count: Value, hint: str = "count") -> Var:
+    """Return a symbol for the one element of an int64 tensor, read at run time and at least 0."""
+    shape = w.g.call(TensorToShape(), w.reshape(count, [const(1)]))
+    symbol = Var(w.g.fresh(hint))
+    w.g.match_cast(shape, ShapeInfo((symbol,)))
+    return symbol
+
+
 class _Again(Exception):
     """The loop's function needs other parameters than those it was written with."""
 
@@ -170,7 +187,7 @@ class _Plan:
     """What is known of a loop's function. Each attempt to write it learns more, until an attempt finds all of it known.
 
     Attributes:
-        count, limit: Largest number of iterations, as a tensor or an expression.
+        limit: Largest number of iterations.
         going: Whether to begin; None while every iteration goes on.
         rows: Annotations of the rows; None before they are known.
         free: (place, axis) of the dims of the state that are symbols of an iteration.
@@ -179,7 +196,6 @@ class _Plan:
 
     name: str
     initial: tuple[ImportedValue, ...]
-    count: ImportedValue | None
     limit: Expr | None
     going: ImportedValue | None
     rows: list[TensorInfo] | None = None
@@ -246,11 +262,7 @@ class _Plan:
         w = body.w
         if self.limit is not None and going is None:
             return lt(body.index, self.limit)
-        below = None
-        if self.limit is not None:
-            below = w.less(w.size(body.index), w.size(self.limit))
-        elif self.count is not None:
-            below = w.less(w.size(body.index), w.reshape(w.tensor(body.outside(self.count)), ()))
+        below = None if self.limit is None else w.less(w.size(body.index), w.size(self.limit))
         if going is None:
             if below is None:
                 raise ParseError(ENDLESS)
@@ -260,7 +272,7 @@ class _Plan:
     def learn(self, body: LoopBody, go: ImportedValue | None, new: Values, rows: Values, outer: Writer) -> None:
         """Compare an iteration with the parameters of the function. Raises _Again, ParseError."""
         again = False
-        if self.limit is None and self.count is None and (go is None or _is_true(go)):
+        if self.limit is None and (go is None or _is_true(go)):
             raise ParseError(ENDLESS)
         if len(new) != len(body.state):
             raise ParseError(f"expected a new value for each of {len(body.state)} of the state, got {len(new)}")

@@ -17,26 +17,16 @@ from relax_tune.errors import ParseError
 from relax_tune.ir.core.dtype import bool_, f32, i64
 from relax_tune.ir.core.expr import Expr, Var, as_int, const
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.core.struct_info import ShapeInfo
-from relax_tune.ir.frontend.shared.handlers.control import LoopBody, Values, loop
+from relax_tune.ir.frontend.shared.handlers.control import LoopBody, Values, loop, size_from_data
 from relax_tune.ir.frontend.shared.node import FIXED_DIMS
 from relax_tune.ir.frontend.shared.operators import tensor_dims
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.indexing.scatter import ScatterElements, ScatterND
-from relax_tune.ir.op.shapes import TensorToShape
 from relax_tune.ir.rewrite.emitter import tensor_info
 
 COLUMNS = 64
 """Most elements of a slice for distinct slices, which are sorted by each."""
-
-
-def size_from_data(w: Writer, count: Value, hint: str = "count") -> Var:
-    """Return a symbol for the one element of an int64 tensor, read at run time and at least 0."""
-    shape = w.g.call(TensorToShape(), w.reshape(count, [const(1)]))
-    symbol = Var(w.g.fresh(hint))
-    w.g.match_cast(shape, ShapeInfo((symbol,)))
-    return symbol
 
 
 def first_rows(w: Writer, value: Value, count: Var) -> Value:
