@@ -210,7 +210,7 @@ def test_control_flow_compiled_for_c_is_the_interpreter_s() -> None:
 
 @pytest.mark.process
 @pytest.mark.ccompiler
-def test_loop_in_a_loop_that_reads_both_indices_builds_an_artifact() -> None:
+def test_loop_in_a_loop_with_both_indices_runs_compiled() -> None:
     module = load_onnx(model(NESTED))
     with opened("c") as device, compiled(module, device) as built:
         for n, m in ((1, 1), (3, 5)):
