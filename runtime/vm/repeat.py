@@ -19,22 +19,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import ArtifactError
+from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.arguments import check_values
 from relax_tune.runtime.bound_program import BoundProgram, Numbers
 from relax_tune.runtime.device.base import DeviceBuffer, Launch, RepeatsLaunches
 from relax_tune.runtime.device.memory import aligned_array
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.memory.buffer_pool import BufferPool
-from relax_tune.runtime.memory.resident import on_host
+from relax_tune.runtime.memory.resident import DeviceArray, on_host
 from relax_tune.runtime.program.host_program import Repeat
 from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.program.scalars import compile_scalars, only_slots, symbolic_slots
+from relax_tune.runtime.vm.instructions import describe
 
 Array = NDArray[Any]
 
 CHUNK = 1024
 """Steps that a device repeats at a time. Between them, an interruption is raised."""
+MOST_STEPS = 1 << 20
+"""Steps that are planned together, with a row of numbers in memory for each; the steps of a longer loop are calls."""
 MAX_PLANS = 16
 """Plans that a loop keeps, the least recently used one first out."""
 
@@ -75,10 +78,13 @@ class StepLoop:
             The last states, then all rows.
 
         Raises:
-            UserError: As `Executor.run`.
+            UserError: As `Executor.run`; or the first rows are no array.
             ArtifactError: A row has other dims than the rows before.
         """
-        if span and pool is None and self._layout is not None:
+        for first in rows:
+            if not isinstance(first, (np.ndarray, DeviceArray)) or not first.ndim:
+                raise UserError(f"{self._executor.program.name}: expected rows in an array, got {describe(first)}")
+        if self._layout is not None and pool is None and 0 < span.stop - span.start <= MOST_STEPS:
             results = self._repeat(self._layout, span, symbols, states, rows, args)
             if results is not None:
                 return results

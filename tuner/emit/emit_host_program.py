@@ -6,7 +6,7 @@ Tests: `tests/tuner/emit/test_host_programs.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -100,6 +100,16 @@ class _Dim:
     axis: int
     dim: Expr
     register: int
+    node: object
+
+
+@dataclass(frozen=True, slots=True)
+class _Requirement:
+    """A condition that must hold, as `Require` states it, and the node that is shown otherwise."""
+
+    cond: Expr
+    message: str
+    values: Sequence[Expr]
     node: object
 
 
@@ -214,8 +224,9 @@ class _Emitter:
             new.items(), self.scalars([e for e in new.values() if e is not None], scope), strict=True
         ):
             self.symbols[v] = scope[v] = register
-        for v in new:
-            self.within_bounds(v, dims, scope)
+        # One computation for all bounds, then one for all dims: computing takes longer than checking.
+        self.require_all([check for v in new for check in self.within_bounds(v, dims)], scope)
+        equal: list[_Requirement] = []
         for d, actual in zip(dims, stands, strict=True):
             # The dim that defined its symbol equals it by construction; every other use of the symbol is compared
             # with it.
@@ -223,9 +234,10 @@ class _Emitter:
                 continue
             place = "" if isinstance(d.info, PrimInfo) else f" with dim {d.axis} ({d.dim!r})"
             text = f"{d.where}: expected {d.info!r}{place} equal to {{0}}, got {{1}}"
-            self.require(eq(d.dim, actual), text, (d.dim, actual), scope, d.node)
+            equal.append(_Requirement(eq(d.dim, actual), text, (d.dim, actual), d.node))
+        self.require_all(equal, scope)
 
-    def within_bounds(self, v: Var, dims: Sequence[_Dim], scope: Mapping[Var, int]) -> None:
+    def within_bounds(self, v: Var, dims: Sequence[_Dim]) -> Iterator[_Requirement]:
         bound = self.bounds.get(v, Bound(v))
         at = next(d for d in dims if v in free_vars(d.dim))
         is_dim = any(d.dim is v and isinstance(d.info, TensorInfo) for d in dims)
@@ -234,13 +246,18 @@ class _Emitter:
         text = f"{where}: expected {limits}, got {v.name} = {{0}}"
         # Sizes of tensors are never negative; numbers from users may be.
         if bound.lower > 0 or not is_dim:
-            self.require(le(bound.lower, v), text, (v,), scope, at.node)
+            yield _Requirement(le(bound.lower, v), text, (v,), at.node)
         if bound.upper is not None:
-            self.require(le(v, bound.upper), text, (v,), scope, at.node)
+            yield _Requirement(le(v, bound.upper), text, (v,), at.node)
 
     def require(self, cond: Expr, message: str, values: Sequence[Expr], scope: Mapping[Var, int], node: object) -> None:
-        test, *registers = self.scalars([cond, *values], scope)
-        self.add(Require(test, f"{message}\n{self.shown(node)}", tuple(registers)))
+        self.require_all([_Requirement(cond, message, values, node)], scope)
+
+    def require_all(self, checks: Sequence[_Requirement], scope: Mapping[Var, int]) -> None:
+        registers = iter(self.scalars([e for c in checks for e in (c.cond, *c.values)], scope))
+        for c in checks:
+            test, *values = (next(registers) for _ in range(1 + len(c.values)))
+            self.add(Require(test, f"{c.message}\n{self.shown(c.node)}", tuple(values)))
 
     def add_check(self, check: RuntimeCheck) -> None:
         test, *registers = self.scalars([check.cond, *check.values], self.symbols)

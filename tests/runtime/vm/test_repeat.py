@@ -139,6 +139,14 @@ def test_counted_loop_in_c_calls_no_executor() -> None:
             same(tuple(model.run(CALLS[3])), run_function(loop(), "main", CALLS[3]), "in C")
 
 
+def test_counted_loop_longer_than_a_plan_is_called_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeat, "MOST_STEPS", 16)
+    monkeypatch.setattr(repeat.LoopPlan, "run", lambda *_: pytest.fail("a plan of 17 steps"))
+    module = loop()
+    with opened("c") as device, compiled(module, device) as program:
+        same(program(*CALLS[3]), run_function(module, "main", CALLS[3]), "17 steps")
+
+
 def test_counted_loop_in_two_threads_at_once() -> None:
     module, calls = loop(), [CALLS[n % 4 + 1] for n in range(24)]
     wanted = [run_function(module, "main", args) for args in calls]
@@ -234,3 +242,6 @@ def test_counted_loop_rows_of_another_size_raise() -> None:
             for rows in (np.empty((0, 3), np.float32), np.empty((0, 4), np.float64)):
                 with pytest.raises(ArtifactError, match="expected rows of"):
                     steps.run(range(5), symbols, [start, start], [rows, rows], [x])
+            for wrong in ((1, 2), np.float32(1), None):
+                with pytest.raises(UserError, match="expected rows in an array"):
+                    steps.run(range(5), symbols, [start, start], [wrong, wrong], [x])

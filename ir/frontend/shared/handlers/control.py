@@ -16,6 +16,7 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.dtype import DType, bool_, i64
 from relax_tune.ir.core.expr import Expr, Var, const, free_vars, lt, maximum, minimum, substitute
 from relax_tune.ir.core.graph import CallFunction, Constant, FunctionRef, GVar, PrimValue, TupleValue, Value
+from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import CallableInfo, PrimInfo, ShapeInfo, TensorInfo, TupleInfo
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.indexing.movement import Slice
@@ -210,7 +211,8 @@ class _Plan:
         # a function sees no symbols of its caller: all in scope are passed, and unused ones are removed by later passes
         for v in symbols:
             g.parameter(f"size_{v.name}", PrimInfo(i64, v))
-        index = Var("index")
+        # The symbols of a program have distinct names, and a loop in a loop sees the index of both.
+        index = Var(fresh("index", {v.name for v in symbols}))
         g.parameter("index", PrimInfo(i64, index))
         body = LoopBody(w, index)
         body.state = [w.of(g.parameter(f"state_{k}", self.state_info(k, item))) for k, item in enumerate(self.initial)]

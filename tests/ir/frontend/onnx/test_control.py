@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from tests.ir.frontend.onnx.onnx_models import Array, model, onnx, reference
 from tests.support.effort import EFFORT
-from tests.support.programs import agree, checked, opened
+from tests.support.programs import agree, checked, compiled, opened
 
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.frontend.onnx.importer import load_onnx
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.registry import OPERATORS
+from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.text.parser import parse_module
 from relax_tune.ir.text.printer import print_text
 
@@ -205,6 +206,72 @@ def test_control_flow_compiled_for_c_is_the_interpreter_s() -> None:
             agree(load_onnx(model(GROWING)), device, *([f(2), np.array(count)] for count in (0, 1, 5)))
             agree(load_onnx(model(UNTIL)), device, *([np.abs(f(4)), np.array(v, np.float32)] for v in (-1e9, 3.0, 1e6)))
             agree(load_onnx(model(NESTED)), device, [f(3, 5), f(3, 5, seed=1)], [f(1, 1), f(1, 1)])
+
+
+@pytest.mark.process
+@pytest.mark.ccompiler
+def test_loop_in_a_loop_with_both_indices_runs_compiled() -> None:
+    module = load_onnx(model(NESTED))
+    with opened("c") as device, compiled(module, device) as built:
+        for n, m in ((1, 1), (3, 5)):
+            x, z = f(n, m), f(n, m, seed=1)
+            np.testing.assert_allclose(built(x, z), [0.5 + np.sum(x * z)], rtol=1e-5)
+
+
+RECURRENT = """(float[n, b, 3] x, int32[b] lengths, float[1, b, 4] h) => (float[n, 1, b, 4] y, float[1, b, 4] g, float[n, 1, b, 4] z) {
+  y, g = GRU<hidden_size = 4, direction = "reverse">(x, GW, GR, GB, lengths, h)
+  z = RNN<hidden_size = 4>(x, RW, RR, RB, "", h) }"""
+
+
+def _gru(x: Array, w: Array, r: Array, b: Array, lengths: Array, h: Array) -> tuple[Array, Array]:
+    """The layer backwards in float64: every state, the last state."""
+    every = np.zeros((len(x), *h.shape))
+    own, of_state = np.split(b, 2)
+    for t in reversed(range(len(x))):
+        update, reset = np.split(_squashed(x[t] @ w[:8].T + h @ r[:8].T + own[:8] + of_state[:8]), 2, axis=1)
+        new = np.tanh(x[t] @ w[8:].T + (reset * h) @ r[8:].T + own[8:] + of_state[8:])
+        inside = (t < lengths)[:, None]
+        state = (1 - update) * new + update * h
+        every[t], h = np.where(inside, state, 0), np.where(inside, state, h)
+    return every, h
+
+
+@pytest.mark.process
+@pytest.mark.ccompiler
+def test_gru_and_rnn_compiled_for_c_are_numpy_s_in_float64() -> None:
+    proto = model(RECURRENT)
+    shapes = {"GW": (1, 12, 3), "GR": (1, 12, 4), "GB": (1, 24), "RW": (1, 4, 3), "RR": (1, 4, 4), "RB": (1, 8)}
+    weights = {name: f(*shape, seed=n) for n, (name, shape) in enumerate(shapes.items())}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in weights.items())
+    gw, gr, gb, rw, rr, rb = (a[0].astype(np.float64) for a in weights.values())
+    with opened("c") as device, compiled(load_onnx(proto), device) as built:
+        for n, batch in ((1, 1), (2, 3), (17, 1), (17, 3)):
+            x, h = f(n, batch, 3), f(1, batch, 4, seed=9)
+            lengths = np.random.default_rng(n).integers(1, n + 1, batch).astype(np.int32)
+            every, last = _gru(x.astype(np.float64), gw, gr, gb, lengths, h[0].astype(np.float64))
+            states = [h[0].astype(np.float64)]
+            for now in x:
+                states.append(np.tanh(now @ rw.T + states[-1] @ rr.T + rb[:4] + rb[4:]))
+            wanted = every[:, None], last[None], np.stack(states[1:])[:, None]
+            for got, want in zip(built(x, lengths, h), wanted, strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.process
+@pytest.mark.ccompiler
+def test_loop_over_a_number_from_data_counts() -> None:
+    text = """(float[n] x, int64 count) => (float[n] y, float[m, n] every) <bool always = {1}> {
+      y, every = Loop(count, always, x) <body = step (int64 i, bool c, float[n] v) => (bool go, float[n] w, float[n] r) {
+        go = Identity(c) number = CastLike(i, v) w = Add(v, number) r = Neg(w) }> }"""
+    module = load_onnx(model(text))
+    assert lower(module).loops
+    with opened("c") as device, compiled(module, device) as built:
+        x = f(4)
+        for count in (-3, 0, 1, 17):
+            last, every = built(x, np.array(count))
+            sums = x + np.cumsum(np.arange(max(count, 0), dtype=np.float32))[:, None]
+            np.testing.assert_allclose(last, sums[-1] if count > 0 else x, rtol=1e-5)
+            np.testing.assert_allclose(every, -sums, rtol=1e-5)
 
 
 def _node_cases() -> list[Any]:
