@@ -54,7 +54,7 @@ def test_compiler_gets_limits_and_no_secrets(tmp_path: Path, monkeypatch: pytest
         f"#!/bin/sh\nenv > {tmp_path}/env; cat /proc/self/status /proc/self/limits > {tmp_path}/limits; pwd > {tmp_path}/cwd\nexit 1\n"
     )
     fake.chmod(0o755)
-    device._compiler = str(fake)
+    device.compiler.program = str(fake)
     with pytest.raises(BuildError, match="refused the source"):
         device.compile([KernelSource("f", "c", "void f(void) {}")])
     assert "secret" not in (tmp_path / "env").read_text()
