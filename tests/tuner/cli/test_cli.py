@@ -101,12 +101,12 @@ def ok(*arguments: str) -> str:
 
 
 def refused(*arguments: str) -> str:
-    """The one paragraph of a command that must end with exit code 2."""
+    """The one paragraph of a command that must end with exit code 2, without the note of the device that was chosen."""
     done = RUNNER.invoke(app, list(arguments))
     assert done.exit_code == 2, f"{done.exit_code}: {done.stdout}{done.stderr}{done.exception!r}"
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
-    lines = done.stderr.strip().splitlines()
+    lines = [line for line in done.stderr.strip().splitlines() if "chosen for auto" not in line]
     assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
     return lines[0]
 

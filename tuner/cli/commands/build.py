@@ -57,7 +57,7 @@ CpuOption = Annotated[
         metavar="KIND,...",
         autocompletion=among(*FAMILIES, "native"),
         help="Also store the kernels of target c compiled for x86-64-v2, x86-64-v3, x86-64-v4 (levels of x86-64), or native: processors "
-        "like this one. A server on such a processor needs no compiler.",
+        "like this one. A server on such a processor needs no compiler. [default: none, then only their source]",
     ),
 ]
 
