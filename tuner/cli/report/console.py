@@ -84,7 +84,7 @@ def print_table(console: Console, values: Table) -> None:
         console.print(rich_table(values))
     lines = [line.rstrip() for line in drawn.get().splitlines()]
     widest = max((len(line) for line in lines if line.strip(" ─")), default=0)
-    console.file.write("".join(f"{line if line.strip(' ─') else line[:widest]}\n" for line in lines))
+    console.out(*(line if line.strip(" ─") else line[:widest] for line in lines), sep="\n", highlight=False)
 
 
 def print_sections(console: Console, *sections: Section) -> None:
