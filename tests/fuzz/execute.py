@@ -27,7 +27,7 @@ from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.runtime.artifact import Artifact
-from relax_tune.runtime.device import c as c_device
+from relax_tune.runtime.device import c_compiler
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.runtime.program.program import KernelSource
@@ -126,10 +126,10 @@ class Bench:
     ) -> list[Outcome]:
         """Build and run every trial in this process. done_with: called with the results so far."""
         device, info = self.device(way.target)
-        before = c_device.BASE_FLAGS, c_device.UNIT_KERNELS, alternatives.all_alternatives
+        before = c_compiler.BASE_FLAGS, c_compiler.UNIT_KERNELS, alternatives.all_alternatives
         try:
-            c_device.BASE_FLAGS = (*LEVELS[way.level], *before[0][1:])
-            c_device.UNIT_KERNELS = UNIT
+            c_compiler.BASE_FLAGS = (*LEVELS[way.level], *before[0][1:])
+            c_compiler.UNIT_KERNELS = UNIT
             alternatives.all_alternatives = _all_alternatives
             built = [_built(way, t, info) for t in trials]
             done_with("build")
@@ -140,7 +140,7 @@ class Bench:
             done_with("compile")
             return [b if isinstance(b, Outcome) else _ran(*b, t, compiled) for b, t in zip(built, trials, strict=True)]
         finally:
-            c_device.BASE_FLAGS, c_device.UNIT_KERNELS, alternatives.all_alternatives = before
+            c_compiler.BASE_FLAGS, c_compiler.UNIT_KERNELS, alternatives.all_alternatives = before
 
 
 @cache

@@ -20,7 +20,7 @@ from relax_tune.ir.op.indexing.movement import Reshape, Take
 from relax_tune.ir.op.math.elementwise import Add, Mul, MulScalar
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.runtime.artifact import Artifact, load_artifact
-from relax_tune.runtime.device import c
+from relax_tune.runtime.device import c_compiler
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.tuner.job.device_job import device_job
 from relax_tune.tuner.settings import Settings
@@ -32,7 +32,7 @@ RNG = np.random.default_rng(3)
 @pytest.fixture(autouse=True)
 def quick_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Artifacts are compiled with the flags of `c_exports.build`."""
-    monkeypatch.setattr(c, "BASE_FLAGS", (*c.BASE_FLAGS, "-O1"))
+    monkeypatch.setattr(c_compiler, "BASE_FLAGS", (*c_compiler.BASE_FLAGS, "-O1"))
 
 
 def floats(*shape: int) -> Any:
