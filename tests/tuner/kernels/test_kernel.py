@@ -191,7 +191,7 @@ WRONG_CALLS: dict[str, tuple[Callable[[Kernel], object], str]] = {
     "an unknown name": (lambda k: k(*arrays(2), z=1), "z is unknown"),
     "another type": (lambda k: k(arrays(2)[0].astype(np.float64), arrays(2)[1]), "expected dtype float32"),
     "another shape": (lambda k: k(arrays(2)[0], arrays(2)[1].T), "parameter w: expected 48"),
-    "a list": (lambda k: k([1.0], arrays(2)[1]), "NumPy array"),
+    "a text": (lambda k: k("one", arrays(2)[1]), "NumPy array"),
     "no size": (lambda k: k.time(), "each of n, got none"),
     "an unknown size": (lambda k: k.check(n=1, m=2), "m is unknown"),
     "a size that is a text": (lambda k: k.features(n="3"), "whole number"),  # type: ignore[arg-type]
