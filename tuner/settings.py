@@ -123,8 +123,8 @@ class Settings:
     effort: Effort = option(
         "auto",
         f"Candidates per task ({', '.join(f'{name}: {numbers[0]}' for name, numbers in EFFORTS.items())}) and the number of shapes at "
-        f"which each is timed ({', '.join(str(numbers[2]) for numbers in EFFORTS.values())}). `auto` ends a task when as many candidates "
-        f"again are expected to save less than {100 * WORTHWHILE:g} % of the model's time.",
+        f"which each is timed ({', '.join(str(numbers[2]) for numbers in EFFORTS.values())}). `auto` ends a task when the next 16 "
+        f"candidates are expected to save less than {100 * WORTHWHILE:g} % of the model's time.",
         commands=PROGRAM,
         choices=tuple(EFFORTS),
     )

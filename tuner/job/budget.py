@@ -15,6 +15,10 @@ from relax_tune.tuner.job.task_leases import TaskLeases
 from relax_tune.tuner.job.task_state import TaskState
 from relax_tune.tuner.settings import Settings
 
+HORIZON = 16
+"""Candidates that an effort which ends by itself looks ahead. A longer look ahead would never end where each doubling of the
+candidates saves the same."""
+
 
 @dataclass(eq=False)
 class TrialBudget:
@@ -69,14 +73,9 @@ class TrialBudget:
         return self._saving(state) >= self.settings.worthwhile * sum(s.seconds() for s in self.states)
 
     def expected_trials(self, state: TaskState) -> int:
-        """Return how many further candidates a task is expected to try before another batch no longer pays.
-
-        With an effort that ends by itself it is as many as were tried, after which the task is looked at again.
-        """
+        """Return how many further candidates a task is expected to try before another batch no longer pays."""
         if self.left <= 0:
             return 0
-        if self.settings.ends_early:
-            return max(self.settings.batch, len(state.tuned)) if self.needs_more(state) else 0
         worthwhile = self.settings.worthwhile * sum(s.seconds() for s in self.states)
         most = 3 * self.settings.candidates - len(state.tuned)
         count = 0
@@ -87,11 +86,10 @@ class TrialBudget:
     def _saving(self, state: TaskState, after: int = 0) -> float:
         """Return the seconds of the model's time that decide whether a task goes on, once it has tried `after` more candidates.
 
-        They are what a batch is expected to save, or with an effort that ends by itself, as many candidates as were tried.
+        They are what a batch is expected to save, or with an effort that ends by itself, `HORIZON` candidates.
         """
         batch = min(self.settings.batch, self.left)
-        tried = len(state.tuned) + after
-        return state.saving(max(batch, tried) if self.settings.ends_early else batch, after)
+        return state.saving(max(batch, HORIZON) if self.settings.ends_early else batch, after)
 
     def worth(self, state: TaskState) -> tuple[float, str]:
         """Return the seconds of the whole model that another batch is expected to save, and the task's key."""

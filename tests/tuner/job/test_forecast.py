@@ -42,6 +42,14 @@ def test_auto_ends_soon_where_candidates_hardly_differ() -> None:
 
 
 @pytest.mark.slow
+def test_auto_ends_where_each_doubling_of_the_candidates_saves_the_same() -> None:
+    def answer(program: Program, symbols: Mapping[str, int]) -> float | str:
+        return 1e-3 * (drawn(program, 1.0) * 1e3 - 1 + 1e-9) ** 0.1
+
+    assert paper_job(feed_forward, settings=AUTO).tune(RecordedRunner(answer)).trials < AUTO.candidates
+
+
+@pytest.mark.slow
 def test_auto_tries_more_where_candidates_differ() -> None:
     def trials(spread: float) -> int:
         first: list[str] = []
