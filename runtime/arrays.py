@@ -57,7 +57,7 @@ def as_array(value: object, where: str, expected: str, dtype: str | None, in_pla
         value: A NumPy array, nested lists, a number, a tensor of torch, or an object with `__dlpack__` or `__array__`.
         where: What the message of an error begins with.
         expected: The expected array, for such a message.
-        dtype: Name of the type; None: any.
+        dtype: Name of the type; None for any type.
         in_place: Refuse copies, since the array is read again later.
 
     Raises:

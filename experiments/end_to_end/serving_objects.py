@@ -3,8 +3,8 @@
     python -m experiments.end_to_end.serving_objects --work FOLDER [--rounds 5] [--models small,minilm]
 
 Two models: the README's, one matrix product, and all-MiniLM-L6-v2. Builds without records, since kernels of tuned builds take as long to
-compile. Each start is a new process; the kinds of starts take turns. `load` is the time of `rt.load`, `first` of the first call after
-it; importing relax_tune is in neither. Outputs are compared with those of the artifact without objects. Writes
+compile. Each start is a new process; the kinds of starts take turns. `load` is the time of `rt.load`, `first` that of the first call after
+it; the import of relax_tune counts in neither. Outputs are compared with those of the artifact without objects. Writes
 results/serving_objects.json and .md.
 """
 

@@ -10,8 +10,8 @@ Each model is compiled with `dynamic=True` by each backend and called at the sha
 sizes among them, under `torch.no_grad()`. Results must agree with torch's at the same weights: floats within 1e-3 of the value plus
 1e-4 of the largest of the tensor, integers and truth values equal, shapes and types alike. With this backend a model runs `whole` if
 torch finds no graph break and every graph is compiled, `partly` if some graphs are, `eager` if none is. For other backends, whose
-fallbacks are not visible, the status is `right`. `wrong` and `failed` (an exception) are counted for all. First-call seconds are
-those of the first call, at the first shape; graphs count the compilations at all shapes.
+fallbacks are not visible, the status is `right`. `wrong` and `failed` (an exception) are counted for all. Seconds of the first
+call are at the first shape; graphs count the compilations at all shapes.
 
 Times are medians at the first shape, each backend in a process of its own, called in turns (`experiments/harness/contenders.py`).
 """
@@ -103,7 +103,7 @@ def names() -> tuple[str, ...]:
     return (*modules(), *FAMILIES)
 
 
-def made(name: str) -> tuple[Any, list[tuple[Any, ...]]]:
+def model_of(name: str) -> tuple[Any, list[tuple[Any, ...]]]:
     """A model with its weights, and its inputs at each shape."""
     import torch
 
@@ -155,22 +155,22 @@ def attempt(name: str, backend: str, options: dict[str, Any]) -> Report:
 
     torch._dynamo.reset()
     counters.clear()
-    model, inputs = made(name)
+    model, inputs = model_of(name)
     counted = Counted(backend, options)
     compiled = torch.compile(model, backend=counted, dynamic=True)
     report: Report = {"model": name, "backend": backend}
     with torch.no_grad():
         for position, given in enumerate(inputs):
-            wanted = as_tuple(model(*given))
+            expected = as_tuple(model(*given))
             started = time.perf_counter()
             try:
-                found = as_tuple(compiled(*given))
+                results = as_tuple(compiled(*given))
             except Exception as error:
                 return report | {"status": "failed", "why": first_line(error)}
             if not position:
                 report["secs"] = round(time.perf_counter() - started, 2)
-            for place, (got, want) in enumerate(zip(found, wanted, strict=True)):
-                why = difference(got.numpy(), want.numpy())
+            for place, (got, reference) in enumerate(zip(results, expected, strict=True)):
+                why = difference(got.numpy(), reference.numpy())
                 if why:
                     return report | {"status": "wrong", "why": f"shape {position}, output {place}: {why}"}
     breaks, fallbacks = sum(counters["graph_break"].values()), len(counted.reasons)
@@ -197,7 +197,7 @@ def answer(backend: str, options: dict[str, Any]) -> Callable[[str], tuple[Calla
     def of(name: str) -> tuple[Callable[..., Any], ...]:
         import torch
 
-        model, inputs = made(name)
+        model, inputs = model_of(name)
         if backend != "eager":
             model = torch.compile(model, backend=Counted(backend, options), dynamic=True)
 
@@ -255,11 +255,11 @@ def timed(record: Report, args: argparse.Namespace) -> dict[str, dict[str, float
         Contender(b, command(b, args, "--contend"), [m for m in models if (m, b) in right]) for b in args.backends
     ]
     try:
-        found = in_rounds(contenders, models, args.rounds, args.repeats)
+        samples = in_rounds(contenders, models, args.rounds, args.repeats)
     finally:
         for contender in contenders:
             contender.close()
-    return {m: {b: statistics.median(s) for b, s in by.items() if s} for m, by in found.items()}
+    return {m: {b: statistics.median(s) for b, s in by.items() if s} for m, by in samples.items()}
 
 
 def ratio(times: dict[str, float], other: str) -> str:

@@ -207,7 +207,7 @@ class CDevice(DeviceClass):
         return self._compiler
 
     def provenance(self) -> dict[str, Any]:
-        """Return the name of the objects (None: the compiler), the number of libraries, and how many of these were compiled now."""
+        """Return the name of the objects, None for the compiler; the number of libraries; how many of these were compiled now."""
         compiled = [] if self._compiler is None else self._compiler.compiled
         name = None if self.objects is None else self.objects.name
         return {"objects": name, "libraries": 1 + len(self._libraries), "compiled": len(compiled)}

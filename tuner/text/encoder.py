@@ -5,10 +5,10 @@ Tests: `tests/tuner/text/test_encoder.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -64,6 +64,17 @@ class TextModel:
         self.close()
 
 
+def listed(texts: str | Sequence[str]) -> list[str]:
+    """Return one text or several as a list. Raises UserError for anything else."""
+    given = [texts] if isinstance(texts, str) else list(texts) if isinstance(texts, Iterable) else [texts]
+    for text in given:
+        if not isinstance(text, str):
+            raise UserError(
+                f"texts: expected a string or strings, got a {type(text).__name__}; give each text as a string"
+            )
+    return given
+
+
 class SentenceEncoder(TextModel):
     """Embeddings of sentences, as `SentenceTransformer` computes them.
 
@@ -87,12 +98,6 @@ class SentenceEncoder(TextModel):
             self.close()
             raise
 
-    @overload
-    def encode(self, texts: str, prompt: str | None = None, *, truncate: bool = True) -> Vectors: ...
-
-    @overload
-    def encode(self, texts: Sequence[str], prompt: str | None = None, *, truncate: bool = True) -> Vectors: ...
-
     def encode(self, texts: str | Sequence[str], prompt: str | None = None, *, truncate: bool = True) -> Vectors:
         """Return the embedding of each text: (texts, width), or (width,) for a single one.
 
@@ -105,9 +110,7 @@ class SentenceEncoder(TextModel):
         Raises:
             UserError: A text that is too long or that the tokenizer cannot read, or an unknown prompt.
         """
-        given = [texts] if isinstance(texts, str) else list(texts)
-        if wrong := next((t for t in given if not isinstance(t, str)), None):
-            raise UserError(f"texts: expected strings, got a {type(wrong).__name__}")
+        given = listed(texts)
         if not given:
             return np.empty((0, self._width), np.float32)
         settings = self.settings.named(prompt)

@@ -18,7 +18,7 @@ from relax_tune.ir.frontend.hf.weights import read_json
 from relax_tune.runtime.generate import generate
 from relax_tune.runtime.generation.config import GenerationConfig, read_token_ids
 from relax_tune.runtime.generation.decoder import DECODE, PREFILL
-from relax_tune.tuner.text.encoder import TextModel
+from relax_tune.tuner.text.encoder import TextModel, listed
 from relax_tune.tuner.text.tokens import SizeLimit, encode, limit_of, limited, read_tokens, shown
 
 Row = dict[str, Any]
@@ -46,7 +46,7 @@ class TextTask(TextModel):
         Raises:
             UserError: A text that is too long or that the tokenizer cannot read, or an unknown option.
         """
-        given = [texts] if isinstance(texts, str) else list(texts)
+        given = listed(texts)
         results = self.results(given, **options) if given else []
         return self.of_one(results[0]) if isinstance(texts, str) else results
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -94,6 +95,10 @@ def records(elsewhere: Path) -> str:
     return url
 
 
+CHOSEN = r"target \S+, chosen for auto; --target names another"
+"""The note that may precede an error, where no target is named."""
+
+
 def ok(*arguments: str) -> str:
     done = RUNNER.invoke(app, list(arguments))
     assert done.exit_code == 0, f"{done.stdout}{done.stderr}{done.exception!r}"
@@ -106,9 +111,10 @@ def refused(*arguments: str) -> str:
     assert done.exit_code == 2, f"{done.exit_code}: {done.stdout}{done.stderr}{done.exception!r}"
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
-    lines = [line for line in done.stderr.strip().splitlines() if "chosen for auto" not in line]
-    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
-    return lines[0]
+    *notes, error = done.stderr.strip().splitlines()
+    assert len(notes) <= 1 and all(re.fullmatch(CHOSEN, note) for note in notes), done.stderr
+    assert error.startswith("error: "), done.stderr
+    return error
 
 
 # -- the table of commands ------------------------------------------------------------------------------------------------

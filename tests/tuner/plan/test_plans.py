@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -64,5 +65,9 @@ def test_plan_command_shows_dispatch_and_writes_c(tmp_path: Path) -> None:
     assert "int32_t main_plan(const int64_t* symbols" in target.read_text()
     for wrong in (["plan", str(target)], ["plan", str(artifact), "--c", str(tmp_path)]):
         done = CliRunner().invoke(app, wrong)
-        lines = [line for line in done.stderr.splitlines() if "chosen for auto" not in line]
-        assert done.exit_code == 2 and lines[0].startswith("error: ") and len(lines) == 1
+        *notes, error = done.stderr.splitlines()
+        assert done.exit_code == 2 and error.startswith("error: ")
+        assert (
+            all(re.fullmatch(r"target \S+, chosen for auto; --target names another", n) for n in notes[:1])
+            and len(notes) < 2
+        )

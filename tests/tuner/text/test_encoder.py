@@ -78,8 +78,9 @@ def test_encode_of_a_long_text_is_cut_with_a_warning_or_refused(folder: Path, hi
             encoder.encode(long, truncate=False)
         with pytest.raises(UserError, match="expected a name of config_sentence_transformers"):
             encoder.encode("rain", "title")
-        with pytest.raises(UserError, match="texts: expected strings, got a int"):
-            encoder.encode([1])  # type: ignore[list-item]
+        for wrong, kind in (([1], "int"), ([None], "NoneType"), (["rain", 0], "int"), (7, "int")):
+            with pytest.raises(UserError, match=f"expected a string or strings, got a {kind}"):
+                encoder.encode(wrong)  # type: ignore[arg-type]
         with pytest.raises(UserError, match="expected embeddings of one width"):
             encoder.similarity(vector, vector[:3])
 

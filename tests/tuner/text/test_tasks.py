@@ -55,6 +55,8 @@ def test_text_classification_equals_transformers(tmp_path: Path) -> None:
             classify("rain", function_to_apply="tanh")
         with pytest.raises(UserError, match="expected options among top_k"):
             classify("rain", topk=2)
+        with pytest.raises(UserError, match="expected a string or strings, got a NoneType"):
+            classify([None])
         with pytest.raises(UserError, match="at most 16 tokens"):
             classify("rain " * 20)
 
