@@ -10,7 +10,7 @@ from itertools import product as tuples
 import numpy as np
 
 from relax_tune.ir.core.dtype import DType, f32, f64, i64
-from relax_tune.ir.core.expr import Expr, const, floordiv, maximum, mul, sub
+from relax_tune.ir.core.expr import Expr, const, floordiv, maximum, minimum, mul, sub
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.tensors import Array
@@ -65,9 +65,11 @@ def size_of(w: Writer, n: Expr, element: DType) -> Value:
 def _steps(w: Writer, n: Expr, aligned: bool, element: DType) -> Value:
     """Return the positions (n,) of the elements of a dim from -1 to 1."""
     at = w.cast(w.iota(n), element)
-    if aligned:  # a single element lies at -1, as by numpy.arange
-        last = size_of(w, w.simplify(maximum(sub(n, 1), 1)), element)
-        return w.add(w.div(w.mul(at, 2.0), last), -1.0)
+    if aligned:
+        steps = w.simplify(maximum(sub(n, 1), 1))
+        # -1, and 1 for the place of a single element, as of ONNX Runtime
+        first = size_of(w, w.simplify(sub(1, mul(minimum(sub(n, 1), 1), 2))), element)
+        return w.add(w.div(w.mul(at, 2.0), size_of(w, steps, element)), first)
     odd = w.add(w.mul(at, 2.0), 1.0)
     return w.add(w.div(odd, size_of(w, n, element)), -1.0)
 

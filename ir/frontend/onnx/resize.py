@@ -11,7 +11,7 @@ import numpy as np
 
 from relax_tune.ir.core.expr import Expr, add, floordiv, le, mul, select
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
-from relax_tune.ir.frontend.shared.handlers.resize import WHOLE, Scale, by_factor, by_size, resampled, simplest
+from relax_tune.ir.frontend.shared.handlers.resize import WHOLE, Region, Scale, by_factor, by_size, resampled, simplest
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 
 POLICIES = ("stretch", "not_larger", "not_smaller")
@@ -74,7 +74,6 @@ def _resize(w: Writer, node: OnnxNode) -> ImportedValue:
     old = node.op == "Upsample" or node.opset < 11  # asymmetric, downwards, the scales as input 1 or an attribute
     mode = "asymmetric" if old else node.choice("coordinate_transformation_mode", *COORDINATES)
     rounding = node.choice("nearest_mode", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-    rounding = "floor" if old else rounding
     axes = [node.normalised(int(a), x.ndim) for a in node.attributes.get("axes") or range(x.ndim)]
     factors = [float(v) for v in node.attributes.get("scales", ())] or _floats(w, node, 1 if old else 2, "scales")
     scales = _scales(w, node, x, axes, factors)
@@ -87,7 +86,7 @@ def _resize(w: Writer, node: OnnxNode) -> ImportedValue:
         raise node.refuse("expected antialias with mode 'linear' or 'cubic', got 'nearest'")
     if kernel != "nearest" and not x.dtype.is_float:
         raise node.refuse(f"expected floats for mode {kernel!r}, got {x.info!r}; cast them first")
-    resized = []
+    resized: list[tuple[int, Scale, Region]] = []
     for k, (axis, s) in enumerate(zip(axes, scales)):
         region = (simplest(roi[k]), simplest(roi[k + len(axes)])) if cropped else WHOLE
         # A resize to the same size copies the elements, unless a scale was stated that differs from the quotient of
@@ -102,11 +101,21 @@ def _resize(w: Writer, node: OnnxNode) -> ImportedValue:
     if not resized:
         return x
     outside = node.real("extrapolation_value", 0.0) if cropped else None
-    y = resampled(
-        w, x, resized, mode, kernel, antialias, rounding=rounding, sharpness=node.real("cubic_coeff_a", -0.75),
-        within=node.flag("exclude_outside"), fill=outside,
-    )  # fmt: skip
-    return w.of(y, x.natural and kernel == "nearest")
+    by_rounding: dict[str, list[tuple[int, Scale, Region]]] = {rounding: resized}
+    if old:  # in the forms before opset 11, ONNX Runtime rounds up along dims that become smaller
+        smaller = {axis for axis, factor in zip(axes, factors) if factor < 1} if kernel == "nearest" else set()
+        by_rounding = {
+            "floor": [r for r in resized if r[0] not in smaller],
+            "ceil": [r for r in resized if r[0] in smaller],
+        }
+    for way, part in by_rounding.items():
+        if part:
+            y = resampled(
+                w, x, part, mode, kernel, antialias, rounding=way, sharpness=node.real("cubic_coeff_a", -0.75),
+                within=node.flag("exclude_outside"), fill=outside,
+            )  # fmt: skip
+            x = w.of(y, x.natural and kernel == "nearest")
+    return x
 
 
 HANDLERS: Mapping[str, Handler] = {

@@ -124,7 +124,8 @@ SUMS = frozenset([
     "GroupNormalization", "BatchNormalization", "MeanVarianceNormalization", "RMSNormalization", "LpNormalization", "LRN",
     "AveragePool", "GlobalAveragePool", "LpPool", "GlobalLpPool", "Attention", "LSTM", "GRU", "RNN", "Det", "AffineGrid", "Col2Im",
     "RotaryEmbedding", "Adam", "Adagrad", "Momentum", "LinearRegressor", "LinearClassifier", "Normalizer", "ScatterND",
-    "ScatterElements", "Sum", "Mean",
+    "ScatterElements", "Sum", "Mean", "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
+    "EmbedLayerNormalization", "GroupNorm", "SkipGroupNorm",
 ])  # fmt: skip
 REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     # `position % len`: an insertion at the end goes to the front
@@ -244,8 +245,13 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
     "Det": lambda n, g, o: _huge(n, g) or _not_finite(n, g),
     # processors have several unsigned integers for NaN
     "Cast": lambda n, g, o: _attribute(n, "to") in (12, 13) and _not_finite(n, g),
-    # a weight below the normal numbers, or 0, times infinity
-    "Attention": lambda n, g, o: _huge(n, g) or (not n.domain and not np.isfinite(_argument(n, g, 2)).all()),
+    # a weight below the normal numbers, or 0, times infinity; in double precision the default scale is a root in single precision in
+    # the function body of the standard, in double precision in its reference
+    "Attention": lambda n, g, o: (
+        _huge(n, g)
+        or (not n.domain and not np.isfinite(_argument(n, g, 2)).all())
+        or (not n.domain and _attribute(n, "scale") is None and any(a.dtype.itemsize == 8 for a in _floats(n, g)))
+    ),
     # processors have several signs and digits of NaN
     "BitCast": lambda n, g, o: _nan(n, g),
     # random in training

@@ -136,3 +136,19 @@ def test_roi_align_with_as_many_samples_as_regions_are_large(mode: str, h: int, 
     text = ("(float[b, c, h, w] x, float[r, 4] i, int64[r] j) => (float[r, c, 3, 2] y) { y = RoiAlign<output_height = 3, "
             f'output_width = 2, coordinate_transformation_mode = "{mode}">(x, i, j) }}')  # fmt: skip
     check(model(text), [f(2, 2, h, wide), rois, RNG.integers(0, 2, len(rois))], rtol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(3, 1), (1, 4), (2, 1, 3), (1, 1, 1)])
+def test_aligned_places_of_a_single_element_are_those_of_onnx_runtime(sizes: tuple[int, ...]) -> None:
+    n = len(sizes)
+    theta = RNG.standard_normal((2, n, n + 1))
+    # ONNX Runtime's: from -1 to 1, and 1 for a single element
+    places = np.stack(np.meshgrid(*(np.linspace(-1, 1, s) if s > 1 else np.ones(1) for s in sizes), indexing="ij"), -1)
+    plain = np.concatenate([places[..., ::-1], np.ones((*sizes, 1))], -1).reshape(-1, n + 1)
+    text = (
+        f"(double[b, d, e] t) => (double[b, {', '.join('xyz'[:n])}, d] y) "
+        f"<int64[{n + 2}] s = {{2, 3, {', '.join(map(str, sizes))}}}> {{ y = AffineGrid<align_corners = 1>(t, s) }}"
+    )
+    module = lower(load_onnx(model(text, 20))).module
+    (y,) = own_results(evaluate_function(module, [theta]), module)
+    np.testing.assert_allclose(y, (plain @ theta.transpose(0, 2, 1)).reshape(2, *sizes, n), rtol=1e-12, atol=1e-12)

@@ -36,6 +36,9 @@ CASES: list[tuple[int, str, Array, Array]] = [
     (7, f"{BIG} {{ y = Upsample<scales = [1.0, 2.0, 1.5]>(x) }}", X, X.repeat(2, 1)[:, :, [0, 0, 1, 2, 2, 3]]),
     (9, f"{BIG} <float[3] s = {{1.0, 2.0, 1.0}}> {{ y = Upsample(x, s) }}", X, X.repeat(2, 1)),
     (10, f"{BIG} <float[3] s = {{1.0, 2.0, 1.0}}> {{ y = Resize(x, s) }}", X, X.repeat(2, 1)),
+    # along a dim that becomes smaller, positions are rounded up, by scale: 1 / 0.75 = 1.33 becomes 2
+    (10, f"{BIG} <float[3] s = {{1.0, 0.6, 0.75}}> {{ y = Resize(x, s) }}", X, X[:, [0], :][:, :, [0, 2, 3]]),
+    (10, f"{BIG} <float[3] s = {{1.0, 0.7, 1.5}}> {{ y = Resize(x, s) }}", X, X[:, [0, 2], :][:, :, [0, 0, 1, 2, 2, 3]]),
     (7, f"{BIG} {{ y = Softmax(x) }}", X, softmax(flat(X, 1)).reshape(X.shape)),
     (11, f"{BIG} {{ y = Softmax<axis = -2>(x) }}", X, softmax(flat(X, 1)).reshape(X.shape)),
     (11, f"{BIG} {{ y = LogSoftmax(x) }}", X, np.log(softmax(flat(X, 1))).reshape(X.shape)),
