@@ -412,12 +412,22 @@ def explain(error: BaseException, where: str, doing: str, path: Path | None = No
         advice = "the disk is full: free some space; everything committed before is safe"
     if "database is locked" in reason and path is not None and (holder := sqlite_file.holder(path)):
         message += f" by {holder}"
-    kind = LostConnection if _lost(error) else BusyDatabase if any(part in reason for part in _BUSY) else DatabaseError
-    return kind(f"{where}: could not {doing}: {message}; {advice}")
+    message = f"{where}: could not {doing}: {message}; {advice}"
+    if _lost(error):
+        return LostConnection(message, has_answered=_ended(error))
+    return BusyDatabase(message) if any(part in reason for part in _BUSY) else DatabaseError(message)
 
 
 class LostConnection(DatabaseError, TryAgainLater):
-    """The server cannot be reached, or ended a transaction; trying again may succeed."""
+    """The server cannot be reached, or ended a transaction; trying again may succeed.
+
+    Attributes:
+        has_answered: The server ended a connection that it had accepted, so that address and password are right.
+    """
+
+    def __init__(self, message: str, has_answered: bool = False) -> None:
+        super().__init__(message)
+        self.has_answered = has_answered
 
 
 class BusyDatabase(DatabaseError, TryAgainLater):
@@ -440,7 +450,14 @@ def _lost(error: BaseException) -> bool:
         return False
     # An error without a state comes from the driver, not from the server: the connection failed.
     state = getattr(error.orig, "sqlstate", None)
-    return error.connection_invalidated or state in _AWAY or (state is None and isinstance(error, OperationalError))
+    return _ended(error) or (state is None and isinstance(error, OperationalError))
+
+
+def _ended(error: BaseException) -> bool:
+    """Return whether a connection failed that had been open."""
+    return isinstance(error, DBAPIError) and (
+        error.connection_invalidated or getattr(error.orig, "sqlstate", None) in _AWAY
+    )
 
 
 def patient(method: Callable[P, T]) -> Callable[P, T]:
@@ -478,7 +495,7 @@ def wait_for_server(open_it: Callable[[], None], secs: float, notice: Callable[[
             return open_it()
         except LostConnection as error:
             # A wrong host name or password does not get better by waiting.
-            if not any(part in str(error) for part in _COMING):
+            if not error.has_answered and not any(part in str(error) for part in _COMING):
                 raise DatabaseError(str(error)) from None
             if time.monotonic() > deadline:
                 raise

@@ -8,11 +8,12 @@ import threading
 from urllib.parse import urlsplit
 
 import pytest
+from sqlalchemy import create_engine, make_url, text
 from tests.database.records_made import ZEN, filled, timing
 
 from relax_tune.database import engine
 from relax_tune.database.store import open_store
-from relax_tune.errors import DatabaseError, TryAgainLater
+from relax_tune.errors import DatabaseError, TryAgainLater, is_temporary
 
 pytestmark = pytest.mark.postgres
 
@@ -97,6 +98,34 @@ def test_start_waits_for_restarting_server(postgres_url: str) -> None:
     back.join()
     road.cut()
     assert len(said) == 1 and "waiting up to 60 s for the database server" in said[0]
+
+
+def test_sessions_that_end_while_a_store_opens_are_a_temporary_failure(postgres_url: str) -> None:
+    with open_store(postgres_url) as store:
+        filled(store)
+    server = create_engine(make_url(postgres_url).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
+    done = threading.Event()
+
+    def end_sessions() -> None:
+        with server.connect() as connection:
+            while not done.wait(0.001):
+                connection.execute(text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid()"
+                                        " AND datname = current_database()"))  # fmt: skip
+
+    killer = threading.Thread(target=end_sessions)
+    killer.start()
+    failures = []
+    try:
+        for _ in range(40):
+            try:
+                open_store(postgres_url).close()
+            except DatabaseError as error:
+                failures.append(error)
+    finally:
+        done.set()
+        killer.join()
+        server.dispose()
+    assert failures and all(map(is_temporary, failures)), failures
 
 
 def test_start_with_wrong_host_name_waits_for_nothing() -> None:

@@ -218,6 +218,10 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
     # transforms of numbers that are not finite, or huge, depend on the algorithm
     **dict.fromkeys(("DFT", "STFT"), lambda n, g, o: _not_finite(n, g) or _huge(n, g)),
     **dict.fromkeys(SUMS, lambda n, g, o: _huge(n, g)),
+    # a bound that is left out is the largest finite number in ONNX Runtime, and none in `onnx.reference`
+    "Clip": lambda n, g, o: (
+        (_argument(n, g, 1) is None or _argument(n, g, 2) is None) and any(np.isinf(a).any() for a in _floats(n, g))
+    ),
     # quotients that are NaN, or beyond the integers of 32 bits
     "QuantizeLinear": lambda n, g, o: _leaves_integers(n, g),
     # 0 times an infinite slope
