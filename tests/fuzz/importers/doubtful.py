@@ -194,8 +194,11 @@ RUNTIME: Mapping[str, Callable[[Any, Given, int], bool]] = {
     **dict.fromkeys(("MaxPool", "GlobalMaxPool"), lambda n, g, o: any(np.isneginf(a).any() for a in _floats(n, g))),
     # no negative padding, which a stride that is longer than the kernel needs
     "ConvTranspose": lambda n, g, o: _has_gaps(n, g),
-    # bounds of sigmoid and tanh make numbers of NaN
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), lambda n, g, o: _not_finite(n, g)),
+    # bounds of sigmoid and tanh make numbers of NaN; a sigmoid of large negative numbers is some 1e-6, times a large state
+    **dict.fromkeys(
+        ("LSTM", "GRU", "RNN"),
+        lambda n, g, o: _not_finite(n, g) or any(bool((np.abs(a) > 1e3).any()) for a in _floats(n, g)),
+    ),
     # a running sum over channels, which NaN and infinities never leave
     "LRN": lambda n, g, o: _not_finite(n, g),
     # the sum of a row leaves NaN out
