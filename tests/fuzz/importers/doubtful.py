@@ -175,6 +175,8 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     "RMSNormalization": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
     # steps between places in single precision
     "AffineGrid": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
+    # alpha in half precision
+    "LeakyRelu": lambda n, g, o: _half(n, g),
     # before opset 14 the default momentum means training
     "BatchNormalization": lambda n, g, o: o < 14 or _half(n, g),
 }
@@ -261,6 +263,8 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
     ),
     # processors have several signs and digits of NaN
     "BitCast": lambda n, g, o: _nan(n, g),
+    # the place of a single element is 1 in ONNX Runtime, -1 in `onnx.reference`
+    "AffineGrid": lambda n, g, o: bool(_attribute(n, "align_corners", 0)) and 1 in _argument(n, g, 1)[2:],
     # random in training
     "Dropout": lambda n, g, o: bool(np.any(_argument(n, g, 2))) if len(n.input) > 2 and n.input[2] else False,
     # logarithms of integers, cut to integers, depend on the formula
