@@ -263,6 +263,13 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
     ),
     # processors have several signs and digits of NaN
     "BitCast": lambda n, g, o: _nan(n, g),
+    # scores that are all 0 are NaN in ONNX Runtime, 0 or 0.5 elsewhere
+    **dict.fromkeys(
+        ("LinearRegressor", "LinearClassifier"),
+        lambda n, g, o: (
+            _huge(n, g) or (_transform(n) == "SOFTMAX_ZERO" and bool((_argument(n, g, 0) == 0).all(-1).any()))
+        ),
+    ),
     # the place of a single element is 1 in ONNX Runtime, -1 in `onnx.reference`
     "AffineGrid": lambda n, g, o: bool(_attribute(n, "align_corners", 0)) and 1 in _argument(n, g, 1)[2:],
     # random in training
