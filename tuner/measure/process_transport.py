@@ -29,7 +29,7 @@ from relax_tune.tuner.measure.unit_lock import hold_unit
 
 _POLL_SECS = 0.05
 _PREPARE_SECS = 60.0
-# A batch ends after so many times the deadlines of its requests, whatever steps the process reports: a kernel can write these.
+# A batch ends after this many times the deadlines of its requests, also if steps are reported: a kernel can write these reports.
 _MOST_DEADLINES = 4.0
 # The longest wait for batches of other jobs on the same unit.
 _TURN_SECS = 600.0

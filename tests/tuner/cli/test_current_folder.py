@@ -96,7 +96,7 @@ def test_doctor_in_hostile_folder_runs_no_file(hostile: Path) -> None:
 
 
 @pytest.mark.process
-def test_python_m_in_hostile_folder_runs_no_module_after_its_own_start(hostile: Path) -> None:
+def test_python_m_in_hostile_folder_runs_no_module_after_the_start(hostile: Path) -> None:
     """`python -m` itself looks for the package, and what it imports, in the current folder."""
     for name in {*sys.stdlib_module_names, "relax_tune"} - {"zipfile", "ctypes"}:
         (hostile / f"{name}.py").unlink()

@@ -38,7 +38,7 @@ def replaced(name: str, target: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["device-process.log", "progress"])
-def test_supervisor_follows_no_link_in_place_of_its_files(runner: LocalRunner, tmp_path: Path, name: str) -> None:
+def test_supervisor_follows_no_link_in_place_of_files(runner: LocalRunner, tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(secret := b"secret\n" * (1 << 18))
     attack = replaced(name, victim) + " __builtin_abort();"
@@ -105,7 +105,7 @@ def as_bytes(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES.keys())
-def test_message_that_a_kernel_wrote_costs_no_other_candidate(runner: LocalRunner, message: str) -> None:
+def test_message_written_by_a_kernel_costs_no_other_candidate(runner: LocalRunner, message: str) -> None:
     frame = len(message).to_bytes(8, "little") + message.encode()
     attack = prying("attack", f"{sends(as_bytes(frame))} for (volatile int go = 1; go;) {{ }}")
     results = runner.submit([attack, request("good", "c")]).result(LIMIT_SECS)
@@ -118,7 +118,7 @@ def test_endless_message_of_a_kernel_takes_no_memory(runner: LocalRunner) -> Non
     assert [(r.id, r.stage) for r in results] == [("attack", "crash"), ("good", None)]
 
 
-def test_kernel_that_sets_its_clock_ahead_is_ended_at_the_deadline(runner: LocalRunner) -> None:
+def test_kernel_with_a_clock_set_ahead_is_ended_at_the_deadline(runner: LocalRunner) -> None:
     """It finds the progress that it shares with its supervisor, and lets its step begin in the future."""
     attack = (
         "extern void *fopen(const char *, const char *); extern char *fgets(char *, int, void *), *strstr(const char *, const char *); "
@@ -131,7 +131,7 @@ def test_kernel_that_sets_its_clock_ahead_is_ended_at_the_deadline(runner: Local
     assert [(r.id, r.stage) for r in results] == [("attack", "timeout"), ("good", None)]
 
 
-def test_kernel_truncates_no_memory_of_its_supervisor(runner: LocalRunner) -> None:
+def test_kernel_truncates_no_memory_of_the_supervisor(runner: LocalRunner) -> None:
     attack = (
         "extern int truncate(const char *, long), ftruncate(int, long); for (int f = 0; f < 64; f++) ftruncate(f, 0); "
         'truncate("progress", 0); truncate("../progress", 0); for (volatile int go = 1; go;) { }'
