@@ -27,7 +27,15 @@ from relax_tune.errors import (
     is_temporary,
     warn,
 )
+from relax_tune.printable import CONTROL
 from relax_tune.tuner.service.content import FilesAway
+
+
+def test_warning_of_a_hostile_text_has_no_control_characters(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.warns(RelaxTuneWarning) as seen:
+        warn("row \x1b[2J\x9b31m\u202e")
+    assert not CONTROL.search(str(seen[0].message)) and not CONTROL.search(caplog.text)
+
 
 CAUSES = {
     errno.ENOSPC: True,

@@ -69,7 +69,8 @@ def count_by_unit(connection: Connection, target: str) -> list[UnitStats]:
     for number, stage, count, last in rows:
         if number not in places:
             raise DatabaseError(f"tallies: a row refers to place {number!r:.80}, which does not exist")
-        unit = tuple(places[number][name] for name in ("worker", "host", "unit"))
+        # SQLite stores values of any type in any column.
+        unit = tuple(str(places[number][name]) for name in ("worker", "host", "unit"))
         measured, failed, newest = units.get(unit, (0, 0, 0.0))
         units[unit] = (measured + _integer(count), failed + _integer(count) * (stage > 0), max(newest, last))
     return [UnitStats(worker, host, unit, *counts) for (worker, host, unit), counts in units.items()]

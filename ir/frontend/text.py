@@ -67,7 +67,7 @@ def save_text(module: IRModule, path: str | Path) -> Path:
     target = Path(path)
     if target.suffix != SUFFIX:
         raise UserError(f"{target}: expected a name that ends in {SUFFIX}, got {target.suffix or 'none'}; add it")
-    arrays = {name: np.ascontiguousarray(a) for name, a in module.constants.items()}
+    arrays = {name: np.asarray(a, order="C") for name, a in module.constants.items()}
     try:
         target.write_text(print_text(module) + "\n", encoding="utf-8")
         if arrays:

@@ -27,6 +27,7 @@ from relax_tune.runtime.device.memory import aligned_bytes, check_transfer
 from relax_tune.runtime.device.opencl_gpus import float64_limits, gpu_limits, pci_unit
 from relax_tune.runtime.device.pocl import (
     PLATFORM,
+    check_current_folder,
     choose_threads,
     is_serial,
     offer_serial_driver,
@@ -251,6 +252,8 @@ class OpenCLDevice(DeviceClass):
         cl, text, names = self._cl, join_sources(group), ", ".join(kernel.name for kernel in group)
 
         def compile_for(device: Any) -> Any:
+            if self._in_place:
+                check_current_folder()
             try:
                 return cl.Program(self._context, text).build(options=options, devices=[device], cache_dir=False)
             except cl.Error as error:

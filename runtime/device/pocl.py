@@ -28,12 +28,18 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from relax_tune.errors import BuildError
 from relax_tune.runtime.device import host
 
 PLATFORM = "Portable Computing Language"
 _SERIAL, _THREADS = "basic-", "pthread-"
 _THREAD_COUNTS = ("POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT")
 """Variables of the number of threads, in older versions and newer ones."""
+_LINKED = (
+    "libgcc_s.so.1", "libgcc_s.so", "libgcc.a", "libgcc_eh.a", "libc.so.6", "libc_nonshared.a", "libm.so.6", "libmvec.so.1",
+    "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1",
+)  # fmt: skip
+"""Files that linker scripts of GNU systems name."""
 # Functions of a driver by cl_khr_icd, and the place of the second one in a platform's table.
 _GET_PLATFORMS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)
 _GET_DEVICES = ctypes.CFUNCTYPE(
@@ -96,6 +102,20 @@ def _ask_for_devices(library: Path) -> bool:
         return False
     table = ctypes.cast(platform, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))[0]
     return not _GET_DEVICES(table[_GET_DEVICES_PLACE])(platform, _ALL_TYPES, 0, None, ctypes.byref(count))
+
+
+def check_current_folder() -> None:
+    """Raise BuildError if PoCL's linker would link a file of the current folder into kernels.
+
+    PoCL starts the system's linker in the current folder. Scripts of that linker, such as libgcc_s.so, name other files without a
+    folder, and it looks for these in the current folder first.
+    """
+    for name in _LINKED:
+        if os.path.lexists(name):
+            raise BuildError(
+                f"OpenCL: expected a current folder without {name}, which PoCL's linker would take for the system's, got one in "
+                f"{os.getcwd()}; start the program in another folder"
+            )
 
 
 def choose_threads() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from sqlalchemy import text
-from tests.database.records_made import failure, filled, timing
+from tests.database.records_made import ZEN, failure, filled, timing
 
 from relax_tune.database.sql_store import SqlStore
 from relax_tune.database.store import open_store
@@ -27,3 +29,13 @@ def test_check_names_altered_tallies(sql_url: str, change: str) -> None:
             connection.execute(text(change))
         (problem,) = store.check()
         assert "tallies of task" in problem and ("latest time" in problem) == ("SET last" in change)
+
+
+@pytest.mark.parametrize("column", ["worker", "host", "unit"])
+def test_units_of_rows_with_bytes_have_names_of_text(tmp_path: Path, column: str) -> None:
+    with open_store(f"sqlite:///{tmp_path / 't.db'}") as store:
+        assert isinstance(store, SqlStore)
+        filled(store).add_measurements([timing("a", 1.0)])
+        with store._engine.begin() as connection:
+            connection.execute(text(f"UPDATE places SET {column} = x'6634'"))
+        assert all(isinstance(name, str) for u in store.units(ZEN.key) for name in (u.worker, u.host, u.unit))

@@ -148,7 +148,7 @@ class Batches:
         for result in results:
             records = [*records, *self.recording.of(state.task, flight.by_id[result.id], result)]
         with shielded():
-            self.store.add_measurements(records)
+            state.counted += self.store.add_measurements(records)
         self._contentions += [r.contention for r in records if r.contention is not None]
         self.summary.contention = fmean(self._contentions) if self._contentions else None
         self.summary.measurements += len(records)

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from relax_tune.database.rules import Spent
-from relax_tune.database.store import Store
-from relax_tune.errors import DatabaseError
 from relax_tune.tuner.job.task_leases import TaskLeases
 from relax_tune.tuner.job.task_state import TaskState
 from relax_tune.tuner.settings import Settings
@@ -30,7 +28,6 @@ class TrialBudget:
 
     states: Sequence[TaskState]
     settings: Settings
-    store: Store
     leases: TaskLeases
     refresh: Callable[[TaskState], None]
 
@@ -97,25 +94,14 @@ class TrialBudget:
         return max(saving, state.seconds() if state.untried_guesses() else 0.0), state.task.key
 
     def claim(self, state: TaskState, count: int) -> int:
-        """Claim up to `count` candidates of the budget that all jobs on these tasks share. Returns the number claimed.
-
-        Raises:
-            DatabaseError: The store counts other records than it returns, which only an altered store does.
-        """
+        """Claim up to `count` candidates of the budget that all jobs on these tasks share. Returns the number claimed."""
         # The store refuses a claim that is based on outdated counts (optimistic locking); then other jobs' records
         # are read and the claim is repeated.
-        previous: dict[str, Spent] = {}
-        while (claimed := self.leases.claim(state.task, count, self.total, spent := self._spent())) is None:
-            if spent == previous:
-                raise DatabaseError(
-                    f"{self.store.where}: expected as many records of a task as the database counts, got others; its rows were "
-                    "altered: `relax-tune db check` says which"
-                )
-            previous = spent
+        while (claimed := self.leases.claim(state.task, count, self.total, self._spent())) is None:
             for other in self.states:
                 self.refresh(other)
         return claimed
 
     def _spent(self) -> dict[str, Spent]:
         reserved = {s.task.key: 0 if s.ended else self.first_batch for s in self.states}
-        return {(k := s.task.key): Spent(len(s.records), s.task.regime, len(s.tuned), reserved[k]) for s in self.states}
+        return {(k := s.task.key): Spent(s.counted, s.task.regime, len(s.tuned), reserved[k]) for s in self.states}

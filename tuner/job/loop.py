@@ -94,7 +94,7 @@ class Tuner:
         self._batches = Batches(runner, self.store, recording, settings.timing_secs, self._renew, self._report)
         self.summary: TuningSummary = self._batches.summary
         self.states = [self._open(variants, position) for position, variants in enumerate(tasks)]
-        self._budget = TrialBudget(self.states, settings, self.store, self._leases, self._refresh)
+        self._budget = TrialBudget(self.states, settings, self._leases, self._refresh)
         self._forecast = Forecast(self.states, self._budget)
 
     def _open(self, task_variants: TaskVariants, position: int) -> TaskState:
@@ -323,8 +323,11 @@ class Tuner:
         """Learn the records of a task that were added to the store."""
         with shielded():
             target, key, regime = self.records.target.key, state.task.key, state.task.regime
-            new = self.store.count(target, key, regime=regime) != len(state.records)
+            # Counted before they are read: records that are added meanwhile are read again.
+            counted = self.store.count(target, key, regime=regime)
+            new = counted != state.counted
             records = self.store.query(target, key, regime=regime) if new else ()
+            state.counted = counted
         if new:
             with self._isolated(state, give_up=True):
                 state.learn(records, self.job.name)

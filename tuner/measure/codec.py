@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -35,6 +36,7 @@ from relax_tune.tuner.measure.messages import (
 )
 
 T = TypeVar("T")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 # Smaller arrays are encoded as base64 even with a folder.
@@ -107,10 +109,14 @@ def _field(record: Mapping[str, Any], name: str, check: Callable[[Any], bool], e
     return value
 
 
-_is_text = partial(has_shape, shape=str)
 _is_list = partial(has_shape, shape=list)
 _is_object = partial(has_shape, shape=dict)
 _is_bool = partial(has_shape, shape=bool)
+
+
+def _is_text(value: Any) -> bool:
+    """Return True for text that a database and a terminal take: JSON can hold halves of characters."""
+    return isinstance(value, str) and (value.isascii() or not _SURROGATE.search(value))
 
 
 def _is_digest(value: Any) -> bool:
@@ -118,7 +124,8 @@ def _is_digest(value: Any) -> bool:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    # of 64 bits, as databases store them
+    return type(value) is int and -(2**63) <= value < 2**63
 
 
 def _is_count(value: Any) -> bool:
@@ -126,11 +133,16 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_seconds(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return _is_finite(value) and bool(value >= 0)
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and math.isfinite(value))
+    return value is None or _is_finite(value)
+
+
+def _is_finite(value: Any) -> bool:
+    # by comparison: integers of JSON may be too large for a float
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _is_fraction(value: Any) -> bool:
@@ -178,7 +190,7 @@ def _decode_array(entry: Any, folder: Path | None) -> NDArray[Any]:
 def _load(text: str) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise _refuse("text", "JSON", f"{error}: {text[:40]}") from error
     if not _is_object(record):
         raise _refuse("text", "a JSON object", record)

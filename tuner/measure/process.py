@@ -20,12 +20,14 @@ from relax_tune.errors import MeasureError, TryAgainLater
 from relax_tune.runtime.child_process import clean_environment, python_command
 from relax_tune.runtime.device.confinement import DEVICE_VARIABLES, marked_processes, only
 from relax_tune.tuner.measure.codec import decode_device
-from relax_tune.tuner.measure.protocol import FrameReader, ProgressFile, StepStatus, write_frame
+from relax_tune.tuner.measure.protocol import FrameReader, ProgressMap, StepStatus, write_frame
 
 _TAIL_BYTES = 2000
 _LOG_LIMIT = 1 << 20
 _POLL_SECS = 0.05
 _STRAY_ROUNDS = 100
+_ANSWER_BYTES = 1 << 28
+"""Longest message of a device process. Kernels can write to its pipe."""
 
 
 def _signal_name(number: int) -> str:
@@ -45,8 +47,8 @@ class DeviceProcess:
     The constructor waits until the device is open. Only `kill` may be called from any thread.
 
     Args:
-        folder: private to the job; holds the progress file, the log of all output, and compiler caches, which survive a new
-            process.
+        folder: private to the job; holds the log of all output, and the folder `device`, the only one that a
+            process in the sandbox writes, with compiler caches, which survive a new process.
         environment: variables in addition to the inherited `DEVICE_VARIABLES`.
         check_cancelled: called regularly while the device is being opened; an exception ends the attempt.
         confined: True requires the sandbox, False disables it, None falls back to no sandbox where the device's driver fails in it.
@@ -69,18 +71,21 @@ class DeviceProcess:
     ) -> None:
         self._spec = device_spec
         self._lock = threading.Lock()
-        self._mark = f"TMPDIR={folder}"
+        # Kernels may put links in the place of files there, so this process opens none of them.
+        own = folder / "device"
+        own.mkdir(exist_ok=True)
+        self._mark = f"TMPDIR={own}"
         self._log = folder / "device-process.log"
-        self._progress = ProgressFile(folder / "progress", create=True)
-        self._progress.clear()
+        self._progress = ProgressMap()
         caches = {
-            "POCL_CACHE_DIR": str(folder / "pocl-cache"),
+            "POCL_CACHE_DIR": str(own / "pocl-cache"),
             "PYOPENCL_NO_CACHE": "1",
-            "RELAX_TUNE_CACHE": str(folder / "cache"),
-            "TMPDIR": str(folder),
+            "RELAX_TUNE_CACHE": str(own / "cache"),
+            "TMPDIR": str(own),
         }
-        for path in (folder / "pocl-cache", folder / "cache"):
-            path.mkdir(exist_ok=True)
+        for path in (own / "pocl-cache", own / "cache"):
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
         given = clean_environment({**only(DEVICE_VARIABLES), **caches, **environment})
         # A driver of OpenCL may find no device in the sandbox, or end the process.
         may_leave = confined is None and device_spec.partition(":")[0] == "opencl"
@@ -100,7 +105,8 @@ class DeviceProcess:
         except BaseException:
             self.kill()
             raise
-        self.sandbox = int(message.get("sandbox", 0))
+        version = message.get("sandbox")
+        self.sandbox = version if isinstance(version, int) else 0
 
     def _start(self, folder: Path, environment: Mapping[str, str], confined: bool) -> None:
         child_reads, self._write_to = os.pipe()
@@ -109,8 +115,8 @@ class DeviceProcess:
         # A process that does not read must not block its supervisor: `write_frame` gives up in time.
         os.set_blocking(self._write_to, False)
         command = python_command("-m", "relax_tune.tuner.measure.device_process.start")
-        command += [self._spec, str(child_reads), str(child_writes), str(folder / "progress")]
-        command += ["sandbox" if confined else "bare"]
+        inherited = child_reads, child_writes, self._progress.descriptor
+        command += [self._spec, *map(str, inherited), "sandbox" if confined else "bare"]
         with open(self._log, "ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
@@ -118,15 +124,15 @@ class DeviceProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=folder,  # the only folder that it may read in the sandbox
+                cwd=folder / "device",  # the only folder that it may write in the sandbox
                 env=environment,
-                pass_fds=(child_reads, child_writes),
+                pass_fds=inherited,
                 start_new_session=True,
             )
         # Only the child has these ends from now on, so the pipes close when it ends.
         os.close(child_reads)
         os.close(child_writes)
-        self._reader = FrameReader(read_from)
+        self._reader = FrameReader(read_from, _ANSWER_BYTES)
 
     def _wait_until_open(
         self, open_secs: float, check_cancelled: Callable[[], None], may_end: bool = False
@@ -180,11 +186,17 @@ class DeviceProcess:
         write_frame(self._write_to, json.dumps(message, separators=(",", ":")), within_secs)
 
     def receive(self, within_secs: float) -> dict[str, Any] | None:
-        """Return the next message, or None when none came in time or the process closed its pipe (`ended`)."""
+        """Return the next message, or None when none came in time or the process closed its pipe (`ended`).
+
+        Raises MeasureError for anything else than a JSON object, which a kernel may have written.
+        """
         text = self._reader.next(within_secs)
         if text is None:
             return None
-        message = json.loads(text)
+        try:
+            message = json.loads(text)
+        except (ValueError, RecursionError):
+            message = None
         if not isinstance(message, dict):
             raise MeasureError(
                 f"expected a JSON object from the device process, got {text[:60]!r}; kill and respawn it"

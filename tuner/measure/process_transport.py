@@ -29,6 +29,8 @@ from relax_tune.tuner.measure.unit_lock import hold_unit
 
 _POLL_SECS = 0.05
 _PREPARE_SECS = 60.0
+# A batch ends after this many times the deadlines of its requests, also if steps are reported: a kernel can write these reports.
+_MOST_DEADLINES = 4.0
 # The longest wait for batches of other jobs on the same unit.
 _TURN_SECS = 600.0
 # A request during which no step was running fails at the second loss: the first may be the fault of the process.
@@ -250,17 +252,26 @@ class ProcessTransport:
             process.send(message, _PREPARE_SECS)
         except OSError as error:
             return self._death(process, requests, f"it did not read the batch ({error})")
+        end = time.monotonic() + _PREPARE_SECS + _MOST_DEADLINES * sum(request.deadline_secs for request in requests)
         while True:
             try:
                 answer = process.receive(_POLL_SECS)
             except MeasureError as error:
                 return self._death(process, requests, str(error))
+            if time.monotonic() > end:
+                return Blame(
+                    "timeout", self._step(process, requests)[1], f"the batch was not complete in time.{process.tail()}"
+                )
             if answer is None:
                 blame = self._death(process, requests, "") if process.ended else self._overdue(process, requests)
                 if blame is not None:
                     return blame
             elif answer.get("kind") == "results":
-                batch.store(decode_results(str(answer.get("results"))), requests)
+                try:
+                    results = decode_results(str(answer.get("results")))
+                except MeasureError as error:
+                    return self._death(process, requests, str(error))
+                batch.store(results, requests)
             elif answer.get("kind") == "lost":
                 return Blame("lost", (), "")
             elif answer.get("kind") == "unable":
@@ -294,7 +305,8 @@ class ProcessTransport:
             return None
         # A step may cover several requests, so their deadlines add up.
         limit = sum(request.deadline_secs for request in requests if request.id in ids) or _PREPARE_SECS
-        if time.monotonic() - step.started <= limit:
+        # A start in the future is not the process's own word.
+        if 0.0 <= time.monotonic() - step.started <= limit:
             return None
         # The step may have ended between the two reads; the next one has a deadline by itself.
         again = process.step()

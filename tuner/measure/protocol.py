@@ -1,7 +1,7 @@
-"""The protocol of a supervisor and its device process: framed JSON over two pipes, and a mapped file of progress.
+"""The protocol of a supervisor and its device process: framed JSON over two pipes, and mapped memory of progress.
 
 Frames are an 8-byte length and UTF-8 text. They use separate file descriptors, since compilers print on stdout and stderr.
-`ProgressFile` is memory that both sides map: a write between two timed launches is cheap, and outlives the writer.
+`ProgressMap` is memory that both sides map: a write between two timed launches is cheap, and outlives the writer.
 
 Tests: `tests/tuner/measure/test_local.py`.
 """
@@ -12,16 +12,20 @@ import mmap
 import os
 import select
 import struct
+import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 
 from relax_tune.errors import MeasureError
 
+try:
+    import fcntl
+except ImportError:  # no sealed memory here
+    fcntl = None  # type: ignore[assignment]
+
 _LENGTH = struct.Struct("<Q")
 _STEP = struct.Struct("<QqqqdQ")  # sequence, first request, count, phase, start (monotonic seconds), sequence again
-_MAX_FRAME = 1 << 34
 
 PHASES: tuple[str, ...] = ("idle", "prepare", "compile", "check", "time")
 
@@ -44,10 +48,15 @@ def write_frame(descriptor: int, text: str, within_secs: float | None = None) ->
 
 
 class FrameReader:
-    """A reader of frames from one descriptor, which never waits longer than its time limit."""
+    """A reader of frames from one descriptor, which never waits longer than its time limit.
 
-    def __init__(self, descriptor: int) -> None:
+    Args:
+        most_bytes: length of the longest frame.
+    """
+
+    def __init__(self, descriptor: int, most_bytes: int = 1 << 34) -> None:
         self._descriptor = descriptor
+        self._most_bytes = most_bytes
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
         self._data = bytearray()
@@ -75,17 +84,29 @@ class FrameReader:
         if len(self._data) < _LENGTH.size:
             return None
         (size,) = _LENGTH.unpack_from(self._data)
-        if size > _MAX_FRAME:
+        if size > self._most_bytes:
             raise MeasureError(
-                f"expected a message of at most {_MAX_FRAME} bytes between supervisor and device process, got a length "
+                f"expected a message of at most {self._most_bytes} bytes between supervisor and device process, got a length "
                 f"of {size}; another program wrote to their pipe"
             )
         end = _LENGTH.size + size
         if len(self._data) < end:
             return None
-        text = self._data[_LENGTH.size : end].decode()
+        text = self._data[_LENGTH.size : end].decode(errors="replace")
         del self._data[:end]
         return text
+
+
+def _sized_memory() -> int:
+    """Return a descriptor of memory for one step."""
+    if fcntl is not None and hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("progress", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, _STEP.size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return descriptor
+    with tempfile.TemporaryFile() as file:
+        file.truncate(_STEP.size)
+        return os.dup(file.fileno())
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +124,18 @@ class StepStatus:
     started: float
 
 
-class ProgressFile:
-    """The mapped progress file; one writer (the device process) and one reader (its supervisor)."""
+class ProgressMap:
+    """The mapped progress; one writer (the device process) and one reader (its supervisor).
 
-    def __init__(self, path: Path, create: bool) -> None:
-        if create:
-            path.write_bytes(bytes(_STEP.size))
-        with open(path, "r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _STEP.size)
+    Its size is sealed where the system can: a kernel that truncated it would end the supervisor by SIGBUS.
+
+    Args:
+        descriptor: the inherited one in the device process; None makes the memory.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = _sized_memory() if descriptor is None else descriptor
+        self._map = mmap.mmap(self.descriptor, _STEP.size)
         self._sequence = 0
 
     def tell(self, first: int, count: int, phase: str) -> None:
@@ -134,10 +159,11 @@ class ProgressFile:
         self._sequence = 0
 
     def close(self) -> None:
-        """Unmap the file. Its folder's owner removes it."""
+        """Unmap the memory."""
         self._map.close()
+        os.close(self.descriptor)
 
-    def __enter__(self) -> ProgressFile:
+    def __enter__(self) -> ProgressMap:
         return self
 
     def __exit__(

@@ -77,11 +77,43 @@ class ScratchFolder:
 
 def _remove(path: Path, lock: int) -> None:
     for _ in range(20):  # compilers that were just killed may need a moment to let go
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
         if not path.exists():
             break
         time.sleep(0.05)
     os.close(lock)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with everything in it, as far as possible. Links are not followed."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:  # a measured kernel may nest its folders deeper than Python calls functions
+        with contextlib.suppress(OSError):
+            _flatten(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _flatten(folder: Path) -> None:
+    """Move all folders below a folder up into it."""
+    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        waiting, moved = [name for name in os.listdir(top)], 0
+        while waiting:
+            name = waiting.pop()
+            try:
+                opened = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+            except OSError:  # a file or a link
+                continue
+            try:
+                for inner in os.listdir(opened):
+                    moved += 1
+                    os.rename(inner, f".moved-{moved}", src_dir_fd=opened, dst_dir_fd=top)
+                    waiting.append(f".moved-{moved}")
+            finally:
+                os.close(opened)
+    finally:
+        os.close(top)
 
 
 def _locked(descriptor: int) -> bool:
@@ -110,10 +142,10 @@ def sweep() -> None:
                 descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             except FileNotFoundError:
                 if time.time() - status.st_mtime > _CREATION_SECS:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_tree(folder)
                 continue
             try:
                 if stat.S_ISREG(os.fstat(descriptor).st_mode) and _locked(descriptor):
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_tree(folder)
             finally:
                 os.close(descriptor)

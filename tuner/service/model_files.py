@@ -13,6 +13,7 @@ from typing import Any
 
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend.onnx.file import read_model
+from relax_tune.ir.frontend.onnx.tensors import belongs_to
 from relax_tune.ir.frontend.source import find_model
 from relax_tune.ir.frontend.text import SUFFIX, WEIGHTS
 from relax_tune.printable import printable
@@ -24,10 +25,12 @@ _NAME_BYTES = 255
 
 
 def model_files(path: Path) -> tuple[Path, list[str]]:
-    """Return the folder of a model, and the names of the model's files in it. Links are followed, as by loading.
+    """Return the folder of a model, and the names of the model's files in it.
+
+    A link in the folder may lead to the blobs of a hub's cache, and not elsewhere: the files are stored where others read them.
 
     Raises:
-        UserError: The path is not a model, or a file of the model is missing.
+        UserError: The path is not a model, or a file of the model is missing or a link to another folder.
     """
     path = find_model(path)
     if path.is_dir():
@@ -36,6 +39,7 @@ def model_files(path: Path) -> tuple[Path, list[str]]:
         names = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
         if not {"config.json", "modules.json"} & set(names):
             raise UserError(f"{path}: not the folder of a Hugging Face model: config.json is missing; give another")
+        _check_links(path, names)
         return path, names
     if not path.is_file():
         raise UserError(f"{path}: no such file or folder; give the model to tune")
@@ -48,7 +52,19 @@ def model_files(path: Path) -> tuple[Path, list[str]]:
     missing = [name for name in names if not (is_inside(name) and (path.parent / name).is_file())]
     if missing:
         raise UserError(f"{path}: its file {missing[0]!r:.200} is not in the same folder; give the whole model")
+    _check_links(path.parent, names[1:])
     return path.parent, names
+
+
+def _check_links(folder: Path, names: Sequence[str]) -> None:
+    """Raise UserError for a file that is a link to another folder."""
+    for name in names:
+        target = (folder / name).resolve()
+        if not belongs_to(target, folder.resolve()):
+            raise UserError(
+                f"{folder / name}: expected a file of the model, got a link to {target}, which the job would copy to where others read "
+                "it; put a copy in its place"
+            )
 
 
 def _external_files(graph: Any) -> Iterator[str]:

@@ -103,7 +103,7 @@ def unpacked(data: NDArray[np.uint8], dtype: DType, size: int) -> Array:
     return np.asarray(codes, np.uint8).reshape(-1)[:size].view(dtype.numpy)
 
 
-def _belongs_to(path: Path, folder: Path) -> bool:
+def belongs_to(path: Path, folder: Path) -> bool:
     """Return whether a file is in the model's folder, or a blob of its repository in a hub's cache.
 
     The cache of the Hugging Face hub has `models--OWNER--NAME/snapshots/REVISION/...`, whose files are links into
@@ -137,7 +137,7 @@ def _external(
     except ValueError:
         raise ParseError(f"{where}: expected a numeric offset and length of external data, got {entries}") from None
     # A link may lead out of the folder although its name does not: a foreign model must not read other files.
-    if path.is_file() and not _belongs_to(path.resolve(), folder.resolve()):
+    if path.is_file() and not belongs_to(path.resolve(), folder.resolve()):
         raise ParseError(
             f"{where}: expected external data inside the model's folder, but {path} is a link out of it, to {path.resolve()}; "
             "put a copy in its place"

@@ -219,7 +219,7 @@ def with_constant_weights(module: IRModule) -> IRModule:
         if len(args) < len(call.args) or None in dims or math.prod(d or 0 for d in dims) > max(a.size for a in arrays):
             return None
         name = fresh(f"{args[0].name}.{call.op.name}", constants)
-        constants[name] = np.ascontiguousarray(call.op.evaluate(arrays), arrays[0].dtype)
+        constants[name] = np.asarray(call.op.evaluate(arrays), arrays[0].dtype, order="C")
         assert isinstance(v.info, TensorInfo)
         known[v] = Constant(name, v.info)
         return known[v]

@@ -16,9 +16,11 @@ from typer.testing import CliRunner
 from relax_tune.errors import ParseError, RelaxTuneError, UserError
 from relax_tune.ir.check.structural import first_difference
 from relax_tune.ir.core.graph import CallTIR, Function
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.frontend.text import save_text
 from relax_tune.ir.interp.interp_graph import run_function
+from relax_tune.ir.op.math.elementwise import Mul
 from relax_tune.ir.text.printer import print_text
 from relax_tune.tuner.cli.app import app
 
@@ -73,6 +75,13 @@ def test_save_text_then_load_gives_equal_module(tmp_path: Path) -> None:
     assert first_difference(load_model(path), feed_forward()) is None
     with pytest.raises(UserError, match=r"ends in \.relax, got \.txt"):
         save_text(feed_forward(), tmp_path / "ff.txt")
+
+
+def test_save_text_of_scalar_constant_is_loaded(tmp_path: Path) -> None:
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n", 1, 8), 4))
+    module = g.finish(g.call(Mul(), x, g.constant("c", np.full((), 2.5, np.float32))))
+    assert first_difference(load_model(save_text(module, tmp_path / "s.relax")), module) is None
 
 
 def test_load_text_single_tensor_function_gets_a_caller(tmp_path: Path) -> None:

@@ -8,10 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.support.opencl_drivers import DRIVERS
 
+from relax_tune.errors import BuildError
 from relax_tune.runtime.device import pocl
+from relax_tune.runtime.device.opencl import OpenCLDevice, all_devices
+from relax_tune.runtime.program.program import KernelSource
 
 pytest.importorskip("pyopencl")
 
@@ -152,3 +156,31 @@ def test_threads_of_pocl_have_a_processor_each() -> None:
     done = subprocess.run([sys.executable, "-c", script], env=kept, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "True"
+
+
+LINKED = """
+#include <stdio.h>
+__attribute__((constructor)) static void started(void) { fclose(fopen("RAN", "w")); }
+"""
+
+
+@pytest.mark.opencl
+@pytest.mark.ccompiler
+def test_library_of_the_current_folder_is_not_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = OpenCLDevice(next((name for name, _ in all_devices() if "Portable" in name), None))
+    if not device.in_process:
+        pytest.skip("needs PoCL")
+    monkeypatch.chdir(tmp_path)
+    kernel = KernelSource(
+        "f", "opencl", f"kernel void f(global float* a) {{ a[0] = {os.getpid()}.5f; }}"
+    )  # in no cache
+    (tmp_path / "evil.c").write_text(LINKED)
+    subprocess.run(["gcc", "-fPIC", "-c", "evil.c"], check=True)
+    (tmp_path / "libgcc_s.so.1").write_text("INPUT(evil.o)")
+    buffer = device.alloc(64)
+    with pytest.raises(BuildError, match=r"without libgcc_s\.so\.1"):
+        device.bind(device.compile([kernel])["f"], [buffer], [], (1,), (1,))()
+        device.download(buffer, np.dtype("f4"), (16,))
+    assert not (tmp_path / "RAN").exists()
+    (tmp_path / "libgcc_s.so.1").unlink()
+    device.compile([kernel])

@@ -95,6 +95,16 @@ def test_doctor_in_hostile_folder_runs_no_file(hostile: Path) -> None:
     assert ran(hostile) == []
 
 
+@pytest.mark.process
+def test_python_m_in_hostile_folder_runs_no_module_after_the_start(hostile: Path) -> None:
+    """`python -m` itself looks for the package, and what it imports, in the current folder."""
+    for name in {*sys.stdlib_module_names, "relax_tune"} - {"zipfile", "ctypes"}:
+        (hostile / f"{name}.py").unlink()
+    done = subprocess.run([sys.executable, "-m", "relax_tune", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "tune" in done.stdout, done.stderr
+    assert ran(hostile) == []
+
+
 def run_job() -> None:
     order = WorkOrder("id", "0" * 64, "m", {}, {}, {}, str(Path.cwd() / "files"))
     process = JobProcess(order)

@@ -25,7 +25,7 @@ from relax_tune.tuner.measure.ledger import Blame
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.measure.messages import MeasureRequest
 from relax_tune.tuner.measure.process import DeviceProcess
-from relax_tune.tuner.measure.protocol import FrameReader, ProgressFile, write_frame
+from relax_tune.tuner.measure.protocol import FrameReader, ProgressMap, write_frame
 
 pytestmark = [
     pytest.mark.ccompiler,
@@ -271,9 +271,9 @@ def test_sandbox_is_entered_by_the_only_thread() -> None:
     """Landlock holds the thread that enters, and none that NumPy's libraries have started before."""
     code = (
         "import os, sys, relax_tune.tuner.measure.device_process.start as start\n"
-        "start.enter_sandbox = lambda folder, listing: print(len(os.listdir('/proc/self/task')), 'numpy' in sys.modules)\n"
+        "start.enter_sandbox = lambda folder, read, listing: print(len(os.listdir('/proc/self/task')), 'numpy' in sys.modules)\n"
         "start.importlib.import_module = lambda name: sys.exit(0)\n"
-        "start.main(['c:xeon', '0', '1', 'progress', 'sandbox'])\n"
+        "start.main(['c:xeon', '0', '1', '2', 'sandbox'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "1 False\n"
@@ -349,7 +349,7 @@ def test_hanging_compiler_does_not_fail_next_candidate(runner: LocalRunner) -> N
     assert "compile" in results[0].message
 
 
-def test_frames_and_progress_round_trip(tmp_path: Path) -> None:
+def test_frames_and_progress_round_trip() -> None:
     reads, writes = os.pipe()
     reader = FrameReader(reads)
     assert reader.next(0.0) is None and not reader.ended
@@ -360,7 +360,7 @@ def test_frames_and_progress_round_trip(tmp_path: Path) -> None:
     os.close(writes)
     assert reader.next(1.0) is None and reader.ended
     os.close(reads)
-    with ProgressFile(tmp_path / "p", create=True) as told, ProgressFile(tmp_path / "p", create=False) as seen:
+    with ProgressMap() as told, ProgressMap(os.dup(told.descriptor)) as seen:
         told.tell(3, 2, "compile")
         step = seen.read()
         assert step is not None and (step.first, step.count, step.phase) == (3, 2, "compile")

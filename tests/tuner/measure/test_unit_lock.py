@@ -86,3 +86,13 @@ def test_local_runner_measures_only_in_turn(monkeypatch: pytest.MonkeyPatch) -> 
         )
         lock.release()
         assert runner.submit([request("good", "c")]).result(LIMIT_SECS)[0].ok
+
+
+@pytest.mark.process
+@pytest.mark.ccompiler
+def test_local_runner_waits_for_a_lent_unit_as_long_as_asked() -> None:
+    with LocalRunner("c", wait_secs=0.1) as runner:
+        lock = UnitLock(runner.device_info().unit, "worker", lends=True)
+        with pytest.raises(TryAgainLater, match="locked by worker"):
+            runner.submit([request("good", "c")]).result(LIMIT_SECS / 4)
+        lock.release()

@@ -145,3 +145,33 @@ def test_model_files_of_onnx_have_external_data(tmp_path: Path) -> None:
     (tmp_path.parent / "secret").write_text("")
     with pytest.raises(UserError, match=r"'../secret' is not in the same folder"):
         model_files(path)
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "1_Pooling/config.json"])
+def test_model_files_of_a_folder_with_a_link_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
+    """A foreign folder must not copy this user's other files to where services read them."""
+    (tmp_path / "private").write_text("private")
+    folder = tmp_path / "model"
+    (folder / name).parent.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / name).symlink_to(tmp_path / "private")
+    with pytest.raises(UserError, match="a link to"):
+        model_files(folder)
+
+
+def test_model_files_of_a_text_with_linked_weights_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("private")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "m.relax").write_text("")
+    (tmp_path / "model" / "m.safetensors").symlink_to(tmp_path / "private")
+    with pytest.raises(UserError, match="a link to"):
+        model_files(tmp_path / "model" / "m.relax")
+
+
+def test_model_files_of_a_cache_of_the_hub_are_its_blobs(tmp_path: Path) -> None:
+    blobs, folder = tmp_path / "models--o--m" / "blobs", tmp_path / "models--o--m" / "snapshots" / "1"
+    blobs.mkdir(parents=True)
+    folder.mkdir(parents=True)
+    (blobs / "0").write_text("{}")
+    (folder / "config.json").symlink_to(Path("..", "..", "blobs", "0"))
+    assert model_files(folder) == (folder, ["config.json"])

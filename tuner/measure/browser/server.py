@@ -13,7 +13,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 import tornado.httpserver
 import tornado.netutil
@@ -39,6 +39,8 @@ _JOIN_SECS, _PING_SECS = 15.0, 20.0
 _MOST_READ = 4 * MOST_FRAME
 _WAITING = 16
 """Connections that may be open without having joined. One more closes the oldest, so that idle connections keep no page out."""
+_OPEN = 64
+"""Connections that may be open in all. One more closes the oldest that is not the page's, so that they do not use up the descriptors."""
 REFUSED = 4003
 """Close code for a page that must not reconnect automatically."""
 # A close frame has at most 125 bytes, two of them for the status code (RFC 6455, 5.5).
@@ -61,6 +63,7 @@ class PageServer:
         self.tokens = Tokens()
         self._changed = changed
         self.page: Page | None = None
+        self.page_stream: Any = None
         self.waiting: dict[_Connection, None] = {}
         try:
             sockets = _listening(place)
@@ -112,13 +115,15 @@ class PageServer:
             (r"/((?:static/)?)(measure\.js|style\.css|icon\.svg|)", _Static, {"server": self}),
         ]
 
-        async def serve() -> tornado.httpserver.HTTPServer:
-            server = tornado.httpserver.HTTPServer(
+        async def serve() -> _Server:
+            server = _Server(
                 # No request has a body.
                 tornado.web.Application(routes, **settings),
                 ssl_options=context,
                 max_body_size=1,
+                idle_connection_timeout=_JOIN_SECS,
             )
+            server.pages = self
             server.add_sockets(sockets)
             return server
 
@@ -146,11 +151,28 @@ class PageServer:
         if self.page is not None and self.page.gone is None:
             self.page.end("the page was opened in another tab, which continues")
         page = Page(connection.send_soon, connection.part, self._changed)
-        self.page = page
+        self.page, self.page_stream = page, connection.stream
         connection.returning = self.tokens.issue(None)
         connection.send_soon(write_message({"kind": "welcome", "token": connection.returning}))
         self._changed()
         return page
+
+
+class _Server(tornado.httpserver.HTTPServer):
+    """An HTTP server with at most `_OPEN` connections besides the page's."""
+
+    pages: PageServer
+    _streams: tuple[Any, ...] = ()
+
+    def handle_stream(self, stream: Any, address: Any) -> None:
+        """Serve a new connection; close the oldest if there are too many."""
+        self._streams = (
+            *(s for s in self._streams if not s.closed() and s is not self.pages.page_stream),
+            stream,
+        )
+        for oldest in self._streams[:-_OPEN]:
+            oldest.close()
+        super().handle_stream(stream, address)
 
 
 def _listening(place: Place) -> list[socket.socket]:
@@ -205,6 +227,7 @@ class _Connection(tornado.websocket.WebSocketHandler):
         self._server = server
         self._page: Page | None = None
         self.returning = ""
+        self.stream = cast(Any, self.request.connection).stream
 
     def check_origin(self, origin: str) -> bool:
         """Return True: `prepare` has checked the origin already."""

@@ -35,7 +35,7 @@ from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.tuner.measure.codec import decode_batch, encode_results
 from relax_tune.tuner.measure.device_process.batch import BatchMeasurement, DeviceLostError
 from relax_tune.tuner.measure.messages import MeasureResult
-from relax_tune.tuner.measure.protocol import FrameReader, ProgressFile, write_frame
+from relax_tune.tuner.measure.protocol import FrameReader, ProgressMap, write_frame
 
 _PR_SET_PDEATHSIG = 1
 
@@ -93,7 +93,7 @@ def main(arguments: list[str], sandbox: int) -> int:
     faulthandler.enable()
     _die_with_the_supervisor()
     spec, read_from, write_to = arguments[0], int(arguments[1]), int(arguments[2])
-    progress = ProgressFile(Path(arguments[3]), create=False)
+    progress = ProgressMap(int(arguments[3]))
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(read_from, inbox), daemon=True).start()
 

@@ -18,7 +18,7 @@ import ctypes
 import os
 import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from relax_tune.runtime.child_process import find_program
@@ -56,11 +56,12 @@ def landlock_version() -> int:
     return max(_syscall(_CREATE, None, 0, _VERSION), 0)
 
 
-def enter_sandbox(folder: Path, listing: bool = False) -> int:
+def enter_sandbox(folder: Path, read: Sequence[Path] = (), listing: bool = False) -> int:
     """Restrict this thread permanently, with the threads and processes that it starts from now on. Other threads are not affected.
 
     Args:
-        folder: the only writable folder.
+        folder: the only writable folder. Processes outside must open no file of it: kernels may put links there.
+        read: further folders that may be read.
         listing: allow listing all folders; PoCL reads the machine's topology from the root folder.
 
     Returns:
@@ -82,7 +83,7 @@ def enter_sandbox(folder: Path, listing: bool = False) -> int:
     try:
         _allow(ruleset, [folder], rights)
         _allow(ruleset, WRITTEN, rights)
-        _allow(ruleset, (*SYSTEM, *_own_places()), _READ)
+        _allow(ruleset, (*SYSTEM, *_own_places(), *read), _READ)
         _allow(ruleset, ["/proc/self"], _READ, keep=True)
         _allow(ruleset, ["/"] if listing else [], _LIST)
         if _syscall(_RESTRICT, ruleset, 0) != 0:

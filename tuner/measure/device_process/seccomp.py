@@ -1,9 +1,9 @@
 """A seccomp filter for device processes: system calls that neither kernels nor compilers need fail (Linux, x86-64 and aarch64).
 
-Landlock restricts paths, TCP and signals. It does not restrict other sockets, modes, owners and times of files, shared memory of
-System V, the kernel's key rings, tracing, priorities of other processes, and most system administration. The filter is a program of the
-classic BPF machine (`linux/filter.h`), about two instructions per system call. It is inherited by all child processes and can never be
-removed.
+Landlock restricts paths, TCP and signals. It does not restrict other sockets, modes, owners and times of files, watching folders,
+truncation before Linux 6.2, shared memory of System V, the kernel's key rings, tracing, priorities of other processes, and most system
+administration. The filter is a program of the classic BPF machine (`linux/filter.h`), about two instructions per system call. It is
+inherited by all child processes and can never be removed.
 
 The bindings of libseccomp need a library of the system that is not always installed, and the program is short.
 
@@ -22,10 +22,10 @@ from collections.abc import Iterator, Mapping
 _PR_SET_SECCOMP = 22
 _MODE_FILTER = 2
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-# Instructions: load a word of the call's data; return; jump where equal, where greater or equal, where a bit is set.
-_LOAD, _RETURN, _EQUAL, _AT_LEAST, _ANY_BIT = 0x20, 0x06, 0x15, 0x35, 0x45
-_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
-"""Offsets in `struct seccomp_data`: the number, the architecture, the lower words of the first two arguments (little-endian)."""
+# Instructions: load a word of the call's data; keep bits; return; jump where equal, where greater or equal, where a bit is set.
+_LOAD, _AND, _RETURN, _EQUAL, _AT_LEAST, _ANY_BIT = 0x20, 0x54, 0x06, 0x15, 0x35, 0x45
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
+"""Offsets in `struct seccomp_data`: the number, the architecture, the lower words of the first three arguments (little-endian)."""
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """Machines with a filter, and the constants of their architecture (`linux/audit.h`)."""
@@ -33,6 +33,10 @@ FIRST_UNKNOWN = 470
 """System calls from this number on are newer than this list, and fail as on a kernel that lacks them."""
 NAMESPACES = 0x7E020000
 """Flags of `clone` that create namespaces."""
+TRUNCATE = 0o1000
+"""Flag of `open`. Landlock before Linux 6.2 restricts it only together with the flags of writing."""
+_MODE = 3
+"""Flags of `open` for reading (0), writing (1), both (2) and no access (3)."""
 _PUSH_INPUT = (0x5412, 0x541C)
 """Requests of `ioctl` that write into the input of a terminal: TIOCSTI, TIOCLINUX."""
 
@@ -44,7 +48,9 @@ DENIED: Mapping[str, tuple[int | None, int | None]] = {
     "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None), "futimesat": (261, None),
     "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
     "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "removexattrat": (466, 466),
-    "file_setattr": (469, 469), "mknod": (133, None), "mknodat": (259, 33),
+    "file_setattr": (469, 469), "mknod": (133, None), "mknodat": (259, 33), "truncate": (76, 45),
+    # names of files, as they are opened or written
+    "inotify_init": (253, None), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27),
     # memory, semaphores and queues that other processes share by number or name
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "shmdt": (67, 197), "semget": (64, 190), "semop": (65, 193),
     "semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187),
@@ -70,14 +76,18 @@ DENIED: Mapping[str, tuple[int | None, int | None]] = {
     "clock_adjtime": (305, 266), "adjtimex": (159, 171), "sethostname": (170, 161), "setdomainname": (171, 162), "vhangup": (153, 58),
 }  # fmt: skip
 """System calls that fail with EPERM: numbers on x86-64 and on aarch64, None where a machine has no such call."""
-CHECKED: Mapping[str, tuple[int, int]] = {
+CHECKED: Mapping[str, tuple[int | None, int | None]] = {
+    "open": (2, None),
+    "openat": (257, 56),
+    "openat2": (437, 437),
     "clone": (56, 220),
     "clone3": (435, 435),
     "ioctl": (16, 29),
     "prlimit64": (302, 261),
 }
-"""System calls that fail for some arguments: new namespaces, terminals, limits of other processes. `clone3` passes its flags in memory,
-which a filter cannot read, so it fails as on an older kernel, and the C library calls `clone`."""
+"""System calls that fail for some arguments: truncation of files that are not opened for writing, new namespaces, terminals, limits of
+other processes. `clone3` and `openat2` pass their flags in memory, which a filter cannot read, so they fail as on an older kernel, and
+the C library calls `clone`."""
 
 
 def filter_program(machine: str) -> bytes:
@@ -105,8 +115,18 @@ def _steps(architecture: int, numbers: Mapping[str, int | None]) -> Iterator[tup
         if number is not None:
             yield _EQUAL, 0, 1, number
             yield _RETURN, 0, 0, refuse
-    yield _EQUAL, 0, 1, numbers["clone3"] or 0
-    yield _RETURN, 0, 0, missing
+    for name in ("clone3", "openat2"):
+        yield _EQUAL, 0, 1, numbers[name] or 0
+        yield _RETURN, 0, 0, missing
+    for number, flags in ((numbers["open"], _SECOND), (numbers["openat"], _THIRD)):
+        if number is not None:
+            yield _EQUAL, 0, 6, number
+            yield _LOAD, 0, 0, flags
+            yield _AND, 0, 0, TRUNCATE | _MODE
+            yield _EQUAL, 1, 0, TRUNCATE
+            yield _EQUAL, 0, 1, TRUNCATE | _MODE
+            yield _RETURN, 0, 0, refuse
+            yield _RETURN, 0, 0, allow
     yield _EQUAL, 0, 4, numbers["clone"] or 0
     yield _LOAD, 0, 0, _FIRST
     yield _ANY_BIT, 0, 1, NAMESPACES

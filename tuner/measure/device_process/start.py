@@ -1,4 +1,4 @@
-"""The start of a device process: `python -m relax_tune.tuner.measure.device_process.start SPEC READ_FD WRITE_FD PROGRESS_FILE MODE`.
+"""The start of a device process: `python -m relax_tune.tuner.measure.device_process.start SPEC READ_FD WRITE_FD PROGRESS_FD MODE`.
 
 MODE is `sandbox` or `bare`. Landlock does not restrict threads that exist already, and NumPy's libraries start threads when they are
 imported. So the sandbox is entered here, before the rest of the device process is imported.
@@ -21,11 +21,11 @@ CONFINED = ("c", "opencl")
 
 def main(arguments: list[str]) -> int:
     """Enter the sandbox if MODE asks for it and the kind of device allows it, and serve batches."""
-    spec, progress, mode = arguments[0], Path(arguments[3]), arguments[4]
+    spec, mode, folder = arguments[0], arguments[4], Path.cwd()
     limit_process()
     kind = spec.partition(":")[0]
     confined = mode == "sandbox" and kind in CONFINED
-    version = enter_sandbox(progress.parent, listing=kind == "opencl") if confined else 0
+    version = enter_sandbox(folder, [folder.parent / "arrays"], listing=kind == "opencl") if confined else 0
     return int(importlib.import_module("relax_tune.tuner.measure.device_process.child").main(arguments, version))
 
 

@@ -188,6 +188,34 @@ def test_idle_connections_keep_no_page_out() -> None:
         connection.close()
 
 
+def test_silent_connections_are_closed_and_keep_no_page_out() -> None:
+    silent: list[socket.socket] = []
+
+    def opening(address: str) -> FakePage:
+        host, port = address.partition("://")[2].partition("/")[0].split(":")
+        silent.extend(socket.create_connection((host, int(port))) for _ in range(200))
+        return FakePage(address)
+
+    with runner_of(Tabs(opening)) as runner:
+        assert measured(runner, good()) == ["ok"]
+        silent.extend(socket.create_connection(silent[0].getpeername()) for _ in range(200))
+        assert measured(runner, good()) == ["ok"]
+        for connection in silent:
+            connection.settimeout(0.01)
+        assert sum(is_open(connection) for connection in silent) <= 64
+    for connection in silent:
+        connection.close()
+
+
+def is_open(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) != b""
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
 # What a page says.
 
 

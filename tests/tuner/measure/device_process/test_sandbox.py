@@ -24,6 +24,7 @@ from relax_tune.tuner.measure.device_process.seccomp import (
     FIRST_UNKNOWN,
     MACHINES,
     NAMESPACES,
+    TRUNCATE,
     filter_program,
 )
 from relax_tune.tuner.measure.local import LocalRunner
@@ -57,6 +58,11 @@ def send():
     one, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     one.sendto(b"x", str(outside / "log"))
 
+def watch():
+    ear = libc.inotify_init1(0o4000)
+    if ear < 0 or libc.inotify_add_watch(ear, bytes(outside), 0xfff) < 0:
+        raise OSError(ctypes.get_errno(), "inotify")
+
 def modes():
     os.chmod(outside / "file", 0o600)
 
@@ -86,6 +92,9 @@ attempts = {
     "priority of another": lambda: os.setpriority(os.PRIO_PROCESS, parent, os.getpriority(os.PRIO_PROCESS, parent)),
     "limits of another": lambda: __import__("resource").prlimit(parent, 8, __import__("resource").prlimit(parent, 8)),
     "user namespace": lambda: call("unshare", 0x10000000),
+    "names of files": watch, "truncation": lambda: os.truncate(outside / "empty", 0),
+    "truncation by reading": lambda: os.open(outside / "empty", os.O_RDONLY | os.O_TRUNC),
+    "truncation by no access": lambda: os.open(outside / "empty", 3 | os.O_TRUNC),
     "ring of calls": lambda: call("io_uring_setup", 1, ctypes.create_string_buffer(120)),
     "own folder": in_own_folder, "programs and threads": starts,
 }
@@ -116,6 +125,8 @@ def attempt(mode: str, tmp_path: Path, user: int) -> dict[str, int]:
         path.mkdir()
         os.chown(path, user, user) if user else None
     (outside / "file").write_text("x")
+    (outside / "empty").touch()
+    (outside / "empty").chmod(0o666)
     os.chown(outside / "file", user, user) if user else None
     for ancestor in (folder, *folder.parents):
         if str(ancestor) in ("/tmp", "/"):
@@ -214,15 +225,17 @@ def test_measured_opencl_kernel_reaches_no_unix_socket_modes_and_shared_memory(t
     assert victim.stat().st_mode & 0o777 == 0o640
 
 
-def answer(program: bytes, architecture: int, number: int, first: int = 0, second: int = 0) -> int:
+def answer(program: bytes, architecture: int, number: int, *arguments: int) -> int:
     """Run a filter as the kernel does, on `struct seccomp_data`."""
-    data = struct.pack("=iIQ6Q", number, architecture, 0, first, second, 0, 0, 0, 0)
+    data = struct.pack("=iIQ6Q", number, architecture, 0, *arguments, *(0,) * (6 - len(arguments)))
     steps, at, word = list(struct.iter_unpack("=HBBI", program)), 0, 0
     while True:
         code, true, false, operand = steps[at]
         at += 1
         if code == 0x20:
             (word,) = struct.unpack_from("=I", data, operand)
+        elif code == 0x54:
+            word &= operand
         elif code == 0x06:
             return int(operand)
         else:
@@ -234,9 +247,10 @@ def answer(program: bytes, architecture: int, number: int, first: int = 0, secon
 def test_filter_of_each_machine_denies_only_listed_calls(machine: str) -> None:
     program, architecture, column = filter_program(machine), MACHINES[machine], list(MACHINES).index(machine)
     denied = {row[column] for row in DENIED.values()} - {None}
-    clone, clone3, ioctl, limits = (CHECKED[name][column] for name in ("clone", "clone3", "ioctl", "prlimit64"))
+    clone, ioctl, limits = (CHECKED[name][column] or 0 for name in ("clone", "ioctl", "prlimit64"))
+    unreadable = [CHECKED[name][column] for name in ("clone3", "openat2")]
     for number in range(FIRST_UNKNOWN):
-        expected = EPERM if number in denied else ENOSYS if number == clone3 else ALLOWED
+        expected = EPERM if number in denied else ENOSYS if number in unreadable else ALLOWED
         assert answer(program, architecture, number) == expected, number
         assert answer(program, architecture ^ 1, number) == EPERM
     assert (
@@ -246,6 +260,12 @@ def test_filter_of_each_machine_denies_only_listed_calls(machine: str) -> None:
     for flag in (f for f in (1 << n for n in range(32)) if f & NAMESPACES):
         assert answer(program, architecture, clone, flag | 0x11) == EPERM
     assert answer(program, architecture, clone, 0x3D0F00) == ALLOWED  # of threads
+    for name, before in (("open", [0]), ("openat", [0, 0])):
+        if (number := CHECKED[name][column]) is not None:
+            for flags in range(4):
+                expected = EPERM if flags in (0, 3) else ALLOWED
+                assert answer(program, architecture, number, *before, flags | TRUNCATE | 0o100) == expected
+                assert answer(program, architecture, number, *before, flags | 0o100) == ALLOWED
     assert answer(program, architecture, limits, 1) == EPERM and answer(program, architecture, limits, 0) == ALLOWED
     assert (
         answer(program, architecture, ioctl, 0, 0x5412) == EPERM
