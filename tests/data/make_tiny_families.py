@@ -48,6 +48,7 @@ PAGE = {
 }  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpnet": ("MPNetForMaskedLM", SIZES),
+    "mpnet-untied": ("MPNetForMaskedLM", {**SIZES, "tie_word_embeddings": False}),
     "albert": ("AlbertForSequenceClassification", {**NARROW, "num_hidden_groups": 2, "inner_group_num": 2}),
     "electra": ("ElectraForMaskedLM", NARROW),
     "roberta-prelayernorm": ("RobertaPreLayerNormModel", SIZES),
@@ -75,6 +76,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "layoutlmv3-answer": ("LayoutLMv3ForQuestionAnswering", {**PAGE, "has_relative_attention_bias": False}),
     "layoutlmv3-sequence": ("LayoutLMv3ForSequenceClassification", {**PAGE, "num_labels": 3}),
     "t5": ("T5EncoderModel", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "t5-silu": ("T5EncoderModel", {**T5, "feed_forward_proj": "gated-gelu", "dense_act_fn": "silu"}),
     "umt5": ("UMT5EncoderModel", T5),
     "vit": ("ViTModel", {**VIT, "image_size": [9, 14]}),
     "deit": ("DeiTForImageClassificationWithTeacher", VIT),

@@ -144,8 +144,9 @@ T5 = Names(
 
 
 def _mpnet(c: ConfigFields, stack: Stack) -> Stack:
-    count = c.whole("relative_attention_num_buckets", 32)
-    return replace(stack, position_bias=Buckets("encoder.relative_attention_bias", count, 128))
+    # transformers computes 32 buckets, whatever the size of the table
+    c.only("relative_attention_num_buckets", 32, None)
+    return replace(stack, position_bias=Buckets("encoder.relative_attention_bias", 32, 128))
 
 
 def _albert(c: ConfigFields, stack: Stack) -> Stack:
@@ -275,7 +276,9 @@ def _t5(c: ConfigFields, stack: Stack, each_layer: bool = False) -> Stack:
     names = stack.names
     if not kind.startswith("gated-"):
         names = replace(names, gate=None, up=names.up.replace("wi_1", "wi"))
-    return replace(stack, names=names, activation=activations[kind], position_bias=buckets)
+    # transformers follows the activation that files state beside `feed_forward_proj`
+    activation = c.chosen("dense_act_fn", activations[kind], ACTIVATIONS)
+    return replace(stack, names=names, activation=activation, position_bias=buckets)
 
 
 def _dpr(c: ConfigFields, stack: Stack) -> Stack:

@@ -17,6 +17,7 @@ import relax_tune as rt
 from relax_tune.errors import ParseError, RelaxTuneError, UserError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.hf.families.decoders import DECODERS
+from relax_tune.ir.frontend.hf.families.with_images import WITH_IMAGES, read_text_model
 from relax_tune.ir.frontend.hf.folder import load_hf
 from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.runtime.model import Model
@@ -94,6 +95,7 @@ def test_longrope_has_one_rotation_a_program(tmp_path: Path) -> None:
         ("gemma2", {"head_dim": ...}, "head_dim: expected a whole number"),
         ("gemma2", {"sliding_window": ...}, "sliding_window: expected a number or null"),
         ("gemma3", {"rope_parameters": {"full_attention": {}, "chunked": {}}}, "rope_parameters: expected an object with sliding"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: expected None, got 50.0"),
         ("gemma3n", {"num_kv_shared_layers": 3}, "num_kv_shared_layers: expected a layer of each type before"),
         ("gemma3n", {"activation_sparsity_pattern": [1.0] * 4}, "activation_sparsity_pattern: expected a number in .0, 1. for each"),
         ("gemma3n", {"intermediate_size": [24, 24, 24, 12]}, "intermediate_size: expected the same width for every layer"),
@@ -162,6 +164,43 @@ def test_text_model_of_a_model_of_images_gives_the_logits(tmp_path: Path, name: 
     path = folder / "model.safetensors"
     stored = {k.replace("model.", prefix, 1): v for k, v in load_file(path).items()}
     save_file({**stored, "model.vision_tower.patch.weight": np.ones((2, 2), np.float32)}, path)
+    b, n = SHAPES[0]
+    np.testing.assert_allclose(last_positions(load_hf(folder), b, n), expected[f"logits_{b}_{n}"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", sorted(WITH_IMAGES))
+def test_every_model_of_images_has_a_text_model(tmp_path: Path, kind: str) -> None:
+    """The fields of a text model that transformers leaves out are those of its type."""
+    text = {"model_type": WITH_IMAGES[kind], "sliding_window": None, "head_dim": 8, "num_key_value_heads": 2}
+    named = {"architectures": ["AnyForConditionalGeneration"], "model_type": kind}
+    stack = read_text_model({**named, "text_config": {**SMALL, **text}}, "config.json")
+    assert (stack.hidden, stack.groups, len(stack.layers)) == (32, 2, 1)
+    with pytest.raises(ParseError, match="architectures: expected a model with the head ForConditionalGeneration"):
+        read_text_model({**named, "architectures": ["AnyModel"], "text_config": {**SMALL, **text}}, "config.json")
+    with pytest.raises(ParseError, match="text_config: model_type: expected one of llama"):
+        read_text_model({**named, "text_config": {**SMALL, "model_type": "gpt2"}}, "config.json")
+
+
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 37,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def test_text_model_without_stated_sizes_has_those_of_its_type() -> None:
+    fields = {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064}
+    data = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": fields}
+    stack = read_text_model(data, "config.json")
+    assert (stack.hidden, stack.inner, stack.groups, len(stack.layers)) == (4096, 11008, 32, 32)
+
+
+def test_first_files_of_qwen2_vl_have_the_fields_of_text_at_the_top(tmp_path: Path) -> None:
+    folder, expected = write_family(tmp_path, "qwen2_vl")
+    config = json.loads((folder / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = {"rope_theta": 1000.0, "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}
+    text = {k: v for k, v in text.items() if k not in ("rope_parameters", "model_type")}
+    (folder / "config.json").write_text(json.dumps({**text, **config, **rope}))
     b, n = SHAPES[0]
     np.testing.assert_allclose(last_positions(load_hf(folder), b, n), expected[f"logits_{b}_{n}"], atol=1e-4, rtol=0)
 
