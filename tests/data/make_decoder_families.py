@@ -57,6 +57,10 @@ HYBRID = ["linear_attention", "full_attention"]
 MAMBA: dict[str, Any] = {
     **SIZES, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 2, "mamba_expand": 2, "mamba_chunk_size": 4,
 }  # fmt: skip
+DELTA: dict[str, Any] = {
+    "layer_types": HYBRID, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6,
+    "head_dim": 8,
+}  # fmt: skip
 MAMBA2: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 4,
     "pad_token_id": 0, **SPECIAL,
@@ -133,6 +137,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("Ernie4_5", {**SIZES, "head_dim": 8}),
     "persimmon": ("Persimmon", WIDE),
     "biogpt": ("BioGpt", WIDE),
+    "biogpt_eps": ("BioGpt", {**WIDE, "layer_norm_eps": 0.1}),
     "hunyuan": ("HunYuanDenseV1", {**SIZES, "head_dim": 8}),
     "jais2": ("Jais2", SIZES),
     "ministral": ("Ministral", {**SIZES, **WINDOW, "head_dim": 8}),
@@ -155,8 +160,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_next": (
         "Qwen3Next",
-        {**QWEN, "layer_types": HYBRID, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
-         "linear_value_head_dim": 6, "norm_topk_prob": True, **rope("default", partial_rotary_factor=0.5)},
+        {**QWEN, **DELTA, "norm_topk_prob": True, **rope("default", partial_rotary_factor=0.5)},
+    ),
+    "qwen3_5": ("Qwen3_5", {**SIZES, **DELTA, **rope("default", partial_rotary_factor=0.5)}),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        {**{k: v for k, v in QWEN.items() if k != "intermediate_size"}, **DELTA, **rope("default", partial_rotary_factor=0.5)},
     ),
     "falcon_h1": (
         "FalconH1",
@@ -214,7 +223,7 @@ MODELS |= {
         ),
     ),
 }  # fmt: skip
-CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma3n": "Gemma3nTextConfig"}
+CONFIGS = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma3n", "Qwen3_5", "Qwen3_5Moe")}
 HEADS = {"GPT2": "GPT2LMHeadModel"} | {
     name: f"{name}ForConditionalGeneration"
     for name in ("Llava", "Mistral3", "Idefics3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL")

@@ -389,7 +389,7 @@ DECODERS: Mapping[str, Family] = {
     ),
     "biogpt": replace(
         PLAIN_HEADS, names=replace(OPT, prefix="biogpt.", last_norm="layer_norm", head="output_projection"), rope=None,
-        positions=Key("max_position_embeddings", 1024), norm=layer_norm("layer_norm_eps", default=1e-12), activation=("hidden_act", "gelu"),
+        positions=Key("max_position_embeddings", 1024), norm=NormRule("layer", 1e-5, bias=True), activation=("hidden_act", "gelu"),
         tied=True, first_position=2, words_scale="root", only={"scale_embedding": (True,)},
     ),
     "falcon": replace(

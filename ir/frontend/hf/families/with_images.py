@@ -32,6 +32,7 @@ QWEN2_VL, QWEN3_VL = (
 )
 TEXTS: Mapping[str, Family] = {
     **{kind: DECODERS[kind] for kind in ("llama", "mistral", "qwen2", "qwen3")},
+    **{kind: DECODERS[kind] for kind in ("qwen3_5_text", "qwen3_5_moe_text")},
     "qwen2_vl_text": QWEN2_VL, "qwen2_5_vl_text": QWEN2_VL, "qwen3_vl_text": QWEN3_VL,
 }  # fmt: skip
 """Families of text models, by the `model_type` of `text_config`."""
@@ -39,7 +40,8 @@ WITH_IMAGES: Mapping[str, str] = {
     "deepseek_vl": "llama", "got_ocr2": "qwen2", "idefics2": "mistral", "idefics3": "llama", "internvl": "qwen2",
     "janus": "llama", "lighton_ocr": "qwen3", "llava": "llama", "llava_next": "llama", "llava_next_video": "llama",
     "llava_onevision": "qwen2", "mistral3": "mistral", "ovis2": "qwen2", "qwen2_5_vl": "qwen2_5_vl_text",
-    "qwen2_vl": "qwen2_vl_text", "qwen3_vl": "qwen3_vl_text", "smolvlm": "llama", "video_llama_3": "qwen2", "video_llava": "llama",
+    "qwen2_vl": "qwen2_vl_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl": "qwen3_vl_text",
+    "smolvlm": "llama", "video_llama_3": "qwen2", "video_llava": "llama",
     "vipllava": "llama",
 }  # fmt: skip
 """Types of models whose text model is read, with its type where `text_config` states none."""

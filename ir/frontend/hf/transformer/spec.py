@@ -307,7 +307,8 @@ class Names:
         after_attention, after_mlp: norms of the blocks' results
         attention_scale, mlp_scale: factors of the blocks' results (LayerScale; Touvron et al. 2021)
         cross: attention to another stack's positions
-        head, logits_bias: product that gives logits (alternatives are separated by `|`), and its bias where that has a name of another form (absent: 0)
+        head: product that gives logits; alternatives are separated by `|`
+        logits_bias: its bias where that has a name of another form (absent: 0)
     """
 
     prefix: str = "model."

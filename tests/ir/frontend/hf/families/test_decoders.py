@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tests.support.decoder_families import ADDED, HYBRIDS, KEPT, MODELS, PROMPT, SHAPES, inputs, write_family
 from tests.support.effort import thinned
 
@@ -142,7 +143,6 @@ def test_families_without_fields(tmp_path: Path) -> None:
 
 def test_weights_without_a_prefix(tmp_path: Path) -> None:
     """Files of the bare decoder have shorter names."""
-    from safetensors.numpy import load_file, save_file
 
     folder, expected = write_family(tmp_path, "gpt2")
     path = folder / "model.safetensors"
@@ -152,11 +152,9 @@ def test_weights_without_a_prefix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
-@pytest.mark.parametrize("name", ["gemma3", "gemma3n"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma3n", "qwen3_5", "qwen3_5_moe"])
 def test_text_model_of_a_model_of_images_gives_the_logits(tmp_path: Path, name: str, prefix: str) -> None:
     """Its fields are an object of config.json, and its weights have a longer prefix, in newer and in older files."""
-    from safetensors.numpy import load_file, save_file
-
     folder, expected = write_family(tmp_path, name)
     text = json.loads((folder / "config.json").read_text())
     fields = {"model_type": name, "architectures": [f"{name.title()}ForConditionalGeneration"], "text_config": text}
@@ -183,8 +181,24 @@ def test_every_model_of_images_has_a_text_model(tmp_path: Path, kind: str) -> No
 
 SMALL = {
     "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 37,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 64, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 8,
 }  # fmt: skip
+
+
+def test_experts_stacked_in_one_tensor_give_the_logits(tmp_path: Path) -> None:
+    folder, expected = write_family(tmp_path, "qwen3_5_moe")
+    path = folder / "model.safetensors"
+    stored = load_file(path)
+    for layer in (f"model.layers.{i}.mlp.experts" for i in range(2)):
+        parts = {
+            part: [stored.pop(f"{layer}.{i}.{part}_proj.weight") for i in range(5)] for part in ("gate", "up", "down")
+        }
+        stored[f"{layer}.gate_up_proj"] = np.concatenate([np.stack(parts["gate"]), np.stack(parts["up"])], axis=1)
+        stored[f"{layer}.down_proj"] = np.stack(parts["down"])
+    save_file(stored, path)
+    b, n = SHAPES[0]
+    np.testing.assert_allclose(last_positions(load_hf(folder), b, n), expected[f"logits_{b}_{n}"], atol=1e-4, rtol=0)
 
 
 def test_text_model_without_stated_sizes_has_those_of_its_type() -> None:
