@@ -126,6 +126,10 @@ DEBERTA = replace(
     key="attention.self.key_proj",
     value="attention.self.value_proj",
 )
+DEBERTA_V1 = replace(
+    BERT, prefix="deberta.", qkv="attention.self.in_proj",
+    qkv_biases=("attention.self.q_bias", "", "attention.self.v_bias"),
+)  # fmt: skip
 ESM = replace(
     BERT,
     prefix="esm.",
@@ -233,6 +237,15 @@ def _deberta_v2(c: ConfigFields, stack: Stack) -> Stack:
     scale = float((stack.size * (1 + len(terms))) ** -0.5)
     stack = stack.with_layers(lambda _, layer: replace(layer, scale=scale))
     return _with_heads(stack, activation=c.chosen("pooler_hidden_act", "gelu", ACTIVATIONS), inner=False)
+
+
+def _deberta(c: ConfigFields, stack: Stack) -> Stack:
+    """Read the first version, whose positions have projections of their own, without buckets."""
+    stack = _deberta_v2(c, stack)
+    if not isinstance(stack.position_bias, Disentangled):
+        return stack
+    names = {"key": "attention.self.pos_proj", "query": "attention.self.pos_q_proj"}
+    return replace(stack, position_bias=replace(stack.position_bias, **names, key_bias=False))
 
 
 def _mobilebert(c: ConfigFields, stack: Stack) -> Stack:
@@ -383,6 +396,13 @@ ENCODERS: Mapping[str, Family] = {
         norm=NormRule(eps=Key("rms_norm_eps", 1e-5)), activation=("hidden_act", "silu"), qkv_bias=Key("attention_bias", False),
         out_bias=Key("attention_bias", False), mlp_bias=Key("mlp_bias", False), rope=RopeStyle(250000.0, kinds=ROPE),
         outputs=Outputs(EUROBERT_HEADS), finish=_eurobert,
+    ),
+    "deberta": replace(
+        ENCODER, names=DEBERTA_V1, types=None, norm=layer_norm("layer_norm_eps", 1e-7), fused="groups", key_bias=False, finish=_deberta,
+        only={
+            **ENCODER.only, "legacy": (True,), "talking_head": (False, None), "norm_rel_ebd": ("none",), "position_buckets": (-1, None),
+            "share_att_key": (False,),
+        },
     ),
     "deberta-v2": replace(
         ENCODER, names=DEBERTA, types=None, norm=layer_norm("layer_norm_eps", 1e-7), finish=_deberta_v2,

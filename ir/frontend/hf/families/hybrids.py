@@ -196,6 +196,7 @@ HYBRIDS: Mapping[str, Family] = {
         groups=None, defaults={"intermediate_size": 1}, types_windows=False,
     ),
     "rwkv": Family(
+        only={"layer_norm_epsilon": (1e-5, None)},  # the last norm has this epsilon in every case
         names=Names("rwkv.", "embeddings", layers="blocks", last_norm="ln_out", head="head"), rope=None, heads="num_heads", groups=None,
         norm=NormRule("layer", Key("layer_norm_epsilon", 1e-5), bias=True), activation=("", "relu"), inner_factor=4,
         positions=Key("context_length", 1024), defaults={"num_heads": 1}, types_windows=False, finish=_rwkv,
@@ -219,6 +220,7 @@ HYBRIDS: Mapping[str, Family] = {
     "falcon_h1": Family(
         names=replace(FEED_FORWARD), norm=NormRule(eps=Key("rms_norm_eps", 1e-5)), qkv_bias=BIASED, out_bias=BIASED, mlp_bias=MLP_BIASED,
         groups_needed=True, words_scale=Key("embedding_multiplier", 1.0), logits_scale=Key("lm_head_multiplier", 1.0), finish=_falcon_h1,
+        only={"projectors_bias": (False, None)},
         positions=Key("max_position_embeddings", 8192), types_windows=False,
     ),
 }  # fmt: skip

@@ -96,6 +96,8 @@ def test_longrope_has_one_rotation_a_program(tmp_path: Path) -> None:
         ("gemma2", {"head_dim": ...}, "head_dim: expected a whole number"),
         ("gemma2", {"sliding_window": ...}, "sliding_window: expected a number or null"),
         ("gemma3", {"rope_parameters": {"full_attention": {}, "chunked": {}}}, "rope_parameters: expected an object with sliding"),
+        ("rwkv", {"layer_norm_epsilon": 1e-3}, "layer_norm_epsilon: expected 1e-05, got 0.001"),
+        ("falcon_h1", {"projectors_bias": True}, "projectors_bias: expected False, got True"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: expected None, got 50.0"),
         ("gemma3n", {"num_kv_shared_layers": 3}, "num_kv_shared_layers: expected a layer of each type before"),
         ("gemma3n", {"activation_sparsity_pattern": [1.0] * 4}, "activation_sparsity_pattern: expected a number in .0, 1. for each"),
