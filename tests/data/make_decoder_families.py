@@ -57,6 +57,10 @@ HYBRID = ["linear_attention", "full_attention"]
 MAMBA: dict[str, Any] = {
     **SIZES, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 2, "mamba_expand": 2, "mamba_chunk_size": 4,
 }  # fmt: skip
+DELTA: dict[str, Any] = {
+    "layer_types": HYBRID, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6,
+    "head_dim": 8,
+}  # fmt: skip
 MAMBA2: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 4,
     "pad_token_id": 0, **SPECIAL,
@@ -133,6 +137,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("Ernie4_5", {**SIZES, "head_dim": 8}),
     "persimmon": ("Persimmon", WIDE),
     "biogpt": ("BioGpt", WIDE),
+    "biogpt_eps": ("BioGpt", {**WIDE, "layer_norm_eps": 0.1}),
     "hunyuan": ("HunYuanDenseV1", {**SIZES, "head_dim": 8}),
     "jais2": ("Jais2", SIZES),
     "ministral": ("Ministral", {**SIZES, **WINDOW, "head_dim": 8}),
@@ -155,8 +160,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_next": (
         "Qwen3Next",
-        {**QWEN, "layer_types": HYBRID, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
-         "linear_value_head_dim": 6, "norm_topk_prob": True, **rope("default", partial_rotary_factor=0.5)},
+        {**QWEN, **DELTA, "norm_topk_prob": True, **rope("default", partial_rotary_factor=0.5)},
+    ),
+    "qwen3_5": ("Qwen3_5", {**SIZES, **DELTA, **rope("default", partial_rotary_factor=0.5)}),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        {**{k: v for k, v in QWEN.items() if k != "intermediate_size"}, **DELTA, **rope("default", partial_rotary_factor=0.5)},
     ),
     "falcon_h1": (
         "FalconH1",
@@ -164,8 +173,61 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "key_multiplier": 0.5, "mlp_multipliers": [0.7, 1.4], "attention_in_multiplier": 0.7, "ssm_out_multiplier": 0.8},
     ),
 }  # fmt: skip
-CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma3n": "Gemma3nTextConfig"}
-HEADS = {"GPT2": "GPT2LMHeadModel"}
+TOWER: dict[str, Any] = {
+    "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 4, "patch_size": 2,
+}  # fmt: skip
+QWEN_TOWER: dict[str, Any] = {
+    "depth": 1,
+    "num_heads": 2,
+    "patch_size": 2,
+    "temporal_patch_size": 1,
+    "spatial_merge_size": 1,
+}
+
+
+def sections(theta: float) -> dict[str, Any]:
+    """Sections of a rotation by time, height and width."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, "mrope_section": [2, 1, 1]}}
+
+
+def with_images(kind: str, tower: dict[str, Any], **text: Any) -> dict[str, Any]:
+    """The description of a model that also reads images, whose text model has a type."""
+    fields = {**SIZES, "head_dim": 8, "model_type": kind, **text}
+    return {
+        "text_config": fields,
+        "vision_config": tower,
+        "image_token_id": 3,
+        "video_token_id": 3,
+        "vision_start_token_id": 3,
+    }
+
+
+MODELS |= {
+    "llava": ("Llava", with_images("llama", {**TOWER, "model_type": "clip_vision_model"})),
+    "llava_tied": ("Llava", {**with_images("qwen2", TOWER, tie_word_embeddings=True), "tie_word_embeddings": True}),
+    "mistral3": ("Mistral3", with_images("mistral", TOWER, sliding_window=None)),
+    "idefics3": ("Idefics3", {**with_images("llama", TOWER), "scale_factor": 1}),
+    "qwen2_vl": ("Qwen2VL", with_images("qwen2_vl_text", {**QWEN_TOWER, "embed_dim": 8, "hidden_size": 32}, **sections(1000.0))),
+    "qwen2_5_vl": (
+        "Qwen2_5_VL",
+        with_images(
+            "qwen2_5_vl_text", {**QWEN_TOWER, "hidden_size": 8, "out_hidden_size": 32, "intermediate_size": 8}, **sections(500.0)
+        ),
+    ),
+    "qwen3_vl": (
+        "Qwen3VL",
+        with_images(
+            "qwen3_vl_text",
+            {**QWEN_TOWER, "hidden_size": 8, "out_hidden_size": 32, "intermediate_size": 8, "deepstack_visual_indexes": [0]},
+            **sections(2000.0),
+        ),
+    ),
+}  # fmt: skip
+CONFIGS = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma3n", "Qwen3_5", "Qwen3_5Moe")}
+HEADS = {"GPT2": "GPT2LMHeadModel"} | {
+    name: f"{name}ForConditionalGeneration"
+    for name in ("Llava", "Mistral3", "Idefics3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
+}
 
 
 def inputs(b: int, n: int) -> np.ndarray[Any, Any]:

@@ -48,6 +48,7 @@ PAGE = {
 }  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpnet": ("MPNetForMaskedLM", SIZES),
+    "mpnet-untied": ("MPNetForMaskedLM", {**SIZES, "tie_word_embeddings": False}),
     "albert": ("AlbertForSequenceClassification", {**NARROW, "num_hidden_groups": 2, "inner_group_num": 2}),
     "electra": ("ElectraForMaskedLM", NARROW),
     "roberta-prelayernorm": ("RobertaPreLayerNormModel", SIZES),
@@ -62,6 +63,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "jina_embeddings_v3": ("JinaEmbeddingsV3Model", SIZES),
     "eurobert": ("EuroBertForSequenceClassification", {**SIZES, "num_key_value_heads": 1}),
     "deberta-v2": ("DebertaV2ForQuestionAnswering", {**SIZES, **DEBERTA}),
+    "deberta": (
+        "DebertaForMaskedLM",
+        {
+            **SIZES,
+            "relative_attention": True,
+            "pos_att_type": ["c2p", "p2c"],
+            "position_biased_input": False,
+            "type_vocab_size": 0,
+        },
+    ),
+    "deberta-plain": (
+        "DebertaForSequenceClassification",
+        {**SIZES, "relative_attention": True, "pos_att_type": "p2c", "max_relative_positions": 6, "num_labels": 3},
+    ),
     "mobilebert": ("MobileBertForMaskedLM", {**NARROW, **MOBILE}),
     "esm": ("EsmForMaskedLM", {**SIZES, **ESM}),
     "dpr": ("DPRContextEncoder", {**SIZES, "projection_dim": 6}),
@@ -75,18 +90,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "layoutlmv3-answer": ("LayoutLMv3ForQuestionAnswering", {**PAGE, "has_relative_attention_bias": False}),
     "layoutlmv3-sequence": ("LayoutLMv3ForSequenceClassification", {**PAGE, "num_labels": 3}),
     "t5": ("T5EncoderModel", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "t5-silu": ("T5EncoderModel", {**T5, "feed_forward_proj": "gated-gelu", "dense_act_fn": "silu"}),
     "umt5": ("UMT5EncoderModel", T5),
     "vit": ("ViTModel", {**VIT, "image_size": [9, 14]}),
     "deit": ("DeiTForImageClassificationWithTeacher", VIT),
     "ijepa": ("IJepaForImageClassification", VIT),
     "dinov2": ("Dinov2ForImageClassification", {**VIT, "use_swiglu_ffn": True}),
     "dinov2_with_registers": ("Dinov2WithRegistersModel", VIT),
+    "dinov3": ("DINOv3ViTModel", {**VIT, "image_size": [8, 12], "num_register_tokens": 2}),
+    "dinov3-gated": (
+        "DINOv3ViTModel",
+        {**VIT, "use_gated_mlp": True, "hidden_act": "silu", "key_bias": True, "value_bias": False, "rope_theta": 7.0},
+    ),
     "clip_vision": ("CLIPVisionModelWithProjection", {**VIT, "projection_dim": 6}),
     "clip_text": ("CLIPTextModel", SIZES),
     "siglip_vision": ("SiglipVisionModel", VIT),
     "siglip_text": ("SiglipTextModel", SIZES),
 }
-POOLED = ("dpr", "vit", "clip_text", "siglip_vision", "siglip_text")
+POOLED = ("dpr", "vit", "dinov3", "dinov3-gated", "clip_text", "siglip_vision", "siglip_text")
 RESULTS = ("logits", "start_logits", "end_logits", "last_hidden_state", "pooler_output")
 EMBEDS = ("image_embeds", "text_embeds")
 

@@ -15,7 +15,17 @@ DATA = Path(__file__).parents[1] / "data"
 MAKER = runpy.run_path(str(DATA / "make_decoder_families.py"))
 SHAPES, PROMPT, ADDED, VOCABULARY, KEPT = (MAKER[n] for n in ("SHAPES", "PROMPT", "ADDED", "VOCABULARY", "KEPT"))
 MODELS: tuple[str, ...] = tuple(MAKER["MODELS"])
-HYBRIDS = ("mamba2", "bamba", "granitemoehybrid", "granitemoehybrid_dense", "falcon_h1", "qwen3_next", "rwkv")
+HYBRIDS = (
+    "mamba2",
+    "bamba",
+    "granitemoehybrid",
+    "granitemoehybrid_dense",
+    "falcon_h1",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "rwkv",
+)
 """Models with states of one size, which have no program that extends caches only."""
 inputs = MAKER["inputs"]
 

@@ -47,6 +47,7 @@ from relax_tune.ir.frontend.hf.families.encoders import ENCODERS, read_encoder
 from relax_tune.ir.frontend.hf.families.family import read_decoder
 from relax_tune.ir.frontend.hf.families.pairs import PAIRS, read_pair
 from relax_tune.ir.frontend.hf.families.speech import MASKED, SPEECH
+from relax_tune.ir.frontend.hf.families.with_images import WITH_IMAGES, read_text_model
 from relax_tune.ir.frontend.hf.heads import BARE, CAUSAL_HEADS, bare_results, head_stage, result_names, scored
 from relax_tune.ir.frontend.hf.images.load import IMAGES, load_images
 from relax_tune.ir.frontend.hf.pooling import Pooling, first_position, normalized, pooled
@@ -86,7 +87,7 @@ LOADERS: Mapping[str, Callable[..., IRModule]] = {
     **dict.fromkeys(IMAGES, load_images),
     **dict.fromkeys(TOWERS, load_towers),
 }
-SUPPORTED = tuple(dict.fromkeys((*ENCODERS, *LOADERS, *DECODERS, *ENCODER_DECODERS, *PAIRS)))
+SUPPORTED = tuple(dict.fromkeys((*ENCODERS, *LOADERS, *DECODERS, *WITH_IMAGES, *ENCODER_DECODERS, *PAIRS)))
 
 
 def load_hf(
@@ -136,8 +137,8 @@ def load_hf(
         ConfigFields(data, where).only(CONFIG, None)
         _refuse_options_of_decoders(kind, cache_dtype, every_position)
         return LOADERS[kind](root, data, where, bounds)
-    if kind in DECODERS:
-        stack = read_decoder(DECODERS[kind], data, where)
+    if kind in DECODERS or kind in WITH_IMAGES:
+        stack = read_decoder(DECODERS[kind], data, where) if kind in DECODERS else read_text_model(data, where)
         return load_decoder(stack, open_weights(root, data, where), bounds, every_position, cache_dtype)
     data = with_preprocessor(data, inner)
     model = read_pair(data, where) if kind in PAIRS else read_encoder_decoder(data, where)

@@ -312,11 +312,12 @@ GPTJ = replace(
 PLAIN_HEADS = replace(UNBIASED, groups=None, size=None, qkv_bias=True, out_bias=True, mlp_bias=True)
 GEMMA3 = replace(
     GEMMA2, head_norm=HeadNormRule(), windows=Windows(needed=True, every=6, every_key="sliding_window_pattern"), rope=None,
-    scores_cap=Key("attn_logit_softcapping"), logits_cap=Key("final_logit_softcapping"), finish=_gemma3,
+    scores_cap=None, logits_cap=Key("final_logit_softcapping"), finish=_gemma3,
+    only={"attn_logit_softcapping": (None,)},  # transformers reads the field, and caps nothing
 )  # fmt: skip
 GEMMA3N = replace(
     GEMMA3, norm=NormRule(), head_norm=HeadNormRule(style=HeadNorm(Norm(0.0), values=True)), windows=Windows(needed=True, every=5),
-    scale=1.0, root=None, scores_cap=None, logits_cap=Key("final_logit_softcapping", 30.0), finish=_gemma3n,
+    scale=1.0, root=None, logits_cap=Key("final_logit_softcapping", 30.0), finish=_gemma3n,
 )  # fmt: skip
 IN_IMAGES = "model.language_model.|language_model.model."  # of the text model in files of models that also read images
 
@@ -388,7 +389,7 @@ DECODERS: Mapping[str, Family] = {
     ),
     "biogpt": replace(
         PLAIN_HEADS, names=replace(OPT, prefix="biogpt.", last_norm="layer_norm", head="output_projection"), rope=None,
-        positions=Key("max_position_embeddings", 1024), norm=layer_norm("layer_norm_eps", default=1e-12), activation=("hidden_act", "gelu"),
+        positions=Key("max_position_embeddings", 1024), norm=NormRule("layer", 1e-5, bias=True), activation=("hidden_act", "gelu"),
         tied=True, first_position=2, words_scale="root", only={"scale_embedding": (True,)},
     ),
     "falcon": replace(

@@ -126,6 +126,10 @@ DEBERTA = replace(
     key="attention.self.key_proj",
     value="attention.self.value_proj",
 )
+DEBERTA_V1 = replace(
+    BERT, prefix="deberta.", qkv="attention.self.in_proj",
+    qkv_biases=("attention.self.q_bias", "", "attention.self.v_bias"),
+)  # fmt: skip
 ESM = replace(
     BERT,
     prefix="esm.",
@@ -144,8 +148,9 @@ T5 = Names(
 
 
 def _mpnet(c: ConfigFields, stack: Stack) -> Stack:
-    count = c.whole("relative_attention_num_buckets", 32)
-    return replace(stack, position_bias=Buckets("encoder.relative_attention_bias", count, 128))
+    # transformers computes 32 buckets, whatever the size of the table
+    c.only("relative_attention_num_buckets", 32, None)
+    return replace(stack, position_bias=Buckets("encoder.relative_attention_bias", 32, 128))
 
 
 def _albert(c: ConfigFields, stack: Stack) -> Stack:
@@ -234,6 +239,15 @@ def _deberta_v2(c: ConfigFields, stack: Stack) -> Stack:
     return _with_heads(stack, activation=c.chosen("pooler_hidden_act", "gelu", ACTIVATIONS), inner=False)
 
 
+def _deberta(c: ConfigFields, stack: Stack) -> Stack:
+    """Read the first version, whose positions have projections of their own, without buckets."""
+    stack = _deberta_v2(c, stack)
+    if not isinstance(stack.position_bias, Disentangled):
+        return stack
+    names = {"key": "attention.self.pos_proj", "query": "attention.self.pos_q_proj"}
+    return replace(stack, position_bias=replace(stack.position_bias, **names, key_bias=False))
+
+
 def _mobilebert(c: ConfigFields, stack: Stack) -> Stack:
     """Read the sizes of the narrow side."""
     kind = c.chosen("normalization_type", "no_norm", ("no_norm", "layer_norm"))
@@ -275,7 +289,9 @@ def _t5(c: ConfigFields, stack: Stack, each_layer: bool = False) -> Stack:
     names = stack.names
     if not kind.startswith("gated-"):
         names = replace(names, gate=None, up=names.up.replace("wi_1", "wi"))
-    return replace(stack, names=names, activation=activations[kind], position_bias=buckets)
+    # transformers follows the activation that files state beside `feed_forward_proj`
+    activation = c.chosen("dense_act_fn", activations[kind], ACTIVATIONS)
+    return replace(stack, names=names, activation=activation, position_bias=buckets)
 
 
 def _dpr(c: ConfigFields, stack: Stack) -> Stack:
@@ -380,6 +396,13 @@ ENCODERS: Mapping[str, Family] = {
         norm=NormRule(eps=Key("rms_norm_eps", 1e-5)), activation=("hidden_act", "silu"), qkv_bias=Key("attention_bias", False),
         out_bias=Key("attention_bias", False), mlp_bias=Key("mlp_bias", False), rope=RopeStyle(250000.0, kinds=ROPE),
         outputs=Outputs(EUROBERT_HEADS), finish=_eurobert,
+    ),
+    "deberta": replace(
+        ENCODER, names=DEBERTA_V1, types=None, norm=layer_norm("layer_norm_eps", 1e-7), fused="groups", key_bias=False, finish=_deberta,
+        only={
+            **ENCODER.only, "legacy": (True,), "talking_head": (False, None), "norm_rel_ebd": ("none",), "position_buckets": (-1, None),
+            "share_att_key": (False,),
+        },
     ),
     "deberta-v2": replace(
         ENCODER, names=DEBERTA, types=None, norm=layer_norm("layer_norm_eps", 1e-7), finish=_deberta_v2,

@@ -21,7 +21,7 @@ from relax_tune.ir.frontend.hf.families.family import (
 )
 from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule, ExpertNames, Experts, GatedNorm, StateSpace, TimeMix
 from relax_tune.ir.frontend.hf.transformer.rope import RopeStyle
-from relax_tune.ir.frontend.hf.transformer.spec import Names, Stack
+from relax_tune.ir.frontend.hf.transformer.spec import Names, Stack, TransformerLayer
 
 MAMBA = ("mamba", "linear_attention")  # types of layers, in older and newer files
 UNLIMITED_STEPS = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])  # as files state it
@@ -152,6 +152,16 @@ def _qwen3_next(c: ConfigFields, stack: Stack) -> Stack:
     )
 
 
+def _qwen3_5(c: ConfigFields, stack: Stack) -> Stack:
+    stack = _qwen3_next(c, stack)
+
+    def layer(_: int, layer: TransformerLayer) -> TransformerLayer:
+        m = layer.state_space
+        return replace(layer, state_space=replace(m, separate=True)) if isinstance(m, DeltaRule) else layer
+
+    return stack.with_layers(layer)
+
+
 def _rwkv(c: ConfigFields, stack: Stack) -> Stack:
     """Read layers without attention."""
     width, every = c.whole("attention_hidden_size", stack.hidden), c.data.get("rescale_every", 6)
@@ -167,6 +177,18 @@ FEED_FORWARD = Names(
     before_mlp="pre_ff_layernorm", gate="feed_forward.gate_proj", up="feed_forward.up_proj", down="feed_forward.down_proj",
     last_norm="final_layernorm",
 )  # fmt: skip
+QWEN3_NEXT = Family(
+    norm=NormRule(offset=1.0), qkv_bias=BIASED, out_bias=BIASED, groups_needed=True, size_needed=True, head_norm=HeadNormRule(),
+    rope=RopeStyle(part=0.25, part_key="partial_rotary_factor"), positions=Key("max_position_embeddings", 32768), finish=_qwen3_next,
+    types_windows=False,
+)  # fmt: skip
+QWEN3_5 = replace(
+    QWEN3_NEXT, finish=_qwen3_5, rope=RopeStyle(part=0.25, part_key="partial_rotary_factor", renamed={"mrope": "default"})
+)  # fmt: skip
+SHARED_EXPERT = ExpertRule(
+    ExpertNames(shared_gate="mlp.shared_expert_gate"), ("num_experts",), "moe_intermediate_size",
+    shared="shared_expert_intermediate_size",
+)  # fmt: skip
 HYBRIDS: Mapping[str, Family] = {
     "mamba2": Family(
         names=Names("backbone.", "embeddings", before_attention="norm", before_mlp=None, last_norm="norm_f"), finish=_mamba2, rope=None,
@@ -174,6 +196,7 @@ HYBRIDS: Mapping[str, Family] = {
         groups=None, defaults={"intermediate_size": 1}, types_windows=False,
     ),
     "rwkv": Family(
+        only={"layer_norm_epsilon": (1e-5, None)},  # the last norm has this epsilon in every case
         names=Names("rwkv.", "embeddings", layers="blocks", last_norm="ln_out", head="head"), rope=None, heads="num_heads", groups=None,
         norm=NormRule("layer", Key("layer_norm_epsilon", 1e-5), bias=True), activation=("", "relu"), inner_factor=4,
         positions=Key("context_length", 1024), defaults={"num_heads": 1}, types_windows=False, finish=_rwkv,
@@ -189,18 +212,15 @@ HYBRIDS: Mapping[str, Family] = {
         logits_scale=Key("logits_scaling", 1.0), logits_divided=True, scale=Key("attention_multiplier", 1.0),
         finish=_granite, types_windows=False,
     ),
-    "qwen3_next": Family(
-        norm=NormRule(offset=1.0), qkv_bias=BIASED, out_bias=BIASED, groups_needed=True, size_needed=True, head_norm=HeadNormRule(),
-        rope=RopeStyle(part=0.25, part_key="partial_rotary_factor"), positions=Key("max_position_embeddings", 32768),
-        experts=ExpertRule(
-            ExpertNames(shared_gate="mlp.shared_expert_gate"), ("num_experts",), "moe_intermediate_size", Key("norm_topk_prob", True),
-            "shared_expert_intermediate_size", sparse=True,
-        ),
-        finish=_qwen3_next, types_windows=False,
+    "qwen3_next": replace(
+        QWEN3_NEXT, experts=replace(SHARED_EXPERT, normalised=Key("norm_topk_prob", True), sparse=True)
     ),
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_5_moe_text": replace(QWEN3_5, experts=SHARED_EXPERT, defaults={"intermediate_size": 1}),
     "falcon_h1": Family(
         names=replace(FEED_FORWARD), norm=NormRule(eps=Key("rms_norm_eps", 1e-5)), qkv_bias=BIASED, out_bias=BIASED, mlp_bias=MLP_BIASED,
         groups_needed=True, words_scale=Key("embedding_multiplier", 1.0), logits_scale=Key("lm_head_multiplier", 1.0), finish=_falcon_h1,
+        only={"projectors_bias": (False, None)},
         positions=Key("max_position_embeddings", 8192), types_windows=False,
     ),
 }  # fmt: skip

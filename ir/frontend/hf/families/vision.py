@@ -13,6 +13,7 @@ from typing import Any
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.families.family import Family, Key, layer_norm
 from relax_tune.ir.frontend.hf.transformer.inputs import Patches, PatchRows
+from relax_tune.ir.frontend.hf.transformer.rope import GridRope
 from relax_tune.ir.frontend.hf.transformer.spec import GridBias, Names, Outputs, Pooler, Stack
 
 VIT = Names(
@@ -23,6 +24,10 @@ VIT = Names(
 DINOV2 = replace(
     VIT, prefix="dinov2.", before_attention="norm1", before_mlp="norm2", attention_scale="layer_scale1.lambda1",
     mlp_scale="layer_scale2.lambda1", up="mlp.fc1", down="mlp.fc2",
+)  # fmt: skip
+DINOV3 = replace(
+    DINOV2, prefix="", layers="layer", query="attention.q_proj", key="attention.k_proj", value="attention.v_proj",
+    out="attention.o_proj", up="mlp.up_proj", down="mlp.down_proj", last_norm="norm",
 )  # fmt: skip
 CLIP = Names(
     "vision_model.", "embeddings.token_embedding", layers="encoder.layers", before_attention="layer_norm1", out="self_attn.out_proj",
@@ -70,6 +75,22 @@ def _dinov2(c: ConfigFields, stack: Stack) -> Stack:
     names = replace(stack.names, gate_up="mlp.weights_in", down="mlp.weights_out")
     # Two thirds of the width, as a gated block has three matrices instead of two, rounded up to a multiple of 8.
     return replace(stack, names=names, inner=(inner * 2 // 3 + 7) // 8 * 8, activation="silu")
+
+
+def _dinov3(c: ConfigFields, stack: Stack) -> Stack:
+    """Read registers, rotations by the place of a patch, and a gated feed-forward block."""
+    p, names = stack.embedding, stack.names
+    assert isinstance(p, Patches)
+    if c.data.get("num_register_tokens"):
+        p = replace(p, registers="embeddings.register_tokens", registers_count=c.whole("num_register_tokens"))
+    c.multiple("head_dim", stack.size, "4", 4)
+    theta = c.number("rope_theta", 100.0, 1, 1e30, "a number of at least 1")
+    rope = GridRope(theta, stack.size, leading=p.leading, grid=p.grid)
+    if c.truth("use_gated_mlp", False):
+        names = replace(names, gate="mlp.gate_proj")
+    biases = replace(stack.biases, value=c.truth("value_bias", True))
+    stack = replace(stack, embedding=p, names=names, biases=biases)
+    return stack.with_layers(lambda _, layer: replace(layer, rope=rope))
 
 
 def _beit(c: ConfigFields, stack: Stack) -> Stack:
@@ -149,6 +170,12 @@ VISION: Mapping[str, Family] = {
     "dinov2": DINO,
     "dinov2_with_registers": replace(
         DINO, names=replace(DINOV2, prefix="dinov2_with_registers."), embedding=patches(224, 14, registers="embeddings.register_tokens"),
+    ),
+    "dinov3_vit": replace(
+        IMAGES, names=DINOV3, norm=layer_norm("layer_norm_eps"), qkv_bias=Key("query_bias", True), key_bias=Key("key_bias", False),
+        out_bias=Key("proj_bias", True), mlp_bias=Key("mlp_bias", True), finish=_dinov3,
+        embedding=patches(224, 16, projection="embeddings.patch_embeddings", table=""),
+        outputs=Outputs(pooler=Pooler("first")),
     ),
     "beit": BEIT,
     "data2vec-vision": replace(BEIT, names=replace(VIT, prefix="data2vec_vision."), finish=_data2vec),

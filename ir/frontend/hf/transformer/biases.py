@@ -188,11 +188,9 @@ def disentangled_bias(
             continue
 
         def projected(name: str = name) -> NDArray[Any]:
-            weight, shift = (
-                get(f"{path}.{name}.weight", s.heads * s.size, s.hidden),
-                get(f"{path}.{name}.bias", s.heads * s.size),
-            )
-            product = table @ weight.T + shift
+            product = table @ get(f"{path}.{name}.weight", s.heads * s.size, s.hidden).T
+            if name != d.key or d.key_bias:
+                product = product + get(f"{path}.{name}.bias", s.heads * s.size)
             return np.ascontiguousarray(product.reshape(-1, s.heads, s.size).transpose(1, 2, 0))
 
         scores = g.call(Matmul(), rows, e.constant(f"{path}.{name}.{term}", projected), hint=term)

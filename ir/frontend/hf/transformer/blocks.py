@@ -75,6 +75,8 @@ class Blocks:
             return np.ascontiguousarray(at.select(w.T if turned else w).T)
 
         def bias() -> NDArray[Any]:
+            if at.bias:
+                return p.get(at.bias, at.width)
             return np.ascontiguousarray(at.select(p.get(f"{at.name}.bias", at.stored)))
 
         # Transposed once at import. `constant` shares the array between functions, which `prefill` and `decode` rely

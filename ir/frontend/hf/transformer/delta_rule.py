@@ -60,7 +60,11 @@ def delta_rule(
 
 
 def _projected(e: AttentionBlocks, x: GVar, m: DeltaRule, name: str, part: str) -> GVar:
-    """Emit some rows of an input projection, which are stored by group of heads."""
+    """Emit an input projection, or the rows of one that is stored by group of heads."""
+    out = {"mixed": m.channels, "gate": m.heads * m.size}.get(part, m.heads)
+    if m.separate:
+        stored_name = {"mixed": "qkv", "gate": "z", "beta": "b", "step": "a"}[part]
+        return e.linear(x, Projection(f"{name}.in_proj_{stored_name}", out), e.stack.hidden, False)
     each = m.heads // m.groups
     sizes = (m.state, m.state, each * m.size, each * m.size) if part in ("mixed", "gate") else (each, each)
     stored = m.groups * sum(sizes)
@@ -72,7 +76,6 @@ def _projected(e: AttentionBlocks, x: GVar, m: DeltaRule, name: str, part: str) 
         chosen = {"mixed": by_group[:3], "gate": by_group[-1:], "beta": by_group[:1], "step": by_group[-1:]}[part]
         return np.concatenate([c.ravel() for c in chosen])
 
-    out = {"mixed": m.channels, "gate": m.heads * m.size}.get(part, m.heads)
     at = Projection(f"{name}.{'in_proj_qkvz' if len(sizes) == 4 else 'in_proj_ba'}", stored, part, out, rows)
     return e.linear(x, at, e.stack.hidden, False)
 

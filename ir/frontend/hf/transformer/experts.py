@@ -77,7 +77,12 @@ def _joined(e: Blocks, experts: Experts, path: str, part: str) -> Constant:
     names, hidden, inner, count, get = experts.names, e.stack.hidden, experts.inner, experts.count, e.parameters.get
 
     def make() -> NDArray[np.float32]:
-        if names.joined is not None and part == "down":
+        stacked = f"{path}.{names.stacked}.gate_up_proj"
+        if e.parameters.has(stacked) and part == "down":
+            w = get(f"{path}.{names.stacked}.down_proj", count, hidden, inner)
+        elif e.parameters.has(stacked):
+            w = get(stacked, count, 2 * inner, hidden)[:, slice(None, inner) if part == "gate" else slice(inner, None)]
+        elif names.joined is not None and part == "down":
             w = get(f"{path}.{names.down}.weight", count, hidden, inner)
         elif names.joined is not None:
             both = get(f"{path}.{names.joined}.weight", count, 2 * inner, hidden)

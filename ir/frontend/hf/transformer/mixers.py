@@ -19,6 +19,7 @@ class ExpertNames:
 
     Attributes:
         joined: one tensor with gate and up projections of all experts
+        stacked: path of such a tensor, `gate_up_proj`, and of `down_proj`, which are read where a file has them
         shared_joined, shared_down: joint gate and up projection, and down projection, of the shared expert in place of those
             below `shared`
     """
@@ -28,6 +29,7 @@ class ExpertNames:
     up: str = "mlp.experts.{}.up_proj"
     down: str = "mlp.experts.{}.down_proj"
     joined: str | None = None
+    stacked: str = "mlp.experts"
     shared: str = "mlp.shared_expert"
     shared_joined: str | None = None
     shared_down: str = ""
@@ -134,6 +136,7 @@ class DeltaRule:
         state: size of a key
         groups: of heads that share keys and queries
         kernel: of the convolution over positions
+        separate: projections of gates, of updates and of steps are separate tensors, in the order of the heads
     """
 
     name: str
@@ -143,6 +146,7 @@ class DeltaRule:
     groups: int
     kernel: int
     output_scale: float = 1.0
+    separate: bool = False
 
     @property
     def channels(self) -> int:

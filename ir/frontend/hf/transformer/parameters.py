@@ -105,6 +105,7 @@ class Projection:
         part: name of the selected rows
         out: number of selected rows; 0: all
         rows: selects them, in this order; called only after the stored shape has been checked
+        bias: name of the bias of the selected rows; empty: the rows of the layer's bias
     """
 
     name: str
@@ -112,6 +113,7 @@ class Projection:
     part: str = ""
     out: int = 0
     rows: Callable[[], Rows] | None = None
+    bias: str = ""
 
     @property
     def label(self) -> str:
@@ -147,7 +149,8 @@ def attention_projection(stack: Stack, names: Names, path: str, part: str, rope:
 
     width = heads[which] * size
     if names.qkv is not None:
-        return Projection(f"{path}.{names.qkv}", sum(heads) * size, part, width, rows)
+        own = names.qkv_biases[which] if names.qkv_biases else ""
+        return Projection(f"{path}.{names.qkv}", sum(heads) * size, part, width, rows, own and f"{path}.{own}")
     if names.kv is not None and part != "query":
         start = width * (part == "value")
         return Projection(f"{path}.{names.kv}", 2 * width, part, width, lambda: slice(start, start + width))

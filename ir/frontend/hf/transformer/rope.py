@@ -142,6 +142,29 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class GridRope(Rope):
+    """Rotation by the place of a patch in an image (Siméoni et al. 2025, DINOv3): half of the pairs by its row, half by its column.
+
+    Attributes:
+        leading: vectors before the patches, which do not rotate
+        grid: number of patches along height and width
+    """
+
+    leading: int = 0
+    grid: tuple[int, int] = (1, 1)
+
+    def table(self, of: Callable[[Frequencies], Frequencies], positions: int, size: int) -> Frequencies:
+        """Return a table (positions, size / 2) of cosines or sines."""
+        powers = np.arange(0, 1, 4 / size, dtype=np.float32)
+        # Centres of patches, from -1 to 1 along each side.
+        sides = (2 * (np.arange(n, dtype=np.float32) + np.float32(0.5)) / np.float32(n) - 1 for n in self.grid)
+        places = np.stack(np.meshgrid(*sides, indexing="ij"), -1).reshape(-1, 2, 1)
+        angles = np.float32(2 * math.pi) * places / np.float32(self.theta) ** powers
+        still = np.zeros((self.leading, size // 2), np.float32)
+        return of(np.concatenate([still, angles.reshape(-1, size // 2).astype(np.float32)]))
+
+
+@dataclass(frozen=True, slots=True)
 class RopeStyle:
     """How a family's rotation is read.
 

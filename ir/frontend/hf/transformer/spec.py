@@ -134,6 +134,7 @@ class Disentangled:
         span: number of buckets in each direction, linear up to half of them and logarithmic up to `furthest`, if given
         terms: `c2p` (content to position), `p2c` (position to content)
         key, query: names below a layer of the projections of positions
+        key_bias: the projection `key` has a bias
     """
 
     table: str
@@ -143,6 +144,7 @@ class Disentangled:
     terms: frozenset[str]
     key: str
     query: str
+    key_bias: bool = True
 
 
 PositionBias = Alibi | Buckets | GridBias | Disentangled
@@ -301,13 +303,15 @@ class Names:
         project, words_out: projections from the width of embeddings to the hidden size, and back
         rotary: table of rotary sines and cosines
         qkv, kv: joint projection in place of `query`, `key` and `value`, or of the last two
+        qkv_biases: names of the biases of the parts of `qkv`, where they are separate tensors
         gate_up, up_gate: joint projection in place of `gate` and `up`, which has the gate first or last
         gate: projection whose result is activated and multiplied by `up`'s (Shazeer 2020)
         before_attention, before_mlp: norms of the blocks; after the residual sum if `Stack.order` is `post_norm`
         after_attention, after_mlp: norms of the blocks' results
         attention_scale, mlp_scale: factors of the blocks' results (LayerScale; Touvron et al. 2021)
         cross: attention to another stack's positions
-        head, logits_bias: product that gives logits, and its bias where that has a name of another form (absent: 0)
+        head: product that gives logits; alternatives are separated by `|`
+        logits_bias: its bias where that has a name of another form (absent: 0)
     """
 
     prefix: str = "model."
@@ -321,6 +325,7 @@ class Names:
     layers: str = "layers"
     before_attention: str | None = "input_layernorm"
     qkv: str | None = None
+    qkv_biases: tuple[str, str, str] | None = None
     kv: str | None = None
     query: str = "self_attn.q_proj"
     key: str = "self_attn.k_proj"

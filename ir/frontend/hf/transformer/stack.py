@@ -260,7 +260,10 @@ class StackEmitter(AttentionBlocks):
             table = self.constant(full(name), lambda: get(name, vocabulary, width))
         if not names.word_bias:
             return g.call(Matmul(transpose_b=True), y, table, hint="logits")
-        bias = self.constant(full(names.word_bias), lambda: get(names.word_bias, vocabulary))
+        # The product of an untied head has a bias of its own.
+        own = f"{names.words}.bias"
+        name = own if not tied and self.outside.has(own) else names.word_bias
+        bias = self.constant(full(name), lambda: get(name, vocabulary))
         return g.call(Add(), g.call(Matmul(transpose_b=True), y, table), bias, hint="logits")
 
     def head_normed(self, x: GVar, name: str, width: int) -> GVar:
@@ -270,7 +273,8 @@ class StackEmitter(AttentionBlocks):
 
     def output_table(self) -> tuple[Value, bool]:
         """Return the matrix of the last product, and whether it is (vocabulary, width) as the table of tokens is."""
-        s, name, words = self.stack, f"{self.stack.names.head}.weight", token_table(self)
+        s, words, heads = self.stack, token_table(self), [f"{head}.weight" for head in self.stack.names.head.split("|")]
+        name = next((head for head in heads if self.outside.has(head)), heads[0])
 
         def stored() -> NDArray[Any]:
             return self.outside.get(name, s.vocabulary, s.words.width)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tests.support.decoder_families import ADDED, HYBRIDS, KEPT, MODELS, PROMPT, SHAPES, inputs, write_family
 from tests.support.effort import thinned
 
@@ -17,6 +18,7 @@ import relax_tune as rt
 from relax_tune.errors import ParseError, RelaxTuneError, UserError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.hf.families.decoders import DECODERS
+from relax_tune.ir.frontend.hf.families.with_images import WITH_IMAGES, read_text_model
 from relax_tune.ir.frontend.hf.folder import load_hf
 from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.runtime.model import Model
@@ -94,6 +96,9 @@ def test_longrope_has_one_rotation_a_program(tmp_path: Path) -> None:
         ("gemma2", {"head_dim": ...}, "head_dim: expected a whole number"),
         ("gemma2", {"sliding_window": ...}, "sliding_window: expected a number or null"),
         ("gemma3", {"rope_parameters": {"full_attention": {}, "chunked": {}}}, "rope_parameters: expected an object with sliding"),
+        ("rwkv", {"layer_norm_epsilon": 1e-3}, "layer_norm_epsilon: expected 1e-05, got 0.001"),
+        ("falcon_h1", {"projectors_bias": True}, "projectors_bias: expected False, got True"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: expected None, got 50.0"),
         ("gemma3n", {"num_kv_shared_layers": 3}, "num_kv_shared_layers: expected a layer of each type before"),
         ("gemma3n", {"activation_sparsity_pattern": [1.0] * 4}, "activation_sparsity_pattern: expected a number in .0, 1. for each"),
         ("gemma3n", {"intermediate_size": [24, 24, 24, 12]}, "intermediate_size: expected the same width for every layer"),
@@ -140,7 +145,6 @@ def test_families_without_fields(tmp_path: Path) -> None:
 
 def test_weights_without_a_prefix(tmp_path: Path) -> None:
     """Files of the bare decoder have shorter names."""
-    from safetensors.numpy import load_file, save_file
 
     folder, expected = write_family(tmp_path, "gpt2")
     path = folder / "model.safetensors"
@@ -150,11 +154,9 @@ def test_weights_without_a_prefix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
-@pytest.mark.parametrize("name", ["gemma3", "gemma3n"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma3n", "qwen3_5", "qwen3_5_moe"])
 def test_text_model_of_a_model_of_images_gives_the_logits(tmp_path: Path, name: str, prefix: str) -> None:
     """Its fields are an object of config.json, and its weights have a longer prefix, in newer and in older files."""
-    from safetensors.numpy import load_file, save_file
-
     folder, expected = write_family(tmp_path, name)
     text = json.loads((folder / "config.json").read_text())
     fields = {"model_type": name, "architectures": [f"{name.title()}ForConditionalGeneration"], "text_config": text}
@@ -162,6 +164,59 @@ def test_text_model_of_a_model_of_images_gives_the_logits(tmp_path: Path, name: 
     path = folder / "model.safetensors"
     stored = {k.replace("model.", prefix, 1): v for k, v in load_file(path).items()}
     save_file({**stored, "model.vision_tower.patch.weight": np.ones((2, 2), np.float32)}, path)
+    b, n = SHAPES[0]
+    np.testing.assert_allclose(last_positions(load_hf(folder), b, n), expected[f"logits_{b}_{n}"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", sorted(WITH_IMAGES))
+def test_every_model_of_images_has_a_text_model(tmp_path: Path, kind: str) -> None:
+    """The fields of a text model that transformers leaves out are those of its type."""
+    text = {"model_type": WITH_IMAGES[kind], "sliding_window": None, "head_dim": 8, "num_key_value_heads": 2}
+    named = {"architectures": ["AnyForConditionalGeneration"], "model_type": kind}
+    stack = read_text_model({**named, "text_config": {**SMALL, **text}}, "config.json")
+    assert (stack.hidden, stack.groups, len(stack.layers)) == (32, 2, 1)
+    with pytest.raises(ParseError, match="architectures: expected a model with the head ForConditionalGeneration"):
+        read_text_model({**named, "architectures": ["AnyModel"], "text_config": {**SMALL, **text}}, "config.json")
+    with pytest.raises(ParseError, match="text_config: model_type: expected one of llama"):
+        read_text_model({**named, "text_config": {**SMALL, "model_type": "gpt2"}}, "config.json")
+
+
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 37,
+    "max_position_embeddings": 64, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 8,
+}  # fmt: skip
+
+
+def test_experts_stacked_in_one_tensor_give_the_logits(tmp_path: Path) -> None:
+    folder, expected = write_family(tmp_path, "qwen3_5_moe")
+    path = folder / "model.safetensors"
+    stored = load_file(path)
+    for layer in (f"model.layers.{i}.mlp.experts" for i in range(2)):
+        parts = {
+            part: [stored.pop(f"{layer}.{i}.{part}_proj.weight") for i in range(5)] for part in ("gate", "up", "down")
+        }
+        stored[f"{layer}.gate_up_proj"] = np.concatenate([np.stack(parts["gate"]), np.stack(parts["up"])], axis=1)
+        stored[f"{layer}.down_proj"] = np.stack(parts["down"])
+    save_file(stored, path)
+    b, n = SHAPES[0]
+    np.testing.assert_allclose(last_positions(load_hf(folder), b, n), expected[f"logits_{b}_{n}"], atol=1e-4, rtol=0)
+
+
+def test_text_model_without_stated_sizes_has_those_of_its_type() -> None:
+    fields = {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064}
+    data = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": fields}
+    stack = read_text_model(data, "config.json")
+    assert (stack.hidden, stack.inner, stack.groups, len(stack.layers)) == (4096, 11008, 32, 32)
+
+
+def test_first_files_of_qwen2_vl_have_the_fields_of_text_at_the_top(tmp_path: Path) -> None:
+    folder, expected = write_family(tmp_path, "qwen2_vl")
+    config = json.loads((folder / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = {"rope_theta": 1000.0, "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}
+    text = {k: v for k, v in text.items() if k not in ("rope_parameters", "model_type")}
+    (folder / "config.json").write_text(json.dumps({**text, **config, **rope}))
     b, n = SHAPES[0]
     np.testing.assert_allclose(last_positions(load_hf(folder), b, n), expected[f"logits_{b}_{n}"], atol=1e-4, rtol=0)
 

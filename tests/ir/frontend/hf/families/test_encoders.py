@@ -64,6 +64,10 @@ def test_encoder_of_family_gives_the_results_of_torch(name: str, tmp_path: Path)
         ("layoutlmv3", {"architectures": ["LayoutLMv3ForMaskedLM"]}, "architectures: expected an encoder or one"),
         ("ernie", {"use_task_id": True}, "use_task_id: expected False, got True"),
         ("t5", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj: expected one of relu, gated-gelu"),
+        ("dinov3", {"architectures": ["DINOv3ViTBackbone"]}, "architectures: expected an encoder or one with"),
+        ("deberta", {"talking_head": True}, "talking_head: expected False, got True"),
+        ("t5", {"dense_act_fn": "mish"}, "dense_act_fn: expected one of"),
+        ("mpnet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets: expected 32, got 64"),
         ("mobilebert", {"trigram_input": False}, "trigram_input: expected True, got False"),
         ("dinov2", {"image_size": 2}, "image_size: expected at least the size"),
         (
