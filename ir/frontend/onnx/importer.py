@@ -47,6 +47,7 @@ from relax_tune.ir.frontend.onnx.tensors import Array, element_type, read_tensor
 from relax_tune.ir.frontend.onnx.versions import check_opset, problem_of, version_of
 from relax_tune.ir.frontend.onnx.workarounds import (
     DENSE,
+    NCHWC,
     OPTIONAL_INPUT,
     OPTIONAL_RESULT,
     RANK,
@@ -413,6 +414,12 @@ class _Importer:
         inlined = self._inlined(proto, node, domain, opsets, depth, failure)
         if inlined is not None:
             return inlined
+        if domain == "com.microsoft.nchwc":
+            raise node.refuse(
+                "expected operators of any processor, got the blocked layout of the processor that the file was optimised on, whose "
+                "block size the file does not state",
+                NCHWC,
+            )
         raise failure or node.refuse(
             f"expected one of the {len(SUPPORTED)} supported operators"
             + (f" of the standard domain, got domain {domain!r}" if domain else ", got one that is not")
