@@ -37,7 +37,7 @@ from relax_tune.ir.frontend.onnx import (
 from relax_tune.ir.frontend.onnx import shape as onnx_shape
 from relax_tune.ir.frontend.onnx.file import Source, names_read_by, read_model, sorted_nodes
 from relax_tune.ir.frontend.onnx.functions import function_of, substituted
-from relax_tune.ir.frontend.onnx.microsoft import attention, blocks, experts, norms, padding, products
+from relax_tune.ir.frontend.onnx.microsoft import attention, blocks, experts, norms, padding, products, standard
 from relax_tune.ir.frontend.onnx.microsoft import quantized as integers
 from relax_tune.ir.frontend.onnx.microsoft import recurrent as quantized_recurrent
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
@@ -72,7 +72,7 @@ SUPPORTED: Mapping[str, Handler] = {op: handler for module in MODULES for op, ha
 """Operators of the standard domain."""
 MICROSOFT: Mapping[str, Handler] = {
     op: handler
-    for module in (products, norms, attention, padding, integers, blocks, experts, quantized_recurrent)
+    for module in (products, norms, attention, padding, integers, blocks, experts, quantized_recurrent, standard)
     for op, handler in module.HANDLERS.items()
 }
 """Operators of the domain com.microsoft."""

@@ -23,6 +23,7 @@ from relax_tune.ir.frontend.shared.handlers.indexing import (
     wrapped_indices,
 )
 from relax_tune.ir.frontend.shared.handlers.shape import triangle
+from relax_tune.ir.frontend.shared.node import FIXED_DIMS
 from relax_tune.ir.frontend.shared.operators import tensor_dims
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.base import product
@@ -44,6 +45,8 @@ def _gather_nd(w: Writer, node: OnnxNode) -> ImportedValue:
     x, indices, batch = node.item(0), node.item(1), node.integer("batch_dims", 0)
     if not 0 <= batch < min(x.ndim, indices.ndim):
         raise node.refuse(f"expected batch_dims in 0..{min(x.ndim, indices.ndim) - 1}, got {batch}")
+    if as_int(indices.shape[-1]) is None:
+        raise node.refuse(f"expected a number as last dim of the indices, got {indices.info!r}", FIXED_DIMS)
     if not batch:
         return gather_nd(w, x, indices)
     rows = [*x.shape[:batch], *indices.shape[batch:-1]]

@@ -109,7 +109,7 @@ def _instance_norm(w: Writer, node: OnnxNode) -> ImportedValue:
 def _group_norm(w: Writer, node: OnnxNode) -> ImportedValue:
     groups = node.integer("num_groups", 0)
     channels = as_int(node.item(0).shape[1])
-    if groups < 1 or channels is None or channels % groups:
+    if groups < 1 or (channels is not None and channels % groups):
         raise node.refuse(f"expected num_groups that divides the channels, got {groups} of {node.item(0).shape[1]!r}")
     return _grouped(w, node, const(groups))
 

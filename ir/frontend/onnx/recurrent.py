@@ -265,11 +265,13 @@ def _activations(node: OnnxNode, names: Sequence[str]) -> list[Activation]:
         if name not in PARAMETERS:
             raise node.refuse(f"expected activations among {', '.join(PARAMETERS)}, got {name!r:.40}")
         numbers = [g.pop(0) if g else default for g, default in zip(parameters, PARAMETERS[name], strict=False)]
-        activations.append(_activation(node, name, numbers))
+        activations.append(activation(node, name, numbers))
     return activations
 
 
-def _activation(node: OnnxNode, name: str, numbers: Sequence[float]) -> Activation:
+def activation(node: OnnxNode, name: str, numbers: Sequence[float]) -> Activation:
+    """Return an activation of `PARAMETERS` with its numbers, `alpha` and `beta`."""
+
     def write(w: Writer, value: Value) -> Value:
         if name == "Affine":
             return w.add(w.mul(value, numbers[0]), numbers[1])
@@ -281,7 +283,9 @@ def _activation(node: OnnxNode, name: str, numbers: Sequence[float]) -> Activati
             zero, limit = (w.literal(number, w.of(value).dtype) for number in (0.0, numbers[0]))
             return w.where(w.less(limit, value), value, zero)
         attributes = dict(zip(("alpha", "beta"), numbers, strict=False))
-        y = MATH[name](w, replace(node, op=name, inputs=(w.of(value),), attributes=attributes, outputs=("",)))
+        y = MATH[name](
+            w, replace(node, op=name, inputs=(w.of(value),), attributes=attributes, outputs=("",), domain="")
+        )
         assert isinstance(y, ImportedValue)
         return w.tensor(y)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
 MICROSOFT = "com.microsoft"
 Array = np.ndarray[Any, Any]
@@ -42,24 +43,22 @@ def _bias_softmax(a: Arguments, more: Attributes) -> list[Array]:
 
 
 def _nhwc_conv(a: Arguments, more: Attributes) -> list[Array]:
-    """Convolve (n, h, w, c) with weights (m, kh, kw, c): a sum over the places of the kernel."""
-    x, weights = wide(a[0]), wide(a[1])
-    strides, dilations = more.get("strides", [1, 1]), more.get("dilations", [1, 1])
-    top, left, bottom, right = more.get("pads", [0, 0, 0, 0])
-    x = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
-    kernel = weights.shape[1:3]
-    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    counts = [(n - s) // step + 1 for n, s, step in zip(x.shape[1:3], spans, strides, strict=True)]
-    if min(counts) < 1:
-        raise ValueError("no window")
-    y = np.zeros((x.shape[0], *counts, weights.shape[0]))
-    for i in range(kernel[0]):
-        for j in range(kernel[1]):
-            rows, columns = (
-                slice(p * d, p * d + (n - 1) * s + 1, s)
-                for p, d, n, s in zip((i, j), dilations, counts, strides, strict=True)
-            )
-            y += x[:, rows, columns] @ weights[:, i, j].T
+    """Convolve (n, h, w, c) with weights (m, kh, kw, c) by the standard's reference."""
+    return _convolved(a, more, np.moveaxis(wide(a[1]), -1, 1))
+
+
+def _nhwc_fused_conv(a: Arguments, more: Attributes) -> list[Array]:
+    """Convolve (n, h, w, c) with weights (m, c, kh, kw), plus a summand, through Relu or nothing."""
+    (y,) = _convolved(a, more, wide(a[1]))
+    y = y if a[3] is None else y + wide(a[3])
+    return [np.maximum(y, 0) if more.get("activation") == b"Relu" else y]
+
+
+def _convolved(a: Arguments, more: Attributes, weights: Array) -> list[Array]:
+    attributes = {name: value for name, value in more.items() if not name.startswith("activation")}
+    node = helper.make_node("Conv", ["x", "w"], ["y"], **attributes)
+    (y,) = ReferenceEvaluator(node).run(None, {"x": np.moveaxis(wide(a[0]), -1, 1), "w": weights})
+    y = np.moveaxis(y, 1, -1)
     return [y if a[2] is None else y + wide(a[2])]
 
 
@@ -165,6 +164,7 @@ def wide(a: Array | None) -> Array:
 
 FORMULAS: Mapping[str, Callable[[Arguments, Attributes], list[Array]]] = {
     "BiasAdd": _bias_add, "BiasSplitGelu": _bias_split_gelu, "BiasSoftmax": _bias_softmax, "NhwcConv": _nhwc_conv,
+    "NhwcFusedConv": _nhwc_fused_conv,
     "GroupNorm": _group_norm, "SkipGroupNorm": _skip_group_norm, "QLinearReduceMean": _mean,
     "QLinearWhere": _where, "RemovePadding": _remove_padding,
     "RestorePadding": _restore_padding, "SimplifiedLayerNormalization": _rms_norm,

@@ -18,6 +18,17 @@ ACTIVATIONS: tuple[tuple[str, tuple[float, ...]], ...] = (
     ("", ()), ("Relu", ()), ("Tanh", ()), ("Sigmoid", ()), ("LeakyRelu", (0.25,)), ("HardSigmoid", (0.25, 0.5)),
 )  # fmt: skip
 """Activations of fused products, with their parameters."""
+MORE_ACTIVATIONS: tuple[tuple[str, tuple[float, ...]], ...] = (
+    *ACTIVATIONS, ("Elu", (0.5,)), ("Celu", (0.5,)), ("Softplus", ()), ("Softsign", ()), ("ScaledTanh", (0.5, 2.0)),
+    ("ThresholdedRelu", (0.25,)),
+)  # fmt: skip
+"""Activations of FusedGemm."""
+
+
+def windows(b: Builder, kernel: list[int], pads: list[int]) -> dict[str, Any]:
+    """Return the padding of windows, stated or automatic."""
+    auto = b.choose((None, None, None, "SAME_UPPER", "SAME_LOWER", "VALID"))
+    return {"kernel_shape": kernel, "auto_pad": auto, "pads": None if auto else b.choose((None, pads))}
 
 
 def floats(b: Builder, *shape: int, constant: bool | None = None, dtype: np.dtype[Any] = F32) -> str:
@@ -97,7 +108,7 @@ def fused_matmul(b: Builder, op: str) -> None:
 def fused_gemm(b: Builder, op: str) -> None:
     n, k, m = b.size(1, 5), b.size(1, 5), b.size(1, 5)
     ta, tb = b.choose((0, 1)), b.choose((0, 1))
-    name, parameters = b.choose(ACTIVATIONS)
+    name, parameters = b.choose(MORE_ACTIVATIONS)
     more = dict(zip(("activation_alpha", "activation_beta"), parameters, strict=False))
     c = floats(b, *b.choose(((m,), (1, m), (n, m), (n, 1), ()))) if b.chance(0.7) else ""
     inputs = [floats(b, *((k, n) if ta else (n, k))), floats(b, *((m, k) if tb else (k, m))), c]
@@ -106,26 +117,34 @@ def fused_gemm(b: Builder, op: str) -> None:
 
 
 def fused_conv(b: Builder, op: str) -> None:
-    group = b.choose((1, 1, 2)) if op == "FusedConv" else 1
+    group = b.choose((1, 1, 2))
     n, c, h, w, m = b.size(1, 2), group * b.choose((1, 2)), b.size(2, 5), b.size(2, 5), group * b.choose((1, 2))
     kernel = [b.choose((1, 2)), b.choose((1, 2))]
     more: dict[str, Any] = {
-        "kernel_shape": kernel, "strides": b.choose((None, [1, 2])), "pads": b.choose((None, [1, 0, 1, 1])),
+        **windows(b, kernel, [1, 0, 1, 1]), "strides": b.choose((None, [1, 2])), "group": group,
         "dilations": b.choose((None, None, [2, 1])) if kernel[0] * 2 <= h else None,
     }  # fmt: skip
+    if more["auto_pad"] not in (None, "VALID"):
+        more["dilations"] = None
     b.p.stated |= {c, *kernel}
     bias = floats(b, m) if b.chance(0.6) else ""
     if op == "NhwcConv":
-        _node(b, op, [floats(b, n, h, w, c), floats(b, m, *kernel, c, constant=True), bias], **more)
+        _node(b, op, [floats(b, n, h, w, c), floats(b, m, *kernel, c // group, constant=True), bias], **more)
         return
     name, parameters = b.choose((*ACTIVATIONS, ("Clip", (-0.5, 0.75))))
-    x, weights = floats(b, n, c, h, w), floats(b, m, c // group, *kernel, constant=True)
-    more |= {"group": group, "activation": name or None, "activation_params": [*parameters] or None}
+    weights = floats(b, m, c // group, *kernel, constant=True)
+    if op == "NhwcFusedConv":
+        more["activation"] = b.choose((None, "Relu"))
+        inputs = [floats(b, n, h, w, c), weights, bias]
+        if b.chance(0.3):
+            inputs.append(_node(b, op, [*inputs], **more)[0])
+        _node(b, op, inputs, **more)
+        return
+    x = floats(b, n, c, h, w)
+    more |= {"activation": name or None, "activation_params": [*parameters] or None}
     inputs = [x, weights, bias]
     if b.chance(0.3):  # the result of a convolution without it has the dims of the summand
-        (y,) = b.node(
-            "Conv", [x, weights], **{k: more[k] for k in ("kernel_shape", "strides", "pads", "dilations", "group")}
-        )
+        (y,) = b.node("Conv", [x, weights], **{k: v for k, v in more.items() if not k.startswith("activation")})
         inputs.append(y)
     _node(b, op, inputs, **more)
 
@@ -174,7 +193,7 @@ def embed_norm(b: Builder, op: str) -> None:
         *(floats(b, width, constant=True) for _ in range(2)),
     ]
     inputs += [ids(b, 2, n, m) if mask else "", ids(b, 9, place, m) if place else ""]
-    _node(b, op, inputs, b.choose((2, 3)), epsilon=b.choose((1e-5, 1e-3)))
+    _node(b, op, inputs, b.choose((2, 3)), epsilon=b.choose((1e-5, 1e-3)), mask_index_type=b.choose((None, 0, 1)))
 
 
 def group_norm(b: Builder, op: str) -> None:
@@ -311,6 +330,7 @@ def rotary(b: Builder, op: str) -> None:
     x = floats(b, *((n, heads, m, size) if b.chance(0.4) else (n, m, heads * size)))
     place = b.literal(np.array([2])) if b.chance(0.4) else ids(b, 11, n, m, dtype=I64)
     more = {"num_heads": heads, "rotary_embedding_dim": 2 * pairs} if 2 * pairs < size else {}
+    more |= {"scale": b.choose((None, None, 2.0)), "is_packed_batching": b.choose((None, None, 1))}
     inputs = [x, place, floats(b, 11, pairs), floats(b, 11, pairs)]
     _node(b, op, inputs, interleaved=b.choose((None, 0, 1)), **more)
 
@@ -364,7 +384,7 @@ PLAIN: Mapping[str, Use] = {
     **dict.fromkeys(("Gelu", "QuickGelu", "FastGelu", "BiasGelu"), activation),
     **dict.fromkeys(("BiasAdd", "BiasSplitGelu", "BiasSoftmax"), biased),
     **dict.fromkeys(("FusedMatMul", "TransposeMatMul"), fused_matmul), "FusedGemm": fused_gemm,
-    **dict.fromkeys(("FusedConv", "NhwcConv"), fused_conv),
+    **dict.fromkeys(("FusedConv", "NhwcConv", "NhwcFusedConv"), fused_conv),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), skip_norm), "EmbedLayerNormalization": embed_norm,
     "SimplifiedLayerNormalization": simplified_norm, **dict.fromkeys(("GroupNorm", "SkipGroupNorm"), group_norm),
     **dict.fromkeys(("Attention", "QAttention"), attention),

@@ -9,7 +9,7 @@ import numpy as np
 from tests.fuzz.importers.builder import F32, I32, I64, Builder, numbers, within
 from tests.fuzz.importers.elementwise import Use, positive
 from tests.fuzz.importers.formulas import MICROSOFT
-from tests.fuzz.importers.microsoft import I8, PLAIN, U8, floats, ids, rows, trimmed
+from tests.fuzz.importers.microsoft import I8, PLAIN, U8, floats, ids, rows, trimmed, windows
 
 WIDE = {"u1": (0, 256), "i1": (-128, 128), "u2": (0, 1 << 16), "i2": (-(1 << 15), 1 << 15), "i4": (-9999, 9999)}
 STEPS = (0.03, 0.0503, 0.011, 0.25, 0.7)
@@ -56,8 +56,10 @@ def unary(b: Builder, op: str) -> None:
         more["channels_last"] = b.choose((None, 0, 1))
     if op == "QLinearAveragePool":
         kernel = [1, 2] if b.chance(0.3) else [2, 2]
-        pads = b.choose((None, [1, 0, 1, 1])) if kernel[0] == 2 else None
-        more |= {"kernel_shape": kernel, "strides": b.choose((None, [2, 1])), "pads": pads,
+        flat = b.chance(0.3)
+        shape, kernel = (shape[:3], kernel[1:]) if flat else (shape, kernel)
+        pads = [1] * len(kernel) * 2 if flat else [1, 0, 1, 1] if kernel[0] == 2 else [0] * 4
+        more |= {**windows(b, kernel, pads), "strides": b.choose((None, [2, 1][: len(kernel)])),
                  "count_include_pad": b.choose((None, 1)), "ceil_mode": b.choose((None, 1))}  # fmt: skip
         # smaller planes have no window
         b.p.stated |= {*shape[1:]}
@@ -107,7 +109,9 @@ def where(b: Builder, op: str) -> None:
 
 def conv(b: Builder, op: str) -> None:
     kind = b.choose((U8, I8))
-    n, c, h, w, m = b.size(1, 2), b.choose((1, 2, 3)), b.size(2, 5), b.size(2, 5), b.choose((1, 2, 4))
+    group = b.choose((1, 1, 2))
+    n, h, w = b.size(1, 2), b.size(2, 5), b.size(2, 5)
+    c, m = group * b.choose((1, 2, 3)), group * b.choose((1, 2, 4))
     kernel, last = b.choose(([1, 1], [2, 2], [2, 1])), b.choose((None, 0, 1))
     b.p.stated |= {c, *kernel, h, w}
     other = I8 if kind == I8 else b.choose((U8, I8))
@@ -116,9 +120,19 @@ def conv(b: Builder, op: str) -> None:
     zeros = np.full(b.get(by).shape, 0 if other == I8 else 64, other)
     x = quantized(b, kind, *((n, h, w, c) if last else (n, c, h, w)))
     bias = ids(b, 999, m, low=-999) if b.chance(0.5) else ""
-    inputs = [*x, weights(b, other, m, c, *kernel), by, b.literal(zeros), scale(b), zero(b, kind), bias]
-    more = {"strides": b.choose((None, [1, 2])), "pads": b.choose((None, [1, 0, 1, 1]))}
-    _node(b, op, inputs, kernel_shape=kernel, channels_last=last, **more)
+    inputs = [*x, weights(b, other, m, c // group, *kernel), by, b.literal(zeros), scale(b), zero(b, kind), bias]
+    more = {**windows(b, kernel, [1, 0, 1, 1]), "strides": b.choose((None, [1, 2]))}
+    dilations = b.choose((None, [2, 1])) if more["auto_pad"] in (None, "VALID") and kernel[0] * 2 <= h else None
+    _node(b, op, inputs, channels_last=last, group=group, dilations=dilations, **more)
+
+
+def max_pool(b: Builder, op: str) -> None:
+    """NhwcMaxPool, which ONNX Runtime's optimizer writes for integers."""
+    shape, kernel = (b.size(1, 2), b.size(3, 5), b.size(3, 5), b.choose((1, 2, 4))), [b.choose((1, 2)), 2]
+    b.p.stated |= {*shape[1:], *kernel}
+    more = {**windows(b, kernel, [kernel[0] - 1, 0, 0, 1]), "strides": b.choose((None, [2, 1]))}
+    more |= {"ceil_mode": b.choose((None, 1)), "dilations": None if more["auto_pad"] else b.choose((None, [1, 2]))}
+    _node(b, op, [integers(b, b.choose((U8, I8)), *shape)], **more)
 
 
 def by_columns(b: Builder, kind: np.dtype[Any], columns: int, optional: bool = True) -> tuple[str, str]:
@@ -169,9 +183,25 @@ def lstm(b: Builder, op: str) -> None:
     by = [b.given((d, *((4 * hidden,) if b.chance(0.3) else ())), F32, within(0.01, 0.03, F32), True) for _ in range(2)]
     zeros = [b.literal(np.full(b.get(s).shape, 64 if kind == U8 else 0, kind)) for s in by]
     state = [floats(b, d, 1, hidden), floats(b, d, 1, hidden)] if b.chance(0.5) else ["", ""]
+    peepholes = b.given((d, 3 * hidden), F32, within(-0.5, 0.5, F32), True) if b.chance(0.3) else ""
     inputs = [floats(b, m, 1, size), *(weights(b, kind, d, k, 4 * hidden) for k in (size, hidden))]
-    inputs += [floats(b, d, 8 * hidden) if b.chance(0.7) else "", "", *state, "", by[0], zeros[0], by[1], zeros[1]]
-    _node(b, op, inputs, 3, hidden_size=hidden, direction=direction)
+    inputs += [
+        floats(b, d, 8 * hidden) if b.chance(0.7) else "",
+        "",
+        *state,
+        peepholes,
+        by[0],
+        zeros[0],
+        by[1],
+        zeros[1],
+    ]
+    functions = b.choose((None, ["HardSigmoid", "Relu", "Tanh"] * d))
+    more = {
+        "activations": functions, "activation_alpha": [0.25] * d if functions else None,
+        "activation_beta": [0.5] * d if functions else None, "clip": b.choose((None, None, 0.5)),
+        "input_forget": b.choose((None, None, 1)),
+    }  # fmt: skip
+    _node(b, op, inputs, 3, hidden_size=hidden, direction=direction, **more)
 
 
 def embed(b: Builder, op: str) -> None:
@@ -207,8 +237,8 @@ def packed(b: Builder, *shape: int) -> str:
 
 
 def matmul_bits(b: Builder, op: str) -> None:
-    bits, block = b.choose((4, 4, 8)), b.choose((16, 32))
-    k, n = b.choose((16, 24, 32, 40)), b.choose((1, 3, 5))
+    bits, block = b.choose((2, 4, 4, 8)), b.choose((16, 32))
+    k, n = b.choose((16, 32) if bits == 2 else (16, 24, 32, 40)), b.choose((1, 3, 5))
     count = -(-k // block)
     b.p.stated |= {k, n}
     zeros = b.choose(("", "packed", "floats" if bits == 4 else ""))
@@ -220,9 +250,22 @@ def matmul_bits(b: Builder, op: str) -> None:
     by = b.given((n, count), F32, within(0.01, 0.2, F32), True)
     bias = floats(b, n) if b.chance(0.4) else ""
     x = floats(b, *b.shape(b.choose((1, 2)), 1), k)
-    _node(
-        b, op, [x, packed(b, n, count, block * bits // 8), by, zeros, "", bias], K=k, N=n, bits=bits, block_size=block
-    )
+    groups = ""
+    # ONNX Runtime has groups of 4 bits, and does not read packed zero points beside them
+    if bits == 4 and k % block == 0 and (not zeros or b.get(zeros).dtype == F32) and b.chance(0.4):
+        order = b.np_rng.permutation(np.arange(k) // block) if b.chance(0.7) else b.np_rng.integers(0, count, k)
+        groups = b.literal(order.astype(I32))
+    inputs = [x, packed(b, n, count, block * bits // 8), by, zeros, groups, bias]
+    _node(b, op, inputs, K=k, N=n, bits=bits, block_size=block)
+
+
+def table_of_floats(b: Builder, op: str) -> None:
+    """MatMulBnb4."""
+    k, n, block = b.choose((16, 24, 32)), b.choose((2, 3, 5)), b.choose((16, 32))
+    b.p.stated |= {k, n}
+    by = b.given((-(-n * k // block),), F32, within(0.01, 0.5, F32), True)
+    inputs = [floats(b, *b.shape(b.choose((1, 2)), 1), k), packed(b, n * k // 2), by]
+    _node(b, op, inputs, K=k, N=n, block_size=block, quant_type=b.choose((0, 1)))
 
 
 def gather_blocks(b: Builder, op: str) -> None:
@@ -231,7 +274,7 @@ def gather_blocks(b: Builder, op: str) -> None:
     blocks = -(-width // 16)
     b.p.stated |= {width}
     zeros = packed(b, count, -(-blocks * bits // 8)) if b.chance(0.5) else ""
-    indices = b.given(b.shape(b.choose((1, 2)), 1), kind, within(-count, count, kind))
+    indices = b.given(b.shape(b.choose((0, 1, 2)), 1), kind, within(-count, count, kind))
     by = b.given((count, blocks), F32, within(0.01, 0.2, F32), True)
     _node(
         b,
@@ -306,6 +349,7 @@ USES: Mapping[str, Use] = {
     **dict.fromkeys(("QLinearAdd", "QLinearMul"), binary), "QLinearConcat": concat, "QLinearWhere": where, "QLinearConv": conv,
     **dict.fromkeys(("MatMulIntegerToFloat", "DynamicQuantizeMatMul"), product), "QGemm": gemm, "DynamicQuantizeLSTM": lstm,
     "QEmbedLayerNormalization": embed, **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), linear), "MatMulNBits": matmul_bits,
+    "MatMulBnb4": table_of_floats, "NhwcMaxPool": max_pool,
     "GatherBlockQuantized": gather_blocks, **dict.fromkeys(("MoE", "QMoE"), experts),
 }  # fmt: skip
 """Random uses of the operators of com.microsoft."""

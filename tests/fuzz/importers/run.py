@@ -20,7 +20,8 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -320,9 +321,14 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=20, help="one in so many is built for c, too; 0: none")
     parser.add_argument("--state", type=Path, help="a file of totals: go on where it ends")
     parser.add_argument("--found", type=Path, default=Path("build/fuzz/findings"), help="the folder for findings")
+    parser.add_argument(
+        "--operators", default="", help="a pattern of ONNX operators, such as 'com[.]microsoft[.]QLinear'"
+    )
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     trials = trials_of(asked.importer)
+    if asked.operators:
+        trials = replace(trials, make=partial(onnx_trials.make, pattern=asked.operators))
     totals = Totals.read(asked.state) if asked.state else Totals()
 
     def note(number: int, kind: str, why: str) -> None:

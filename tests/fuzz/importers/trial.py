@@ -12,7 +12,17 @@ from typing import Any
 
 import numpy as np
 import onnx
-from tests.fuzz.importers import control, elementwise, images, learning, microsoft, microsoft_integers, shapes, sums
+from tests.fuzz.importers import (
+    control,
+    elementwise,
+    images,
+    learning,
+    microsoft,
+    microsoft_integers,
+    microsoft_standard,
+    shapes,
+    sums,
+)
 from tests.fuzz.importers.builder import FLOATS, SIMPLIFIED, Builder, another_call
 from tests.fuzz.importers.elementwise import Use, edge_consumer
 from tests.fuzz.importers.formulas import MICROSOFT
@@ -36,7 +46,7 @@ MORE_OPERATORS = ("Softsign", "ThresholdedRelu", "RMSNormalization", "RotaryEmbe
 """Operators that the importer reads through their function bodies."""
 OTHER_USES: Mapping[tuple[str, str], Use] = {
     **learning.OTHER_DOMAINS,
-    **{(MICROSOFT, op): use for op, use in microsoft_integers.USES.items()},
+    **{(MICROSOFT, op): use for op, use in {**microsoft_integers.USES, **microsoft_standard.USES}.items()},
     ("", SIMPLIFIED): microsoft.simplified_norm,
 }
 
@@ -54,10 +64,16 @@ def operators() -> list[tuple[str, str]]:
 
 
 @cache
-def _available(opset: int) -> tuple[tuple[str, str], ...]:
-    """Return the operators that an opset has; those that few opsets have are listed several times, so that each is drawn as often."""
+def _available(opset: int, pattern: str) -> tuple[tuple[str, str], ...]:
+    """Return the operators that an opset has; those that few opsets have are listed several times, so that each is drawn as often.
+
+    Args:
+        pattern: A regular expression that a domain and name, such as `com.microsoft.Gelu`, begin with.
+    """
     listed: list[tuple[str, str]] = []
     for key in operators():
+        if not re.match(pattern, ".".join(filter(None, key))):
+            continue
         having = [o for o in OPSETS if key in OTHER_USES or _is_defined(key[1], o)]
         if opset in having:
             listed += [key] * min(8, len(OPSETS) // len(having))
@@ -68,14 +84,14 @@ def _is_defined(op: str, opset: int) -> bool:
     return version_of(onnx, op, opset) is not None and not onnx.defs.get_schema(op, opset, "").deprecated
 
 
-def make(seed: int, number: int) -> Program | None:
-    """Return a program; None where no oracle accepted a node."""
+def make(seed: int, number: int, pattern: str = "") -> Program | None:
+    """Return a program of the operators whose domain and name begin with a pattern; None where no oracle accepted a node."""
     rng = random.Random(f"{seed} {number}")
     opset = rng.choice(OPSETS)
     b = Builder(rng, opset)
     for _ in range(rng.choice(STEPS)):
         for _ in range(ATTEMPTS):
-            domain, op = rng.choice(_available(opset))
+            domain, op = rng.choice(_available(opset, pattern))
             use = OTHER_USES.get((domain, op)) or USES[op]
             before = len(b.p.nodes)
             try:

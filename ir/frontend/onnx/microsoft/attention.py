@@ -137,11 +137,16 @@ def visible(w: Writer, node: OnnxNode, position: int, batch: Expr, total: Expr) 
 
     count, same = item.shape[0], w.g.deduction.same
     # The length of a mask of one dim says what it holds: ends (b), ends and starts (2 b), or lengths and offsets (3 b + 2).
-    starts = same(count, w.simplify(batch * 2))
-    if not starts and not same(count, w.simplify(batch * 3 + 2)):
-        value = w.viewed(value, [batch])
     attended = w.less(place, limit(0))
-    return w.logical_and(attended, w.less_equal(limit(1), place)) if starts else attended
+    if same(count, batch) or same(count, w.simplify(batch * 3 + 2)):
+        return attended
+    if same(count, w.simplify(batch * 2)):
+        return w.logical_and(attended, w.less_equal(limit(1), place))
+    # Decided at each call.
+    starts = w.minimum(w.add(w.iota(batch), w.size(batch)), w.size(w.simplify(count - 1)))
+    first = w.reshape(w.take(w.cast(value, i64), 0, starts), [batch, const(1), const(1), const(1)])
+    has_starts = w.equal(w.size(count), w.size(w.simplify(batch * 2)))
+    return w.logical_and(attended, w.less_equal(w.where(has_starts, first, w.literal(0, i64)), place))
 
 
 def _own_cache(node: OnnxNode) -> None:
@@ -266,9 +271,10 @@ def _angles(w: Writer, node: OnnxNode, positions: Value, tables: tuple[int, int]
 
 
 def _rotary(w: Writer, node: OnnxNode) -> ImportedValue:
-    """Import RotaryEmbedding of (batch, positions, heads * size) or (batch, heads, positions, size)."""
-    if node.flag("is_packed_batching"):
-        raise node.refuse("expected a batch of rows, got is_packed_batching")
+    """Import RotaryEmbedding of (batch, positions, heads * size) or (batch, heads, positions, size).
+
+    As in ONNX Runtime's kernels, `is_packed_batching` changes no number, and no kernel reads `scale`.
+    """
     x, positions, table = node.item(0), node.item(1), node.item(2)
     heads, pairs = node.integer("num_heads", 0), table.shape[1]
     value = w.tensor(x)
@@ -282,8 +288,6 @@ def _rotary(w: Writer, node: OnnxNode) -> ImportedValue:
         place = w.add(w.reshape(place, [const(1), const(1)]), w.reshape(w.iota(length), [const(1), length]))
     cos, sin = _angles(w, node, place, (2, 3))
     y = rotated(w, value, cos, sin, node.flag("interleaved"))
-    scale = node.real("scale", 1.0)
-    y = y if scale == 1.0 else w.mul(y, scale)
     return w.of(y if x.ndim == 4 else joined_heads(w, y))
 
 

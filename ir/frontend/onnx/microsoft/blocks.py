@@ -6,16 +6,28 @@ Tests: `tests/ir/frontend/onnx/microsoft/test_blocks.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from relax_tune.ir.core.dtype import DType, u8
+from relax_tune.ir.core.dtype import DType, f32, u8
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.tensors import Array
+from relax_tune.ir.frontend.shared.handlers.neural import matmul
+from relax_tune.ir.frontend.shared.operators import element_of
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Unpack4
+
+_FP4 = [0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25]
+FP4 = np.array(_FP4 + [-x for x in _FP4], np.float32)
+NF4 = np.array([
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+], np.float32)  # fmt: skip
+"""The 16 numbers of `fp4` and `nf4` of bitsandbytes (Dettmers et al. 2023)."""
 
 
 def unpacked(packed: Array, bits: int, count: int) -> Array:
@@ -90,18 +102,41 @@ def _matmul_n_bits(w: Writer, node: OnnxNode) -> ImportedValue:
     if node.has(3):
         zeros = constant(node, w, 3, "zero points")
         zeros = zeros.reshape(n, count) if zeros.dtype.kind == "f" else unpacked(zeros.reshape(n, -1), bits, count)
-    name = node.item(1).name
-    weights = weights_of_blocks(w, name, numbers, scales, zeros, bits, block, x.dtype)
-    value = w.tensor(x)
-    row = x.ndim == 1
+    name, value, row = node.item(1).name, w.tensor(x), x.ndim == 1
+    groups = constant(node, w, 4, "group indices").reshape(-1)[:k] if node.has(4) else np.arange(k) // block
+    order = np.argsort(groups, kind="stable")
+    if np.array_equal(groups[order], np.arange(k) // block):
+        if not np.array_equal(order, np.arange(k)):
+            # GPTQ's act-order: in the order of their groups, the rows of a block are neighbours
+            numbers, value = numbers[:, order], w.take(value, x.ndim - 1, w.tensor(w.constant(order, f"{name}.order")))
+        weights = weights_of_blocks(w, name, numbers, scales, zeros, bits, block, x.dtype)
+    else:
+        # Groups of other sizes than a block have no form in blocks: the matrix is stored as floats.
+        middle = np.float32(1 << (bits - 1)) if zeros is None else zeros[:, groups].astype(np.float32)
+        dense = (numbers.astype(np.float32) - middle) * scales[:, groups].astype(np.float32)
+        weights = w.tensor(w.constant(np.ascontiguousarray(dense.T).astype(x.dtype.numpy), name))
     y = w.matmul(w.expand_dims(value, (0,)) if row else value, weights)
     y = w.reshape(y, [const(n)]) if row else y
     return w.of(w.add(y, node.operand(w, 5)) if node.has(5) else y)
 
 
+def _matmul_bnb4(w: Writer, node: OnnxNode) -> ImportedValue:
+    """Import MatMulBnb4: a product with weights (n, k) of 4-bit numbers of a table, scaled by blocks of n * k elements."""
+    n, k, block, kind = (node.integer(name) for name in ("N", "K", "block_size", "quant_type"))
+    if kind not in (0, 1) or not node.integer("transB", 1) or node.flag("training_mode"):
+        raise node.refuse(f"expected quant_type 0 or 1, transB and no training_mode, got {dict(node.attributes)}")
+    packed, scales = constant(node, w, 1, "weights").reshape(-1), constant(node, w, 2, "scales").reshape(-1)
+    # the first number of a byte has its high bits
+    codes = np.stack([packed >> 4, packed & 15], -1).reshape(-1)[: n * k]
+    numbers = (NF4 if kind else FP4)[codes] * np.repeat(scales.astype(np.float32), block)[: n * k]
+    x = node.item(0)
+    weights = np.ascontiguousarray(numbers.reshape(n, k).T).astype(x.dtype.numpy)
+    return matmul(w, replace(node, inputs=(x, w.constant(weights, node.item(1).name))))
+
+
 def _gather(w: Writer, node: OnnxNode) -> ImportedValue:
     """Import GatherBlockQuantized: rows of a table, dequantised by blocks; an index out of range gives zeros."""
-    data, indices, _scales = node.item(0), node.item(1), node.item(2)
+    data, indices = node.item(0), node.item(1)
     bits, block = node.integer("bits", 4), node.integer("block_size", 128)
     table = constant(node, w, 0, "data")
     if data.dtype is u8:
@@ -112,8 +147,6 @@ def _gather(w: Writer, node: OnnxNode) -> ImportedValue:
     )
     by = constant(node, w, 2, "scales")
     zeros = _zeros(w, node, data.dtype, bits, by.shape)
-    if axis == along:
-        raise node.refuse(f"expected blocks along another axis than rows are taken, got {axis} for both")
     if not block or table.shape[along] > block * by.shape[along]:
         raise node.refuse(f"expected a scale for each block of {block} elements, got {by.shape} for {table.shape}")
     value = w.tensor(indices)
@@ -121,14 +154,21 @@ def _gather(w: Writer, node: OnnxNode) -> ImportedValue:
     inside = w.logical_and(w.less_equal(0, value), w.less(value, table.shape[axis]))
     # Clamped only so that the access is inside; the flags below put zeros in place of such rows.
     places = w.minimum(w.maximum(value, 0), table.shape[axis] - 1)
-    name = data.name
-    parts = [w.take(w.tensor(w.constant(np.ascontiguousarray(table), name)), axis, places)]
-    parts.append(w.take(w.tensor(w.constant(by, f"{name}.scale")), axis, places))
+    name, of_blocks = data.name, w.quotient(places, block) if axis == along else places
+    q = w.take(w.tensor(w.constant(np.ascontiguousarray(table), name)), axis, places)
+    scale = w.take(w.tensor(w.constant(by, f"{name}.scale")), axis, of_blocks)
+    zero = None
     if zeros is not None:
-        parts.append(w.take(w.tensor(w.constant(zeros.astype(table.dtype), f"{name}.zero")), axis, places))
-    # The taken axis is replaced by the dims of the indices, which moves the axes behind it.
-    where = along if along < axis else along + indices.ndim - 1
-    y = w.emit(Dequantize(where, block), *parts)
+        zero = w.take(w.tensor(w.constant(zeros.astype(table.dtype), f"{name}.zero")), axis, of_blocks)
+    if axis == along:
+        # one scale for each element that was taken
+        q = w.cast(q, f32)
+        q = q if zero is None else w.sub(q, w.cast(zero, f32))
+        y = w.cast(w.mul(q, w.cast(scale, f32)), element_of(scale))
+    else:
+        # The taken axis is replaced by the dims of the indices, which moves the axes behind it.
+        where = along if along < axis else along + indices.ndim - 1
+        y = w.emit(Dequantize(where, block), q, scale, *([] if zero is None else [zero]))
     flags = w.reshape(inside, [*indices.shape, *[const(1)] * (len(w.of(y).shape) - axis - indices.ndim)])
     return w.of(w.where(flags, y, 0.0))
 
@@ -141,4 +181,6 @@ def _zeros(w: Writer, node: OnnxNode, element: DType, bits: int, shape: tuple[in
     return np.full(shape, 1 << (bits - 1), np.uint8) if element is u8 else None
 
 
-HANDLERS: Mapping[str, Handler] = {"MatMulNBits": _matmul_n_bits, "GatherBlockQuantized": _gather}
+HANDLERS: Mapping[str, Handler] = {
+    "MatMulNBits": _matmul_n_bits, "GatherBlockQuantized": _gather, "MatMulBnb4": _matmul_bnb4,
+}  # fmt: skip

@@ -52,6 +52,8 @@ def _skip_layer_norm(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
 
 def _skip_rms_norm(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
     """Import SkipSimplifiedLayerNormalization: RMSNorm of a residual sum, and the sum."""
+    if node.is_read(1):
+        raise node.refuse("expected no reader of the result mean, which this norm does not compute")
     eps = node.real("epsilon", 1e-12)
     value = w.of(_residual(w, node, 3))
     y = rms_norm(w, value, value.ndim - 1, node.operand(w, 2), eps)
@@ -123,9 +125,9 @@ def _embed_layer_norm(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
 def _grouped(w: Writer, node: OnnxNode, value: Value) -> Value:
     groups, last = node.integer("groups"), node.flag("channels_last", True)
     dims, axis = list(tensor_dims(value)), -1 if last else 1
-    known = [c for c in (dims[axis], *(node.item(p).shape[0] for p in (1, 2))) if as_int(c) is not None]
-    channels = as_int(known[0]) if known else None
-    if groups < 1 or channels is None or channels % groups:
+    known = [c for c in (dims[axis], *(node.item(p).shape[0] for p in (1, 2))) if as_int(c) is not None] or [dims[axis]]
+    channels = as_int(known[0])
+    if groups < 1 or (channels is not None and channels % groups):
         raise node.refuse(f"expected groups that divide the channels, got {groups} of {tensor_dims(value)!r}")
     dims[axis] = known[0]
     value = w.viewed(value, dims)

@@ -5,7 +5,7 @@ Tests: `tests/ir/frontend/onnx/microsoft/test_products.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from relax_tune.ir.core.expr import const, floordiv
@@ -13,6 +13,7 @@ from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.math import HANDLERS as MATH
 from relax_tune.ir.frontend.onnx.neural import HANDLERS as NEURAL
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
+from relax_tune.ir.frontend.onnx.recurrent import PARAMETERS, activation
 from relax_tune.ir.frontend.onnx.window import HANDLERS as WINDOW
 from relax_tune.ir.frontend.shared.handlers import math as shared
 from relax_tune.ir.frontend.shared.handlers.neural import matmul
@@ -23,7 +24,8 @@ from relax_tune.ir.op.math.elementwise import Gelu
 
 ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "Relu": (), "Tanh": (), "Sigmoid": (), "LeakyRelu": ("alpha",), "Elu": ("alpha",), "HardSigmoid": ("alpha", "beta"),
-    "Clip": ("min", "max"), "HardSwish": (),
+    "Clip": ("min", "max"), "HardSwish": (), "Softplus": (), "Softsign": (), "ScaledTanh": ("alpha", "beta"),
+    "ThresholdedRelu": ("alpha",), "Celu": ("alpha",), "Selu": ("alpha", "gamma"),
 }  # fmt: skip
 """Activations of fused products, with the names of their parameters in order."""
 
@@ -34,16 +36,18 @@ def with_bias(w: Writer, node: OnnxNode, position: int) -> Value:
     return w.add(x, node.operand(w, position)) if node.has(position) else x
 
 
-def activated(w: Writer, node: OnnxNode, value: Value, name: str, numbers: Sequence[float]) -> Value:
-    """Emit an activation with its parameters in the order of `ACTIVATIONS`. Raises ParseError for another activation."""
+def activated(w: Writer, node: OnnxNode, value: Value, name: str, numbers: Mapping[str, float]) -> Value:
+    """Emit an activation with its parameters by name. Raises ParseError for another activation."""
     if not name:
         return value
     if name not in ACTIVATIONS:
         raise node.refuse(f"expected an activation among {', '.join(ACTIVATIONS)}, got {name!r}")
-    given = dict(zip(ACTIVATIONS[name], numbers, strict=False))
     if name == "Clip":
-        return shared.clip(w, value, given.get("min"), given.get("max"))
-    y = MATH[name](w, replace(node, op=name, inputs=(w.of(value),), attributes=given, outputs=("",), domain=""))
+        return shared.clip(w, value, numbers.get("min"), numbers.get("max"))
+    if name in PARAMETERS:
+        by_name = zip(("alpha", "beta"), PARAMETERS[name], strict=False)
+        return activation(node, name, [numbers.get(key, default) for key, default in by_name])(w, value)
+    y = MATH[name](w, replace(node, op=name, inputs=(w.of(value),), attributes=numbers, outputs=("",), domain=""))
     assert isinstance(y, ImportedValue)
     return w.tensor(y)
 
@@ -112,7 +116,8 @@ def _fused_matmul(w: Writer, node: OnnxNode) -> ImportedValue:
 def _fused_gemm(w: Writer, node: OnnxNode) -> ImportedValue:
     y = NEURAL["Gemm"](w, node)
     assert isinstance(y, ImportedValue)
-    numbers = [node.real(f"activation_{name}") for name in ("alpha", "beta") if f"activation_{name}" in node.attributes]
+    given = ("alpha", "beta", "gamma")
+    numbers = {name: node.real(f"activation_{name}") for name in given if f"activation_{name}" in node.attributes}
     return w.of(activated(w, node, w.tensor(y), node.text("activation", ""), numbers))
 
 
@@ -121,8 +126,8 @@ def _fused_conv(w: Writer, node: OnnxNode) -> ImportedValue:
     y = WINDOW["Conv"](w, node)
     assert isinstance(y, ImportedValue)
     value = w.add(w.tensor(y), node.operand(w, 3)) if node.has(3) else w.tensor(y)
-    numbers = [float(n) for n in node.attributes.get("activation_params", ())]
-    return w.of(activated(w, node, value, node.text("activation", ""), numbers))
+    name, numbers = node.text("activation", ""), map(float, node.attributes.get("activation_params", ()))
+    return w.of(activated(w, node, value, name, dict(zip(ACTIVATIONS.get(name, ()), numbers, strict=False))))
 
 
 def channels_first(w: Writer, value: Value) -> Value:
@@ -142,7 +147,7 @@ def in_channels_first(handler: Handler, *positions: int) -> Handler:
 
     def handle(w: Writer, node: OnnxNode) -> ImportedValue:
         inputs = list(node.inputs)
-        for p in positions:
+        for p in filter(node.has, positions):
             inputs[p] = w.of(channels_first(w, w.tensor(node.item(p))))
         y = handler(w, replace(node, inputs=tuple(inputs)))
         assert isinstance(y, ImportedValue)
@@ -151,10 +156,17 @@ def in_channels_first(handler: Handler, *positions: int) -> Handler:
     return handle
 
 
+def _max_pool(w: Writer, node: OnnxNode) -> ImportedValue:
+    y = WINDOW["MaxPool"](w, node)
+    assert not isinstance(y, ImportedValue) and isinstance(y[0], ImportedValue)
+    return y[0]
+
+
 HANDLERS: Mapping[str, Handler] = {
     "Gelu": shared.gelu, "BiasGelu": _bias_gelu, "FastGelu": _fast_gelu, "QuickGelu": _quick_gelu,
     "BiasSplitGelu": _bias_split_gelu, "BiasAdd": _bias_add, "BiasSoftmax": _bias_softmax,
     "FusedMatMul": _fused_matmul, "TransposeMatMul": _fused_matmul, "FusedGemm": _fused_gemm, "FusedConv": _fused_conv,
     # both the input and the weights have the channels last
-    "NhwcConv": in_channels_first(_fused_conv, 0, 1),
+    "NhwcConv": in_channels_first(_fused_conv, 0, 1), "NhwcMaxPool": in_channels_first(_max_pool, 0),
+    "NhwcFusedConv": in_channels_first(_fused_conv, 0, 3),
 }  # fmt: skip

@@ -69,6 +69,13 @@ def test_load_onnx_gather_nd_picks_within_each_batch(text: str, inputs: list[Any
     check(model(text, 13), inputs)
 
 
+def test_load_onnx_gather_nd_of_symbolic_depth_names_the_bound() -> None:
+    proto = model("(float[b, 4] x, int64[c, d] k) => (float[q, 4] y) { y = GatherND(x, k) }", 13)
+    with pytest.raises(ParseError, match="fix dims"):
+        load_onnx(proto)
+    assert load_onnx(proto, {"d": (1, 1)}).graphs
+
+
 def test_load_onnx_gather_nd_of_other_batch_raises() -> None:
     with pytest.raises(ParseError, match="batch_dims"):
         load_onnx(model("(float[b, 4] x, int64[b, 1] k) => (float[q] y) { y = GatherND<batch_dims = 2>(x, k) }", 13))

@@ -340,6 +340,8 @@ NEWER: list[tuple[int, str, list[np.ndarray[Any, Any]]]] = [
      "{ y, p, q = BatchNormalization<training_mode = 1, momentum = 0.75>(x, s, b, m, v) }", [f(3, 2, 5), f(2), f(2), f(2), positive(2)]),
     (21, "(float[n, 6, h] x, float[6] s, float[6] b) => (float[n, 6, h] y) "
      "{ y = GroupNormalization<num_groups = 2, epsilon = 0.01>(x, s, b) }", [f(2, 6, 5), f(6), f(6)]),
+    (21, "(float[n, c, h] x, float[c] s, float[c] b) => (float[n, c, h] y) { y = GroupNormalization<num_groups = 2>(x, s, b) }",
+     [f(2, 6, 5), f(6), f(6)]),
 ]  # fmt: skip
 
 

@@ -45,6 +45,17 @@ def test_attention_masks(b: int, n: int, mask: str | None, causal: int) -> None:
     check("Attention", [x, f(12, 24), f(24), masks[mask]], num_heads=2, unidirectional=causal, **close)
 
 
+@pytest.mark.parametrize(
+    "b, ends", [(2, [2, 4]), (2, [5, 3, 0, 1]), (2, [2, 5, 0, 2, 5, 0, 2, 5]), (1, [4]), (1, [4, 2])]
+)
+@pytest.mark.parametrize("constant", [False, True])
+def test_attention_mask_of_one_dim_is_read_by_the_size_at_the_call(b: int, ends: list[int], constant: bool) -> None:
+    """Ends of the rows; ends, then starts; lengths, then offsets."""
+    mask = np.array(ends, np.int32)
+    inputs = [Input(f(b, 5, 12), "b n 12"), f(12, 24), f(24), mask if constant else Input(mask, "k")]
+    check("Attention", inputs, num_heads=2, **CLOSE)
+
+
 def test_attention_without_bias_of_other_value_size_scale_and_filter() -> None:
     x = Input(f(2, 5, 12), "b n 12")
     inputs = [x, f(12, 8 + 8 + 6), f(22), Input(ones_of_length(2, 5), "b n"), None, Input(f(2, 2, 5, 5), "b 2 n n")]
@@ -122,6 +133,12 @@ def test_rotary_embedding(interleaved: int, offset: bool, by_heads: bool, partia
     place = Input(np.array([2]), "1") if offset else Input(whole(0, 9, b, n), "b n")
     more = {"num_heads": heads, "rotary_embedding_dim": 2 * pairs} if partial else {}
     check("RotaryEmbedding", [x, place, f(9, pairs), f(9, pairs)], interleaved=interleaved, **more, **CLOSE)
+
+
+@pytest.mark.parametrize("more", [{"scale": 2.0}, {"is_packed_batching": 1}])
+def test_rotary_embedding_attributes_without_effect(more: dict[str, Any]) -> None:
+    inputs = [Input(f(2, 5, 24), "b n 24"), Input(whole(0, 9, 2, 5), "b n"), f(9, 4), f(9, 4)]
+    check("RotaryEmbedding", inputs, **more, **CLOSE)
 
 
 def grouped(

@@ -120,6 +120,19 @@ def test_group_norm_of_unknown_channels_has_as_many_as_the_scale() -> None:
     check("SkipGroupNorm", arguments, 2, groups=2, activation=0, rtol=1e-4, atol=1e-5, reference=lambda: results)
 
 
+def test_group_norm_of_symbolic_channels() -> None:
+    x, gamma, beta = f(2, 3, 5, 8), f(8), f(8)
+    arguments = [Input(x, "b h w c"), Input(gamma, "c"), Input(beta, "c")]
+    wanted = [grouped(x, 4, gamma, beta, 1e-5, False)]
+    check("GroupNorm", arguments, groups=4, activation=0, rtol=1e-4, atol=1e-5, reference=lambda: wanted)
+
+
+def test_mean_of_a_norm_without_mean_raises() -> None:
+    inputs = [Input(f(2, 5, 8), "b n 8"), Input(f(2, 5, 8), "b n 8"), f(8)]
+    with pytest.raises(ParseError, match="result mean"):
+        check("SkipSimplifiedLayerNormalization", inputs, 2, reference=lambda: [])
+
+
 def test_group_norm_of_indivisible_groups_raises() -> None:
     arguments: list[Any] = [Input(f(2, 3, 5, 8), "b h w 8"), f(8), f(8)]
     with pytest.raises(ParseError, match="expected groups that divide the channels"):

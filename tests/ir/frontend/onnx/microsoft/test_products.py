@@ -79,6 +79,9 @@ def test_transpose_matmul() -> None:
 @pytest.mark.parametrize("activation", [
     {"activation": "Relu"}, {"activation": "LeakyRelu", "activation_alpha": 0.2}, {"activation": "Tanh"},
     {"activation": "Sigmoid"}, {"activation": "HardSigmoid", "activation_alpha": 0.3, "activation_beta": 0.4},
+    {"activation": "Selu", "activation_alpha": 1.5, "activation_gamma": 1.1}, {"activation": "Softplus"}, {"activation": "Softsign"},
+    {"activation": "ThresholdedRelu", "activation_alpha": 0.2}, {"activation": "Celu", "activation_alpha": 0.5},
+    {"activation": "ScaledTanh", "activation_alpha": 0.5, "activation_beta": 2.0}, {"activation": "Elu", "activation_alpha": 0.5},
 ])  # fmt: skip
 @pytest.mark.parametrize("bias", [None, f(5), f(1, 5)], ids=["none", "vector", "row"])
 def test_fused_gemm(activation: dict[str, Any], bias: Array | None) -> None:
@@ -106,6 +109,23 @@ def test_nhwc_conv_has_channels_last_in_input_and_weights() -> None:
         return [y.astype(np.float32)]
 
     check("NhwcConv", [Input(x, "b h w 6"), weights, bias], kernel_shape=[3, 3], reference=reference)
+
+
+def test_nhwc_fused_conv_has_channels_last_in_input_and_summand() -> None:
+    x, weights, bias, z = f(2, 5, 7, 6), f(4, 3, 3, 3), f(4), f(2, 3, 5, 4)
+
+    def reference() -> list[Array]:
+        windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), (3, 3), (1, 2))
+        parts = [
+            np.einsum(
+                "bhwcij,ocij->bhwo", windows[:, :, :, g * 3 : g * 3 + 3], weights[g * 2 : g * 2 + 2].astype(float)
+            )
+            for g in range(2)
+        ]
+        return [np.maximum(np.concatenate(parts, -1) + bias + z, 0).astype(np.float32)]
+
+    inputs = [Input(x, "b h w 6"), weights, bias, Input(z, "b p q 4")]
+    check("NhwcFusedConv", inputs, kernel_shape=[3, 3], group=2, activation="Relu", reference=reference, rtol=1e-4)
 
 
 def test_fused_gemm_of_unknown_activation_raises() -> None:

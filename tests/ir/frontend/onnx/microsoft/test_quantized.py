@@ -63,6 +63,10 @@ def test_binary(op: str, kind: Any, a: Any, b: Any, dims_a: str, dims_b: str) ->
     ("QLinearAveragePool", {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}),
     ("QLinearAveragePool", {"kernel_shape": [2, 3], "channels_last": 1}),
     ("QLinearAveragePool", {"kernel_shape": [2, 2], "ceil_mode": 1, "strides": [2, 2]}),
+    ("QLinearAveragePool", {"kernel_shape": [2, 3], "auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    ("QLinearAveragePool", {"kernel_shape": [2, 3], "auto_pad": "SAME_LOWER", "count_include_pad": 1}),
+    ("QLinearAveragePool", {"kernel_shape": [2, 2], "auto_pad": "VALID", "channels_last": 1}),
+    ("QLinearAveragePool", {"kernel_shape": [3, 3], "pads": [1, 0, 1, 2], "strides": [2, 2], "ceil_mode": 1, "channels_last": 1}),
     ("QLinearGlobalAveragePool", {}), ("QLinearGlobalAveragePool", {"channels_last": 1}),
 ])  # fmt: skip
 def test_unary(op: str, attributes: dict[str, Any], kind: Any) -> None:
@@ -71,6 +75,38 @@ def test_unary(op: str, attributes: dict[str, Any], kind: Any) -> None:
     dims = "b c h w" if op in ("QLinearSigmoid", "QLinearLeakyRelu") else "b 4 5 w"
     inputs = [Input(q(kind, 2, 4, 5, 7), dims), scale(0.0503), zero(kind, -7), scale(out), z]
     check(op, inputs, **STEPS, **attributes)
+
+
+@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("op, more", [
+    ("QLinearAveragePool", {"kernel_shape": [3], "strides": [2], "pads": [1, 1]}), ("QLinearGlobalAveragePool", {}),
+])  # fmt: skip
+def test_pools_of_signals(op: str, more: dict[str, Any], last: int) -> None:
+    z = [zero(np.uint8, v) for v in (-7, 2)]
+    inputs = [Input(q(np.uint8, 2, 9, 9), "b c n"), scale(0.0503), z[0], scale(0.0391), z[1]]
+    check(op, inputs, channels_last=last, **more, **STEPS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("more", [
+    {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "ceil_mode": 1},
+    {"kernel_shape": [2, 3], "auto_pad": "SAME_UPPER"}, {"kernel_shape": [2, 2], "dilations": [1, 2]},
+])  # fmt: skip
+def test_nhwc_max_pool(more: dict[str, Any], kind: Any) -> None:
+    check("NhwcMaxPool", [Input(q(kind, 2, 5, 7, 4), "b h w c")], **more)
+
+
+@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("channels, more", [
+    (2, {"group": 2}), (1, {"group": 4, "pads": [1, 1, 1, 1]}), (4, {"auto_pad": "SAME_LOWER", "strides": [2, 2]}),
+    (4, {"dilations": [2, 1]}),
+])  # fmt: skip
+def test_conv_of_symbolic_channels(channels: int, more: dict[str, Any], last: int) -> None:
+    x = Input(q(np.uint8, 2, 6, 7, 4), "b h w c") if last else Input(q(np.uint8, 2, 4, 6, 7), "b c h w")
+    by = np.linspace(0.01, 0.03, 8, dtype=np.float32)
+    inputs = [x, scale(0.05), zero(np.uint8, -7), weights(np.int8, 8, channels, 2, 3), by, np.zeros(8, np.int8)]
+    inputs += [scale(0.3), zero(np.uint8, 4), whole(-999, 999, 8, dtype=np.int32)]
+    check("QLinearConv", inputs, channels_last=last, **more, **STEPS)
 
 
 @pytest.mark.parametrize("keep", [0, 1])
