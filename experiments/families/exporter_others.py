@@ -112,7 +112,8 @@ def scikit(folder: Path, name: str, path: Path, dictionaries: bool = False) -> N
     number, label = targets(x)
     model = scikit_models()[name]().fit(x, number if name.endswith("regressor") else label)
     table_cases(folder, name, nan=name.startswith("histogram"))
-    options = {id(model): {"zipmap": False}} if hasattr(model, "predict_proba") and not dictionaries else None
+    probable = hasattr(model, "predict_proba") and name != "linear_svc"
+    options = {id(model): {"zipmap": False}} if probable and not dictionaries else None
     proto = to_onnx(model, x[:1], options=options, target_opset={"": 18, "ai.onnx.ml": 3})
     path.write_bytes(proto.SerializeToString())
 
@@ -182,7 +183,7 @@ def keras_models() -> Mapping[str, Callable[[], Any]]:
         return keras.Model(given, k.Dense(7)(k.Flatten()(x + y * s)))
 
     def grown() -> Any:
-        given = k.Input((None, None, 3))
+        given = k.Input((24, 32, 3))
         x = k.Conv2D(8, 3, padding="same", activation="swish")(given)
         x = k.UpSampling2D(2, interpolation="bilinear")(k.MaxPooling2D(2)(x))
         return keras.Model(given, k.Conv2DTranspose(2, 3, strides=2, padding="same")(x))
@@ -191,7 +192,7 @@ def keras_models() -> Mapping[str, Callable[[], Any]]:
         given = k.Input((None,), dtype="int32")
         x = k.Embedding(100, 16)(given)
         x = k.LayerNormalization()(x + k.MultiHeadAttention(4, 4)(x, x))
-        return keras.Model(given, k.Dense(5, "softmax")(k.GlobalMaxPooling1D()(k.Dense(32, "gelu")(x))))
+        return keras.Model(given, k.Dense(5, "softmax")(k.GlobalMaxPooling1D()(k.Dense(32, "swish")(x))))
 
     return {
         "tf_mlp": lambda: drawn(k.Input((20,)), k.Dense(32, "relu"), k.BatchNormalization(), k.Dense(5, "softmax")),
@@ -214,7 +215,7 @@ TF_SHAPES: Mapping[str, Sequence[tuple[int, ...]]] = {
     "tf_mlp": [(n, 20) for n in ROWS],
     "tf_convnet": [(2, 32, 48, 3), (1, 31, 33, 3), (3, 64, 40, 3), (1, 57, 91, 3)],
     "tf_residual": [(n, 32, 32, 3) for n in (2, 1, 3, 5)],
-    "tf_grown": [(2, 16, 24, 3), (1, 8, 8, 3), (3, 32, 20, 3), (1, 14, 50, 3)],
+    "tf_grown": [(n, 24, 32, 3) for n in (2, 1, 3, 5)],
     "tf_lstm": [(2, 9, 8), (1, 1, 8), (3, 7, 8), (5, 20, 8)],
     "tf_bidirectional": [(2, 9, 8), (1, 1, 8), (3, 7, 8), (5, 20, 8)],
     "tf_unrolled": [(n, 7, 8) for n in (2, 1, 3, 5)],
@@ -228,7 +229,7 @@ def tensorflow_function() -> Any:
     import tensorflow as tf
 
     rng = np.random.default_rng(0)
-    w = tf.constant(rng.normal(size=(8, 4)).astype(np.float32))
+    w = rng.normal(size=(8, 4)).astype(np.float32)
 
     @tf.function(input_signature=[tf.TensorSpec((None, None, 8), tf.float32, name="input")])  # type: ignore[untyped-decorator]
     def function(x: Any) -> Any:
@@ -240,7 +241,9 @@ def tensorflow_function() -> Any:
         hot = tf.one_hot(tf.argmax(y, -1), 4)
         size = tf.shape(x)
         flat = tf.reshape(hot, [size[0] * size[1], 4])
-        return best, rows, padded[:, ::2], tf.linalg.matmul(flat, flat, transpose_a=True), tf.where(y > 0, y, tf.exp(y) - 1)
+        boxes = tf.concat([x[0, :, :2], x[0, :, :2] + tf.abs(x[0, :, 2:4])], -1)
+        kept = tf.image.non_max_suppression(boxes, x[0, :, 4], 5, iou_threshold=0.3)
+        return best, rows, padded[:, ::2], tf.linalg.matmul(flat, flat, transpose_a=True), tf.where(y > 0, y, tf.exp(y) - 1), tf.gather(boxes, kept)
 
     return function
 

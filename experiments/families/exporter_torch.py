@@ -22,14 +22,14 @@ Case = Mapping[str, Array]
 OPSET = 17
 """The opset of torch's older exporter, which the tools are tried with."""
 HEADS: Mapping[str, tuple[str, int]] = {
-    "bert": ("bert", 4), "xlm_roberta": ("bert", 4), "distilbert": ("bert", 4), "gpt2": ("gpt2", 4), "gpt2_step": ("gpt2", 4),
+    "bert": ("bert", 4), "bert_classic": ("bert", 4), "xlm_roberta": ("bert", 4), "distilbert": ("bert", 4), "gpt2": ("gpt2", 4), "gpt2_step": ("gpt2", 4),
     "t5_full": ("t5", 4), "vit": ("vit", 4), "whisper_encoder": ("bart", 4), "whisper_decoder": ("bart", 4), "bart": ("bart", 4),
     "clip_text": ("clip", 4), "swin": ("swin", 2), "phi": ("phi", 4), "llama_step": ("gpt_neox", 4), "qwen3": ("qwen3", 4),
     "unet_nearest": ("unet", 4),
 }  # fmt: skip
 """The model type and the heads that onnxruntime.transformers.optimizer is told, by model."""
 SOURCES = (
-    "mlp", "convnet", "mobilenetv3", "unet_size", "unet_nearest", "lstm", "gru", "lstm_packed", "bert", "distilbert", "xlm_roberta", "gpt2",
+    "mlp", "convnet", "mobilenetv3", "unet_size", "unet_nearest", "lstm", "gru", "lstm_packed", "bert", "bert_classic", "distilbert", "xlm_roberta", "gpt2",
     "gpt2_step", "llama_step", "t5_full", "vit", "swin", "whisper_encoder", "whisper_decoder", "bart", "clip_text", "qwen3", "phi",
     "yolo_topk", "yolo_nms", "yolo_select", "dlrm_bags", "gnn_scatter_add",
 )  # fmt: skip
@@ -44,7 +44,7 @@ def sources() -> dict[str, Any]:
     from torch import Tensor, nn
 
     from experiments.families.model_families import families
-    from experiments.families.models import IMAGE, Family, image
+    from experiments.families.models import BN, IMAGE, Family, ids, image, padded
 
     class Packed(nn.Module):
         """Rows of several lengths through a bidirectional LSTM and a GRU, with a state of their own."""
@@ -71,6 +71,39 @@ def sources() -> dict[str, Any]:
             kept = f[..., 4].sigmoid() > 0.5
             return f[kept], kept.nonzero()
 
+    class Layer(nn.Module):
+        """An encoder layer as transformers 4 wrote it, whose attention ONNX Runtime's fusions know."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value, self.out = (nn.Linear(32, 32) for _ in range(4))
+            self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+            self.first, self.second = nn.LayerNorm(32), nn.LayerNorm(32)
+
+        def heads(self, x: Tensor) -> Tensor:
+            return x.view(x.size(0), x.size(1), 4, 8).permute(0, 2, 1, 3)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            q, k, v = self.heads(self.query(x)), self.heads(self.key(x)), self.heads(self.value(x))
+            scores = torch.matmul(q, k.transpose(-1, -2)) / 8**0.5 + mask
+            y = torch.matmul(scores.softmax(-1), v).permute(0, 2, 1, 3).contiguous()
+            x = self.first(self.out(y.view(y.size(0), y.size(1), 32)) + x)
+            return self.second(self.down(nn.functional.gelu(self.up(x))) + x)
+
+    class Classic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places, self.kinds = nn.Embedding(199, 32), nn.Embedding(64, 32), nn.Embedding(2, 32)
+            self.norm, self.layers = nn.LayerNorm(32), nn.ModuleList([Layer(), Layer()])
+
+        def forward(self, ids: Tensor, kinds: Tensor, mask: Tensor) -> Tensor:
+            places = torch.arange(64)[None, : ids.size(1)]
+            x = self.norm(self.words(ids) + self.kinds(kinds) + self.places(places))
+            added = (1.0 - mask[:, None, None, :].float()) * -10000.0
+            for layer in self.layers:
+                x = layer(x, added)
+            return x
+
     def convnet() -> nn.Module:
         block = lambda a, b, s: [nn.Conv2d(a, b, 3, s, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
         return nn.Sequential(
@@ -81,10 +114,12 @@ def sources() -> dict[str, Any]:
     mlp = lambda: nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.LayerNorm(64), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 5))
     rows = ((2,), (1,), (7,), (16,))
     text = ((2, 9), (1, 1), (3, 7), (5, 20))
+    classic = lambda g, s: (ids(g, *s), torch.randint(0, 2, s, generator=g), padded(g, *s))
     packed = lambda g, s: (torch.randn(*s, 8, generator=g), torch.randn(1, s[0], 8, generator=g))
     own = {
         "mlp": Family(mlp, lambda g, s: (torch.randn(*s, 20, generator=g),), ({0: "b"},), rows),
         "convnet": Family(convnet, image, ({0: "b", 2: "h", 3: "w"},), IMAGE),
+        "bert_classic": Family(Classic, classic, (BN, BN, BN), text),
         "lstm_packed": Family(Packed, packed, ({0: "b", 1: "n"}, {1: "b"}), text),
         "yolo_select": Family(Select, image, ({0: "b", 2: "h", 3: "w"},), IMAGE),
     }
@@ -218,10 +253,10 @@ def packed_attention(folder: Path, name: str, path: Path) -> None:
     packing.model.save_model_to_file(str(path))
 
 
-def dynamic(folder: Path, name: str, path: Path, **options: Any) -> None:
+def dynamic(folder: Path, name: str, path: Path, source: str = "torch_script", **options: Any) -> None:
     from onnxruntime.quantization import quantize_dynamic
 
-    quantize_dynamic(str(base(folder, name)), str(path), **options)
+    quantize_dynamic(str(base(folder, name, source)), str(path), **options)
 
 
 class Reader:
@@ -329,8 +364,8 @@ TORCH: Mapping[str, Exporter] = {
     "ort_transformers": _tool(partial(transformer, half=False), [*HEADS]),
     "ort_transformers_dynamo": _tool(partial(transformer, half=False, exporter="torch_dynamo"), [*HEADS]),
     "ort_transformers_half": _tool(partial(transformer, half=True), [*HEADS]),
-    "ort_packing": _tool(packed_attention, ("bert", "distilbert")),
-    "quantize_dynamic": _tool(dynamic, (*FEW, "lstm")),
+    "ort_packing": _tool(packed_attention, ("bert_classic",)),
+    "quantize_dynamic": _tool(dynamic, (*FEW, "lstm", "bert_classic")),
     "quantize_dynamic_channel": _tool(partial(dynamic, per_channel=True, reduce_range=True), FEW),
     "qdq_u8s8": _tool(partial(static, form="QDQ", activation="QUInt8", weight="QInt8")),
     "qdq_s8_channel": _tool(partial(static, form="QDQ", activation="QInt8", weight="QInt8", per_channel=True)),
@@ -338,6 +373,7 @@ TORCH: Mapping[str, Exporter] = {
     "qdq_16_by_4_bits": _tool(partial(static, form="QDQ", activation="QUInt16", weight="QInt4"), PRODUCTS),
     "qoperator": _tool(partial(static, form="QOperator", activation="QUInt8", weight="QUInt8")),
     "qoperator_channel": _tool(partial(static, form="QOperator", activation="QUInt8", weight="QInt8", per_channel=True)),
+    "fused_dynamic": _tool(partial(dynamic, source="ort_transformers", extra_options={"DefaultTensorType": 1}), ("bert_classic", "gpt2")),
     "ort_all_of_qdq": _tool(partial(runtime_of_quantized, quantized="qdq_u8s8")),
     "ort_all_of_dynamic": _tool(partial(runtime_of_quantized, quantized="quantize_dynamic")),
     "nbits_4": _tool(partial(blocks, form="QOperator", is_symmetric=True), PRODUCTS),
