@@ -48,8 +48,22 @@ def table_cases(folder: Path, name: str, nan: bool = False) -> None:
 
 def scikit_models() -> Mapping[str, Callable[[], Any]]:
     """Return makers of estimators; names that end in `_regressor` take the number, others the class."""
-    from sklearn import cluster, compose, decomposition, ensemble, gaussian_process, impute, linear_model, naive_bayes, neighbors
-    from sklearn import neural_network, pipeline, preprocessing, svm, tree
+    from sklearn import (
+        cluster,
+        compose,
+        decomposition,
+        ensemble,
+        gaussian_process,
+        impute,
+        linear_model,
+        naive_bayes,
+        neighbors,
+        neural_network,
+        pipeline,
+        preprocessing,
+        svm,
+        tree,
+    )
 
     scaled = lambda *steps: pipeline.make_pipeline(preprocessing.StandardScaler(), *steps)
     columns = lambda: compose.ColumnTransformer([
@@ -67,8 +81,10 @@ def scikit_models() -> Mapping[str, Callable[[], Any]]:
         "tree_regressor": lambda: tree.DecisionTreeRegressor(max_depth=6, random_state=0),
         "ada": lambda: ensemble.AdaBoostClassifier(n_estimators=5, random_state=0),
         "bagging": lambda: ensemble.BaggingClassifier(n_estimators=4, random_state=0),
-        "voting": lambda: ensemble.VotingClassifier([("a", linear_model.LogisticRegression()), ("b", naive_bayes.GaussianNB())], voting="soft", flatten_transform=False),
-        "stacking": lambda: ensemble.StackingClassifier([("a", tree.DecisionTreeClassifier(max_depth=3)), ("b", naive_bayes.GaussianNB())]),
+        "voting": lambda: ensemble.VotingClassifier(
+            [("a", linear_model.LogisticRegression()), ("b", naive_bayes.GaussianNB())], voting="soft", flatten_transform=False),
+        "stacking": lambda: ensemble.StackingClassifier(
+            [("a", tree.DecisionTreeClassifier(max_depth=3)), ("b", naive_bayes.GaussianNB())]),
         "svc": lambda: scaled(svm.SVC(probability=True, random_state=0)),
         "svc_plain": lambda: svm.SVC(kernel="poly", degree=2),
         "linear_svc": lambda: scaled(svm.LinearSVC()),
@@ -243,7 +259,8 @@ def tensorflow_function() -> Any:
         flat = tf.reshape(hot, [size[0] * size[1], 4])
         boxes = tf.concat([x[0, :, :2], x[0, :, :2] + tf.abs(x[0, :, 2:4])], -1)
         kept = tf.image.non_max_suppression(boxes, x[0, :, 4], 5, iou_threshold=0.3)
-        return best, rows, padded[:, ::2], tf.linalg.matmul(flat, flat, transpose_a=True), tf.where(y > 0, y, tf.exp(y) - 1), tf.gather(boxes, kept)
+        product, curve = tf.linalg.matmul(flat, flat, transpose_a=True), tf.where(y > 0, y, tf.exp(y) - 1)
+        return best, rows, padded[:, ::2], product, curve, tf.gather(boxes, kept)
 
     return function
 
@@ -290,7 +307,9 @@ def paddle_models() -> Mapping[str, tuple[Callable[[], Any], Sequence[Any], Sequ
     class Detector(nn.Layer):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.body = nn.Sequential(nn.Conv2D(3, 16, 3, 4, 1), nn.BatchNorm2D(16), nn.Hardswish(), nn.Conv2D(16, 5, 3, 2, 1))
+            self.body = nn.Sequential(
+                nn.Conv2D(3, 16, 3, 4, 1), nn.BatchNorm2D(16), nn.Hardswish(), nn.Conv2D(16, 5, 3, 2, 1)
+            )
             self.up = nn.Upsample(scale_factor=2, mode="bilinear")
 
         def forward(self, x: Any) -> Any:
@@ -373,7 +392,10 @@ def jax_file(folder: Path, name: str, path: Path) -> None:
         function, shape = (lambda x: jax.nn.softmax(last(norm(jax.nn.gelu(first(x)))))), (20,)
     elif name == "jax_convnet":
         conv, out = nnx.Conv(3, 8, (3, 3), strides=2, rngs=rngs), nnx.Linear(8, 4, rngs=rngs)
-        function, shape = (lambda x: out(jnp.mean(nnx.max_pool(jax.nn.silu(conv(x)), (2, 2), (2, 2)), (1, 2)))), (32, 32, 3)
+        function, shape = (
+            (lambda x: out(jnp.mean(nnx.max_pool(jax.nn.silu(conv(x)), (2, 2), (2, 2)), (1, 2)))),
+            (32, 32, 3),
+        )
     elif name == "jax_attention":
         attend = nnx.MultiHeadAttention(4, 16, decode=False, rngs=rngs)
         function, shape = (lambda x: x + attend(x)), (9, 16)
@@ -421,7 +443,10 @@ def generator(folder: Path, name: str, path: Path, precision: str, **options: st
     rng = np.random.default_rng(0)
     cases = []
     for b, n, past in ((2, 9, 0), (1, 1, 5), (3, 1, 13), (1, 20, 0)):
-        case: dict[str, Array] = {"input_ids": rng.integers(3, 199, (b, n)), "attention_mask": np.ones((b, past + n), np.int64)}
+        case: dict[str, Array] = {
+            "input_ids": rng.integers(3, 199, (b, n)),
+            "attention_mask": np.ones((b, past + n), np.int64),
+        }
         case["position_ids"] = np.broadcast_to(np.arange(past, past + n), (b, n)).copy()
         for i in proto.graph.input:
             if i.name.startswith("past_key_values"):

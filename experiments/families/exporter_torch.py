@@ -22,15 +22,16 @@ Case = Mapping[str, Array]
 OPSET = 17
 """The opset of torch's older exporter, which the tools are tried with."""
 HEADS: Mapping[str, tuple[str, int]] = {
-    "bert": ("bert", 4), "bert_classic": ("bert", 4), "xlm_roberta": ("bert", 4), "distilbert": ("bert", 4), "gpt2": ("gpt2", 4), "gpt2_step": ("gpt2", 4),
+    "bert": ("bert", 4), "bert_classic": ("bert", 4), "xlm_roberta": ("bert", 4), "distilbert": ("bert", 4),
+    "gpt2": ("gpt2", 4), "gpt2_step": ("gpt2", 4),
     "t5_full": ("t5", 4), "vit": ("vit", 4), "whisper_encoder": ("bart", 4), "whisper_decoder": ("bart", 4), "bart": ("bart", 4),
     "clip_text": ("clip", 4), "swin": ("swin", 2), "phi": ("phi", 4), "llama_step": ("gpt_neox", 4), "qwen3": ("qwen3", 4),
     "unet_nearest": ("unet", 4),
 }  # fmt: skip
 """The model type and the heads that onnxruntime.transformers.optimizer is told, by model."""
 SOURCES = (
-    "mlp", "convnet", "mobilenetv3", "unet_size", "unet_nearest", "lstm", "gru", "lstm_packed", "bert", "bert_classic", "distilbert", "xlm_roberta", "gpt2",
-    "gpt2_step", "llama_step", "t5_full", "vit", "swin", "whisper_encoder", "whisper_decoder", "bart", "clip_text", "qwen3", "phi",
+    "mlp", "convnet", "mobilenetv3", "unet_size", "unet_nearest", "lstm", "gru", "lstm_packed", "bert", "bert_classic", "distilbert",
+    "xlm_roberta", "gpt2", "gpt2_step", "llama_step", "t5_full", "vit", "swin", "whisper_encoder", "whisper_decoder", "bart", "clip_text", "qwen3", "phi",
     "yolo_topk", "yolo_nms", "yolo_select", "dlrm_bags", "gnn_scatter_add",
 )  # fmt: skip
 
@@ -111,7 +112,9 @@ def sources() -> dict[str, Any]:
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(16, 10), nn.LogSoftmax(-1),
         )  # fmt: skip
 
-    mlp = lambda: nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.LayerNorm(64), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 5))
+    mlp = lambda: nn.Sequential(
+        nn.Linear(20, 64), nn.ReLU(), nn.LayerNorm(64), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 5)
+    )
     rows = ((2,), (1,), (7,), (16,))
     text = ((2, 9), (1, 1), (3, 7), (5, 20))
     classic = lambda g, s: (ids(g, *s), torch.randint(0, 2, s, generator=g), padded(g, *s))
@@ -131,7 +134,10 @@ def edges(cases: Sequence[Case]) -> list[Case]:
     """Return edge inputs of the first case: floats of zero, floats a hundred times as large, and integers of the least value."""
     first = cases[0]
     floating = lambda change: {k: change(a) if a.dtype.kind == "f" else a for k, a in first.items()}
-    least = {k: a if a.dtype.kind == "f" or set(np.unique(a)) <= {0, 1} else np.full_like(a, a.min()) for k, a in first.items()}
+    least = {
+        k: a if a.dtype.kind == "f" or set(np.unique(a)) <= {0, 1} else np.full_like(a, a.min())
+        for k, a in first.items()
+    }
     return [floating(np.zeros_like), floating(lambda a: a * a.dtype.type(100)), least]
 
 
@@ -139,7 +145,9 @@ def store_cases(folder: Path, name: str, cases: Sequence[Case]) -> None:
     """Write the inputs of a model, by case and by input."""
     (folder / "cases").mkdir(parents=True, exist_ok=True)
     every = [*cases, *edges(cases)]
-    np.savez(folder / "cases" / f"{name}.npz", **{f"{k}/{i}": a for k, case in enumerate(every) for i, a in case.items()})  # type: ignore[arg-type]
+    np.savez(
+        folder / "cases" / f"{name}.npz", **{f"{k}/{i}": a for k, case in enumerate(every) for i, a in case.items()}
+    )  # type: ignore[arg-type]
 
 
 def torch_file(folder: Path, name: str, path: Path, dynamo: bool) -> None:
@@ -164,7 +172,14 @@ def torch_file(folder: Path, name: str, path: Path, dynamo: bool) -> None:
             automatic = any("*" in d for dims in family.dynamic for d in dims.values())
             dims: Any = tuple({a: torch.export.Dim.AUTO for a in p} for p in places) if automatic else places
             torch.onnx.export(
-                model, given[0], str(path), dynamo=True, dynamic_shapes=dims, verbose=False, external_data=False, input_names=names
+                model,
+                given[0],
+                str(path),
+                dynamo=True,
+                dynamic_shapes=dims,
+                verbose=False,
+                external_data=False,
+                input_names=names,
             )
         else:
             torch.onnx.export(
@@ -234,7 +249,12 @@ def transformer(folder: Path, name: str, path: Path, half: bool, exporter: str =
     options = FusionOptions(kind)
     options.enable_gelu_approximation = half
     fused = optimize_model(
-        str(base(folder, name, exporter)), kind, num_heads=heads, hidden_size=32, optimization_options=options, opt_level=0
+        str(base(folder, name, exporter)),
+        kind,
+        num_heads=heads,
+        hidden_size=32,
+        optimization_options=options,
+        opt_level=0,
     )
     if half:
         fused.convert_float_to_float16(keep_io_types=True)
@@ -242,11 +262,10 @@ def transformer(folder: Path, name: str, path: Path, half: bool, exporter: str =
 
 
 def packed_attention(folder: Path, name: str, path: Path) -> None:
-    """Fuse without a mask of four dims, and pack the rows."""
+    """Fuse, and pack the rows."""
+    import onnx
     from onnxruntime.transformers.convert_to_packing_mode import PackingMode
     from onnxruntime.transformers.onnx_model import OnnxModel
-
-    import onnx
 
     packing = PackingMode(OnnxModel(onnx.load(str(folder / "ort_transformers" / f"{name}.onnx"))))
     packing.convert()
@@ -301,7 +320,9 @@ def static(folder: Path, name: str, path: Path, form: str, activation: str, weig
     )  # fmt: skip
 
 
-def blocks(folder: Path, name: str, path: Path, form: str, bits: int = 4, exporter: str = "torch_script", **options: Any) -> None:
+def blocks(
+    folder: Path, name: str, path: Path, form: str, bits: int = 4, exporter: str = "torch_script", **options: Any
+) -> None:
     """Quantise weights of products in blocks."""
     import onnx
     from onnxruntime.quantization import QuantFormat

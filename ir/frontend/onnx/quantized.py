@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from relax_tune.ir.core.dtype import SMALL, DType, f8e8m0, f32, i8, i16, i32, u8, u16
 from relax_tune.ir.core.expr import as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.window import of_kernel
-from relax_tune.ir.frontend.onnx.workarounds import FINITE
 from relax_tune.ir.frontend.shared.handlers import window as windows
 from relax_tune.ir.frontend.shared.handlers.math import clip
 from relax_tune.ir.frontend.shared.handlers.neural import matmul
@@ -64,9 +61,6 @@ def _quantize(w: Writer, node: OnnxNode) -> ImportedValue:
 def _dequantize(w: Writer, node: OnnxNode) -> ImportedValue:
     x, scale = node.item(0), node.item(1)
     target = node.element("output_dtype", scale.dtype)
-    if scale.array is not None and not np.isfinite(scale.array.astype(np.float64)).all():
-        # A range of lowest to highest float gives such a scale, as of a mask that was calibrated with.
-        raise node.refuse("expected finite scales, got inf or NaN, which makes numbers of 0 NaN", FINITE)
     axis, group, (by, *zero) = _scale_and_zero(w, node)
     wide = scale.dtype if scale.dtype is target else f32
     y = w.emit(Dequantize(axis, group), w.tensor(x), w.cast(by, wide), *zero)

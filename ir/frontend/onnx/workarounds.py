@@ -22,10 +22,6 @@ NCHWC = (
     "write the file again at a level that every processor runs: "
     "`session_options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED`"
 )
-FINITE = (
-    "quantize again with smaller numbers in the tensor, such as masks of -1e4 for the lowest float, or without the nodes around it: "
-    "`quantize_static(..., nodes_to_exclude=[...])`"
-)
 SEQUENCE_INPUT = "take each tensor as an input, and make the sequence by a SequenceConstruct node in the file"
 OPTIONAL_INPUT = "take the tensor itself as an input; drop OptionalGetElement, and store OptionalHasElement's answer as an initializer"
 SEQUENCE_RESULT = "give it by ConcatFromSequence, or its tensors by SequenceAt"

@@ -215,19 +215,3 @@ def test_refusal_of_the_layout_of_a_processor_is_followed_by_a_lower_level(tmp_p
     (y,) = ours(optimised("ORT_ENABLE_EXTENDED"), [x])
     session = runtime.InferenceSession(plain.SerializeToString(), providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(y, session.run(None, {"x": x})[0], rtol=1e-4, atol=1e-4)
-
-
-def test_refusal_of_an_infinite_scale_is_followed_by_a_smaller_mask() -> None:
-    """The range of a mask of the lowest float overflows, and each number of 0 times the scale is NaN."""
-
-    def quantised(lowest: float) -> Any:
-        with np.errstate(over="ignore"):
-            scale = np.float32(2) * np.float32(abs(lowest)) / np.float32(254)
-        proto = model("(float[n, 4] x) => (float[n, 4] y) { q = QuantizeLinear(x, scale, zero)  y = DequantizeLinear(q, scale, zero) }")
-        for name, value in (("scale", scale), ("zero", np.int8(0))):
-            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
-        return proto
-
-    lowest = float(np.finfo(np.float32).min)
-    refusal(quantised(lowest), "operator DequantizeLinear", "finite scales", "masks of -1e4", "nodes_to_exclude")
-    check(quantised(-1e4), [np.where(X > 0, X, np.float32(-1e4))])
