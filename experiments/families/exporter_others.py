@@ -411,7 +411,27 @@ def jax_file(folder: Path, name: str, path: Path) -> None:
 
 # ONNX Runtime GenAI
 
-GENAI = ("llama31", "qwen3", "phi3", "gemma3", "gpt_oss", "phi", "olmo", "nemotron")
+DECODER: Mapping[str, Any] = dict(
+    hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96, vocab_size=199,
+    max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+"""Heads of 16, the least that ONNX Runtime's attention takes."""
+DECODERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "genai_llama": ("LlamaForCausalLM", {}),
+    "genai_llama3": ("LlamaForCausalLM", {"rope_parameters": dict(
+        rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=32)}),
+    "genai_qwen2": ("Qwen2ForCausalLM", {}),
+    "genai_qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}),
+    "genai_mistral": ("MistralForCausalLM", {"sliding_window": 8, "head_dim": 16}),
+    "genai_phi": ("PhiForCausalLM", {"num_key_value_heads": 4}),
+    "genai_gemma2": ("Gemma2ForCausalLM", {"head_dim": 16, "sliding_window": 8}),
+    "genai_gpt_oss": ("GptOssForCausalLM", {"head_dim": 16, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "genai_olmo": ("OlmoForCausalLM", {}),
+    "genai_nemotron": ("NemotronForCausalLM", {}),
+    "genai_granite": ("GraniteForCausalLM", {}),
+    "genai_smollm3": ("SmolLM3ForCausalLM", {}),
+}  # fmt: skip
 
 
 def generator(folder: Path, name: str, path: Path, precision: str, **options: str) -> None:
@@ -421,13 +441,14 @@ def generator(folder: Path, name: str, path: Path, precision: str, **options: st
     import torch
     import transformers
 
-    from experiments.families.model_families import families
     from experiments.families.models import draw
 
     torch.manual_seed(0)
-    model: Any = draw(families()[name.removeprefix("genai_")].make())
+    kind, changes = DECODERS[name]
+    architecture = getattr(transformers, kind)
+    model: Any = draw(architecture(architecture.config_class(**{**DECODER, **changes})))
     with tempfile.TemporaryDirectory() as saved:
-        model.inner.save_pretrained(f"{saved}/model")
+        model.save_pretrained(f"{saved}/model")
         words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(k): k for k in range(199)}, unk_token="0"))
         transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(f"{saved}/model")
         set_options = [f"{k}={v}" for k, v in options.items()]
@@ -437,12 +458,12 @@ def generator(folder: Path, name: str, path: Path, precision: str, **options: st
         runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
         proto = onnx.load(f"{saved}/out/model.onnx")
     onnx.save(proto, str(path))
-    config = model.inner.config
+    config = model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rng = np.random.default_rng(0)
     cases = []
-    for b, n, past in ((2, 9, 0), (1, 1, 5), (3, 1, 13), (1, 20, 0)):
+    for b, n, past in ((2, 9, 0), (1, 1, 9), (3, 1, 13), (1, 20, 0)):
         case: dict[str, Array] = {
             "input_ids": rng.integers(3, 199, (b, n)),
             "attention_mask": np.ones((b, past + n), np.int64),
@@ -450,13 +471,15 @@ def generator(folder: Path, name: str, path: Path, precision: str, **options: st
         case["position_ids"] = np.broadcast_to(np.arange(past, past + n), (b, n)).copy()
         for i in proto.graph.input:
             if i.name.startswith("past_key_values"):
-                case[i.name] = rng.normal(size=(b, heads, past, size)).astype(np.float32)
+                sliding = "sliding" in i.type.tensor_type.shape.dim[2].dim_param
+                rows = config.sliding_window if sliding else past
+                case[i.name] = rng.normal(size=(b, heads, rows, size)).astype(np.float32)
         cases.append({i.name: case[i.name] for i in proto.graph.input})
     store_cases(folder, name, cases)
 
 
 LIGHT = ("onnx", "onnxruntime")
-BUILDER = (*LIGHT, "onnxruntime_genai", "torch", "experiments.families.model_families")
+BUILDER = (*LIGHT, "onnxruntime_genai", "torch", "transformers", "experiments.families.models")
 OTHERS: Mapping[str, Exporter] = {
     "skl2onnx": Exporter(scikit, SCIKIT, ("sklearn", "skl2onnx")),
     "skl2onnx_zipmap": Exporter(partial(scikit, dictionaries=True), ("forest", "logistic"), ("sklearn", "skl2onnx")),
@@ -466,8 +489,10 @@ OTHERS: Mapping[str, Exporter] = {
     "tf2onnx_tflite": Exporter(partial(tensorflow, lite=True), TENSORFLOW, ("tensorflow", "tf2onnx")),
     "paddle2onnx": Exporter(paddle_file, PADDLE, ("paddle", "paddle2onnx")),
     "jax2onnx": Exporter(jax_file, JAX, ("jax", "flax", "jax2onnx", "onnx")),
-    "genai_fp32": Exporter(partial(generator, precision="fp32"), [f"genai_{n}" for n in GENAI], BUILDER),
-    "genai_int4": Exporter(partial(generator, precision="int4"), [f"genai_{n}" for n in GENAI], BUILDER),
-    "genai_int4_qdq": Exporter(partial(generator, precision="int4", use_qdq="true"), ["genai_llama31", "genai_gemma3"], BUILDER),
-    "genai_int8": Exporter(partial(generator, precision="int8"), ["genai_llama31", "genai_qwen3"], BUILDER),
+    "genai_fp32": Exporter(partial(generator, precision="fp32"), [*DECODERS], BUILDER),
+    "genai_int4": Exporter(partial(generator, precision="int4"), [*DECODERS], BUILDER),
+    "genai_full_cache": Exporter(
+        partial(generator, precision="fp32", windowed_kv_cache="false"), ["genai_gpt_oss", "genai_gemma2", "genai_mistral"], BUILDER),
+    "genai_int4_qdq": Exporter(partial(generator, precision="int4", use_qdq="true"), ["genai_llama", "genai_qwen3"], BUILDER),
+    "genai_int8": Exporter(partial(generator, precision="int8"), ["genai_llama", "genai_qwen3"], BUILDER),
 }  # fmt: skip

@@ -31,8 +31,8 @@ HEADS: Mapping[str, tuple[str, int]] = {
 """The model type and the heads that onnxruntime.transformers.optimizer is told, by model."""
 SOURCES = (
     "mlp", "convnet", "mobilenetv3", "unet_size", "unet_nearest", "lstm", "gru", "lstm_packed", "bert", "bert_classic", "distilbert",
-    "xlm_roberta", "gpt2", "gpt2_step", "llama_step", "t5_full", "vit", "swin", "whisper_encoder", "whisper_decoder", "bart", "clip_text", "qwen3", "phi",
-    "yolo_topk", "yolo_nms", "yolo_select", "dlrm_bags", "gnn_scatter_add",
+    "xlm_roberta", "gpt2", "gpt2_step", "llama_step", "t5_full", "vit", "swin", "whisper_encoder", "whisper_decoder", "bart", "clip_text",
+    "qwen3", "phi", "yolo_topk", "yolo_nms", "yolo_select", "dlrm_bags", "gnn_scatter_add",
 )  # fmt: skip
 
 

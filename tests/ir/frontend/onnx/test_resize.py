@@ -19,7 +19,7 @@ def test_linear_resize_of_integers_is_onnxruntime_s(dtype: Any, low: int) -> Non
     x = whole(low, 100, 2, 3, 5, 7, dtype=dtype)
     proto, inputs = model_of("Resize", [Input(x, "b 3 h w"), None, SCALES], domain="", mode="linear")
     # where the mean is a whole number, ONNX Runtime's sum of rounded products may be below it
-    compare(proto, inputs, by_onnxruntime(proto, inputs), steps=0.03)
+    compare(proto, inputs, by_onnxruntime(proto, inputs), steps=0.06)
 
 
 @pytest.mark.parametrize("options", [{"mode": "cubic"}, {"mode": "linear", "antialias": 1}])
