@@ -310,7 +310,7 @@ def paddle_models() -> Mapping[str, tuple[Callable[[], Any], Sequence[Any], Sequ
             self.body = nn.Sequential(
                 nn.Conv2D(3, 16, 3, 4, 1), nn.BatchNorm2D(16), nn.Hardswish(), nn.Conv2D(16, 5, 3, 2, 1)
             )
-            self.up = nn.Upsample(scale_factor=2, mode="bilinear")
+            self.up = nn.Upsample(scale_factor=[2.0, 2.0], mode="bilinear")
 
         def forward(self, x: Any) -> Any:
             y = self.body(x)
@@ -424,11 +424,11 @@ DECODERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "genai_qwen2": ("Qwen2ForCausalLM", {}),
     "genai_qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}),
     "genai_mistral": ("MistralForCausalLM", {"sliding_window": 8, "head_dim": 16}),
-    "genai_phi": ("PhiForCausalLM", {"num_key_value_heads": 4}),
+    "genai_phi": ("PhiForCausalLM", {"num_key_value_heads": 4, "hidden_size": 128}),
     "genai_gemma2": ("Gemma2ForCausalLM", {"head_dim": 16, "sliding_window": 8}),
     "genai_gpt_oss": ("GptOssForCausalLM", {"head_dim": 16, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "genai_olmo": ("OlmoForCausalLM", {}),
-    "genai_nemotron": ("NemotronForCausalLM", {}),
+    "genai_nemotron": ("NemotronForCausalLM", {"hidden_size": 128}),
     "genai_granite": ("GraniteForCausalLM", {}),
     "genai_smollm3": ("SmolLM3ForCausalLM", {}),
 }  # fmt: skip

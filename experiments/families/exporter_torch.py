@@ -150,8 +150,12 @@ def store_cases(folder: Path, name: str, cases: Sequence[Case]) -> None:
     )  # type: ignore[arg-type]
 
 
-def torch_file(folder: Path, name: str, path: Path, dynamo: bool) -> None:
-    """Export a source by torch."""
+def torch_file(folder: Path, name: str, path: Path, dynamo: bool, opset: int = OPSET, old: bool = False) -> None:
+    """Export a source by torch.
+
+    Args:
+        old: weights are inputs, too, as files before IR version 4 have them.
+    """
     import torch
 
     from experiments.families.models import draw
@@ -183,8 +187,8 @@ def torch_file(folder: Path, name: str, path: Path, dynamo: bool) -> None:
             )
         else:
             torch.onnx.export(
-                model, given[0], str(path), dynamo=False, opset_version=OPSET, input_names=names,
-                dynamic_axes=dict(zip(names, places)),
+                model, given[0], str(path), dynamo=False, opset_version=opset, input_names=names,
+                dynamic_axes=dict(zip(names, places)), keep_initializers_as_inputs=old,
             )  # fmt: skip
 
 
@@ -215,6 +219,13 @@ def simplified(folder: Path, name: str, path: Path, exporter: str) -> None:
 
     model, _ = onnxsim.simplify(onnx.load(str(base(folder, name, exporter))))
     onnx.save(model, str(path))
+
+
+def newer_opset(folder: Path, name: str, path: Path) -> None:
+    import onnx
+    from onnx import version_converter
+
+    onnx.save(version_converter.convert_version(onnx.load(str(base(folder, name))), 21), str(path))
 
 
 def optimizer_passes(folder: Path, name: str, path: Path) -> None:
@@ -373,6 +384,8 @@ def _tool(make: Make, models: Sequence[str] = FEW, *packages: str) -> Exporter:
 TORCH: Mapping[str, Exporter] = {
     "torch_dynamo": Exporter(partial(torch_file, dynamo=True), SOURCES),
     "torch_script": Exporter(partial(torch_file, dynamo=False), SOURCES),
+    "torch_script_11": Exporter(partial(torch_file, dynamo=False, opset=11, old=True), FEW),
+    "onnx_version_converter": _tool(newer_opset),
     "onnxslim": _tool(partial(slim, exporter="torch_script"), FEW, "onnxslim"),
     "onnxslim_dynamo": _tool(partial(slim, exporter="torch_dynamo"), FEW, "onnxslim"),
     "onnxsim": _tool(partial(simplified, exporter="torch_script"), FEW, "onnxsim"),

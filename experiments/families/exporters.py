@@ -242,15 +242,18 @@ def attempt(folder: Path, path: Path, build: bool) -> Result:
     proto = onnx.load(str(path))
     feeds = [f for c in stored_cases(folder, path.stem) if (f := fitted(proto, c)) is not None]
     facts: Result = {"operators": operators(proto)}
+    peer: Runtime | None = None
     try:
         peer = Runtime(path)
-        feeds = [f for f in feeds if _runs(peer, f)]
+        problems = [_problem(peer, f) for f in feeds]
+        feeds = [f for f, problem in zip(feeds, problems, strict=True) if not problem]
+        facts["peer"] = next(filter(None, problems), "")
     except Exception as error:
-        peer, facts["peer"] = None, one_line(error)  # type: ignore[assignment]
+        facts["peer"] = one_line(error)
     try:
         module = rt.load_model(path)
         if peer is None or not feeds:
-            return facts | {"status": "no peer", "why": facts.get("peer", "no case that it runs")}
+            return facts | {"status": "no peer", "why": facts["peer"] or "no case fits its fixed dims"}
         as_list = lambda r: list(r) if isinstance(r, (tuple, list)) else [r]
         results = [as_list(run_function(module, "main", list(f.values()))) for f in feeds]
         close = CLOSE_HALF if _halves(proto) else CLOSE_OF.get(path.stem, CLOSE)
@@ -267,7 +270,8 @@ def attempt(folder: Path, path: Path, build: bool) -> Result:
             judged = _judged(peer, feeds, results, close) | {"built": True}
         return facts | judged
     except RelaxTuneError as error:
-        return facts | {"status": "no peer" if peer is None else "refused", "why": str(error)}
+        status = "no peer" if peer is None or not feeds else "refused"
+        return facts | {"status": status, "why": facts["peer"] if status == "no peer" else str(error)}
 
 
 def _overflowed(proto: Any) -> bool:
@@ -279,13 +283,14 @@ def _overflowed(proto: Any) -> bool:
     return any(not np.isfinite(a.astype(np.float64)).all() for a in arrays)
 
 
-def _runs(peer: Runtime, feeds: Mapping[str, Array]) -> bool:
+def _problem(peer: Runtime, feeds: Mapping[str, Array]) -> str:
+    """Return why ONNX Runtime does not run a case; "" if it does."""
     try:
         peer.run(feeds, optimised=False)
         peer.run(feeds)
-    except Exception:
-        return False
-    return True
+    except Exception as error:
+        return one_line(error)
+    return ""
 
 
 def _child(folder: Path, path: Path, build: bool, out: Path) -> None:
