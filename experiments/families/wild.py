@@ -184,15 +184,15 @@ def moved_array(values: Array, rng: np.random.Generator) -> Array:
     return np.where(ends == 0, values, np.nextafter(values, ends))
 
 
-def moved(path: Path, seed: int) -> bytes:
-    """Return a model whose float32 weights are moved by -1, 0 or 1 unit in the last place."""
+def moved(path: Path, seed: int, least: int = 2) -> bytes:
+    """Return a model whose float32 weights of at least so many elements are moved by -1, 0 or 1 unit in the last place."""
     import onnx
 
     model, rng = onnx.load(str(path)), np.random.default_rng(seed)
     constants = [a.t for n in model.graph.node if n.op_type == "Constant" for a in n.attribute if a.HasField("t")]
     for tensor in (*model.graph.initializer, *constants):
         values = onnx.numpy_helper.to_array(tensor)
-        if values.dtype == np.float32 and values.size > 1:
+        if values.dtype == np.float32 and values.size >= least:
             tensor.CopyFrom(onnx.numpy_helper.from_array(moved_array(values, rng), tensor.name))
     return bytes(model.SerializeToString())
 
@@ -203,10 +203,13 @@ class Peer:
     One thread computes the results: rows that several threads share are quantised in parts by DynamicQuantizeLSTM. Products of bytes
     are exact in them; by default, ONNX Runtime's sums of two products saturate at 16 bits on processors with AVX2 and without VNNI. All
     processors are used where it is timed, with the defaults.
+
+    Args:
+        least: elements of the weights that `spread` moves; 1 moves the scales of integers, too.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, least: int = 2) -> None:
+        self.path, self.least = path, least
         threads = os.cpu_count() or 1
         self.sessions = [self._session(str(path)), self._session(str(path), optimised=False)]
         self.timed = self._session(str(path), threads=threads, exact=False)
@@ -225,7 +228,7 @@ class Peer:
     def spread(self, calls: Sequence[Mapping[str, Array]]) -> float:
         """Return the largest deviation of a result once weights, or inputs, are moved by one unit in the last place, several times."""
         spread, rng = 0.0, np.random.default_rng(SEED)
-        sessions = [self._session(moved(self.path, seed)) for seed in range(MOVED)]
+        sessions = [self._session(moved(self.path, seed, self.least)) for seed in range(MOVED)]
         for call in calls:
             wanted = self.run(call)
             for s in sessions:

@@ -47,6 +47,7 @@ from relax_tune.ir.frontend.onnx.tensors import Array, element_type, read_tensor
 from relax_tune.ir.frontend.onnx.versions import check_opset, problem_of, version_of
 from relax_tune.ir.frontend.onnx.workarounds import (
     DENSE,
+    NCHWC,
     OPTIONAL_INPUT,
     OPTIONAL_RESULT,
     RANK,
@@ -62,6 +63,9 @@ Bounds = Mapping[str, tuple[int, int]]
 DEEPEST = 16
 PLACEHOLDER = re.compile(r"[\W_]*|-\d+|_*(none|null|unk|unknown|undefined)_*\d*", re.IGNORECASE)
 """Names that exporters give to every unknown dim, such as `?`, `None`, `-1` and `unk__7`; dims with one of them are unrelated."""
+
+PAST = re.compile(r"past\w*")
+"""Names that exporters give to the number of positions in a cache, which has none at the first call."""
 
 MODULES = (
     math, onnx_shape, indexing, reduce, neural, window, resize, images, recurrent, sequences, quantized, random,
@@ -92,8 +96,9 @@ def load_onnx(source: Source, bounds: Bounds | None = None) -> IRModule:
 
     A named dim (`dim_param`) is one symbol wherever the name occurs in the inputs. An unnamed dim is a separate symbol, called
     `<input>_<axis>`; so is one whose name is a placeholder, such as `?`, `None` or `unk__7`. Symbols are at least 1 unless a
-    bound is lower. Where two named dims meet in a broadcast, either may be 1. Other undecided equalities of dims are assumed,
-    and checked at run time. Initializers become constants that view the data of the file.
+    bound is lower; those called `past...`, the positions in a cache, are at least 0. Where two named dims meet in a broadcast,
+    either may be 1. Other undecided equalities of dims are assumed, and checked at run time. Initializers become constants that
+    view the data of the file.
 
     Args:
         source: Path, whose folder may contain external data; bytes of a model; or `onnx.ModelProto`.
@@ -132,6 +137,7 @@ class _Importer:
         self.symbols: dict[str, Var] = {}
         self.fixed: dict[str, Expr] = {}
         self.inputs: set[str] = set()
+        self.unnamed: set[str] = set()
         self.given = frozenset(i.name for i in proto.graph.input)
         self.graph = "the graph"
         self.local = {(f.domain, f.name): f for f in proto.functions}
@@ -231,11 +237,12 @@ class _Importer:
         while name in self.named:
             name += "_"
         self.named.add(name)
+        self.unnamed.add(name)
         return name
 
     def _symbol(self, name: str) -> Expr:
         """Return the symbol of a named dim, or its size if equal bounds fix it."""
-        low, high = self.bounds.get(name, (1, None))
+        low, high = self.bounds.get(name, (0 if PAST.fullmatch(name) and name not in self.unnamed else 1, None))
         if low == high:
             return self.fixed.setdefault(name, const(low))
         if name not in self.symbols:
@@ -413,6 +420,12 @@ class _Importer:
         inlined = self._inlined(proto, node, domain, opsets, depth, failure)
         if inlined is not None:
             return inlined
+        if domain == "com.microsoft.nchwc":
+            raise node.refuse(
+                "expected operators of any processor, got the blocked layout of the processor that the file was optimised on, whose "
+                "block size the file does not state",
+                NCHWC,
+            )
         raise failure or node.refuse(
             f"expected one of the {len(SUPPORTED)} supported operators"
             + (f" of the standard domain, got domain {domain!r}" if domain else ", got one that is not")

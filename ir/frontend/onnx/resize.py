@@ -1,6 +1,6 @@
 """ONNX Resize: scales, sizes and regions as exact quotients of expressions over the shape symbols.
 
-Tests: `tests/ir/frontend/onnx/test_operators.py`.
+Tests: `tests/ir/frontend/onnx/test_operators.py`, `test_resize.py`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, add, floordiv, le, mul, select
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.shared.handlers.resize import WHOLE, Region, Scale, by_factor, by_size, resampled, simplest
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 
+CAST = "cast the input to float32 before the node, and its result back, rounded as you need"
 POLICIES = ("stretch", "not_larger", "not_smaller")
 
 
@@ -84,8 +86,9 @@ def _resize(w: Writer, node: OnnxNode) -> ImportedValue:
     antialias = node.flag("antialias")
     if antialias and kernel == "nearest":
         raise node.refuse("expected antialias with mode 'linear' or 'cubic', got 'nearest'")
-    if kernel != "nearest" and not x.dtype.is_float:
-        raise node.refuse(f"expected floats for mode {kernel!r}, got {x.info!r}; cast them first")
+    whole = kernel != "nearest" and not x.dtype.is_float
+    if whole and (kernel, antialias) != ("linear", False):
+        raise node.refuse(f"expected floats for mode {kernel!r}, got {x.info!r}", CAST)
     resized: list[tuple[int, Scale, Region]] = []
     for k, (axis, s) in enumerate(zip(axes, scales)):
         region = (simplest(roi[k]), simplest(roi[k + len(axes)])) if cropped else WHOLE
@@ -108,14 +111,16 @@ def _resize(w: Writer, node: OnnxNode) -> ImportedValue:
             "floor": [r for r in resized if r[0] not in smaller],
             "ceil": [r for r in resized if r[0] in smaller],
         }
+    y = w.of(w.cast(w.tensor(x), f32)) if whole else x
     for way, part in by_rounding.items():
         if part:
-            y = resampled(
-                w, x, part, mode, kernel, antialias, rounding=way, sharpness=node.real("cubic_coeff_a", -0.75),
+            resized_part = resampled(
+                w, y, part, mode, kernel, antialias, rounding=way, sharpness=node.real("cubic_coeff_a", -0.75),
                 within=node.flag("exclude_outside"), fill=outside,
             )  # fmt: skip
-            x = w.of(y, x.natural and kernel == "nearest")
-    return x
+            y = w.of(resized_part, x.natural and kernel == "nearest")
+    # ONNX Runtime rounds means of integers towards 0.
+    return w.of(w.cast(w.tensor(y), x.dtype), False) if whole else y
 
 
 HANDLERS: Mapping[str, Handler] = {

@@ -18,6 +18,10 @@ INITIALIZER = (
 )
 RANK = "state it: `input.CopyFrom(onnx.helper.make_tensor_value_info(NAME, TYPE, ['batch', 'length']))` with a name for each dim"
 DENSE = "store it as a dense tensor in `model.graph.initializer`"
+NCHWC = (
+    "write the file again at a level that every processor runs: "
+    "`session_options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED`"
+)
 SEQUENCE_INPUT = "take each tensor as an input, and make the sequence by a SequenceConstruct node in the file"
 OPTIONAL_INPUT = "take the tensor itself as an input; drop OptionalGetElement, and store OptionalHasElement's answer as an initializer"
 SEQUENCE_RESULT = "give it by ConcatFromSequence, or its tensors by SequenceAt"

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import i64
-from relax_tune.ir.core.expr import Expr, const, floordiv, ge, maximum
+from relax_tune.ir.core.expr import Expr, const, floordiv, ge, maximum, sub
 from relax_tune.ir.core.graph import Value
+from relax_tune.ir.frontend.onnx.microsoft.window_cache import WindowCache
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.shared.handlers.neural import scaled_queries
 from relax_tune.ir.frontend.shared.operators import element_of, tensor_dims
@@ -330,19 +331,37 @@ class Cache:
         return w.where(w.reshape(known, [b, const(1), self.size, const(1)]), taken, 0.0)
 
 
-def _cache(w: Writer, node: OnnxNode, batch: Expr, length: Expr) -> Cache:
-    """Read how far the cache is filled: the first call of a sequence has as many positions in total as in its input."""
-    (total,) = node.sizes(w, 6, scalar=True)
-    capacity = node.item(3).shape[2] if node.has(3) else const(0)
+def _filled(w: Writer, node: OnnxNode, batch: Expr, length: Expr, total: Expr) -> tuple[Value, Value]:
+    """Read how far the cache is filled before and after a call, (batch,).
+
+    The first call of a sequence has as many positions in total as in its input.
+    """
     ends = w.add(w.cast(w.reshape(node.operand(w, 5), [batch]), i64), 1)
     first = w.equal(w.size(length), w.size(total))
-    before = w.where(first, w.literal(0, i64), w.sub(ends, w.size(length)))
+    return w.where(first, w.literal(0, i64), w.sub(ends, w.size(length))), ends
+
+
+def _cache(w: Writer, node: OnnxNode, batch: Expr, length: Expr) -> Cache:
+    (total,) = node.sizes(w, 6, scalar=True)
+    capacity = node.item(3).shape[2] if node.has(3) else const(0)
+    before, _ = _filled(w, node, batch, length, total)
     size = total if w.g.deduction.proves(ge(total, capacity)) is Proof.YES else maximum(total, capacity)
     return Cache(before, w.simplify(size))
 
 
+def _window_cache(w: Writer, node: OnnxNode, batch: Expr, length: Expr) -> WindowCache:
+    (total,) = node.sizes(w, 6, scalar=True)
+    window = node.integer("local_window_size", -1)
+    if window < 1 or not node.has(3) or not node.flag("causal", True):
+        raise node.refuse("expected sliding_window_cache with a cache, local_window_size above 0 and causal 1")
+    capacity = node.item(3).shape[2]
+    if not w.require(ge(capacity, window)):
+        raise node.refuse(f"expected a cache of at least local_window_size {window} rows, got {capacity!r}")
+    return WindowCache(*_filled(w, node, batch, length, total), capacity, length, window)
+
+
 GROUPED_DEFAULTS: Mapping[str, object] = {
-    "sliding_window_cache": 0, "qk_output": 0, "k_quant_type": b"NONE", "v_quant_type": b"NONE", "kv_cache_bit_width": 0,
+    "qk_output": 0, "k_quant_type": b"NONE", "v_quant_type": b"NONE", "kv_cache_bit_width": 0,
 }  # fmt: skip
 """Attributes of GroupQueryAttention whose other values are not supported."""
 
@@ -369,7 +388,8 @@ def _grouped(w: Writer, node: OnnxNode) -> list[ImportedValue]:
         # Queries and keys are normalised before the rotation (Qwen3), each head by itself.
         q = w.emit(RmsNorm(node.real("q_norm_epsilon", eps)), q, node.operand(w, 14))
         k = w.emit(RmsNorm(node.real("k_norm_epsilon", eps)), k, node.operand(w, 15))
-    cache = _cache(w, node, batch, length)
+    sliding = node.flag("sliding_window_cache")
+    cache = _window_cache(w, node, batch, length) if sliding else _cache(w, node, batch, length)
     places = cache.places(w, length)
     if node.flag("do_rotary"):
         stated = w.cast(node.operand(w, 9), i64) if node.has(9) else places
@@ -377,17 +397,39 @@ def _grouped(w: Writer, node: OnnxNode) -> list[ImportedValue]:
         q, k = (rotated(w, t, cos, sin, node.flag("rotary_interleaved")) for t in (q, k))
     old = [node.operand(w, p) if node.has(p) else None for p in (3, 4)]
     old = [None if t is None else w.viewed(t, [batch, const(shared), tensor_dims(t)[2], size]) for t in old]
+    if isinstance(cache, WindowCache):
+        k, v = (w.concat(2, *filter(None, pair)) for pair in zip(old, (k, v), strict=True))
+        y = _grouped_scores(w, node, q, k, v, cache.before, places, cache.positions(w))
+        return [w.of(joined_heads(w, y)), *(w.of(cache.evicted(w, t)) for t in (k, v))]
     k, v = (cache.extended(w, before, t) for before, t in zip(old, (k, v), strict=True))
-    y = _grouped_scores(w, node, q, k, v, cache, places)
+    y = _grouped_scores(w, node, q, k, v, cache.before, places)
     return [w.of(joined_heads(w, y)), w.of(k), w.of(v)]
 
 
-def _grouped_scores(w: Writer, node: OnnxNode, q: Value, k: Value, v: Value, cache: Cache, places: Value) -> Value:
-    """Emit the attention of GroupQueryAttention over the positions of its cache."""
+def _grouped_scores(
+    w: Writer,
+    node: OnnxNode,
+    q: Value,
+    k: Value,
+    v: Value,
+    before: Value,
+    places: Value,
+    positions: Value | None = None,
+) -> Value:
+    """Emit the attention of GroupQueryAttention over the positions of its cache.
+
+    Args:
+        before: number of positions of each batch before this call.
+        places: positions of the queries, (batch, length).
+        positions: those of the keys, (batch, size); by default their indices.
+    """
     batch, heads, length, _ = tensor_dims(q)
-    element, size = element_of(q), cache.size
+    element, size = element_of(q), tensor_dims(k)[2]
     row = w.reshape(places, [batch, const(1), length, const(1)])
-    column = w.reshape(w.iota(size), [const(1), const(1), const(1), size])
+    if positions is None:
+        column = w.reshape(w.iota(size), [const(1), const(1), const(1), size])
+    else:
+        column = w.reshape(positions, [batch, const(1), const(1), size])
     window = node.integer("local_window_size", -1)
     if node.flag("causal", True):
         attended = w.less_equal(column, row)
@@ -395,7 +437,7 @@ def _grouped_scores(w: Writer, node: OnnxNode, q: Value, k: Value, v: Value, cac
             w.logical_and(attended, w.less(w.sub(row, w.literal(window, i64)), column)) if window > 0 else attended
         )
     else:
-        ends = w.reshape(w.add(cache.before, w.size(length)), [batch, const(1), const(1), const(1)])
+        ends = w.reshape(w.add(before, w.size(length)), [batch, const(1), const(1), const(1)])
         attended = w.less(column, ends)
     q, scale = scaled_queries(w, q, node.attributes.get("scale") or None)
     sink = node.operand(w, 11) if node.has(11) else None
@@ -405,7 +447,7 @@ def _grouped_scores(w: Writer, node: OnnxNode, q: Value, k: Value, v: Value, cac
     mask = attended
     if node.has(10) or sink is not None:
         mask = w.where(attended, w.literal(0.0, element), w.literal(float("-inf"), element))
-        mask = _biased(w, node, mask, [batch, heads, length, size]) if node.has(10) else mask
+        mask = _biased(w, node, mask, [batch, heads, length, size], positions) if node.has(10) else mask
     if sink is not None:
         # a column of key 0 and value 0, whose score is the sink: a summand of the denominators
         k, v = (
@@ -417,10 +459,14 @@ def _grouped_scores(w: Writer, node: OnnxNode, q: Value, k: Value, v: Value, cac
     return w.emit(Attention(scale, softcap=node.real("softcap", 0.0) or None), q, k, v, mask)
 
 
-def _biased(w: Writer, node: OnnxNode, mask: Value, scores: list[Expr]) -> Value:
+def _biased(w: Writer, node: OnnxNode, mask: Value, scores: list[Expr], positions: Value | None) -> Value:
     """Add the bias of the scores, (batch or 1, heads or 1, rows, columns); columns that it lacks, behind all attended columns, get 0."""
     bias = node.operand(w, 10)
     dims, size = tensor_dims(bias), scores[3]
+    if positions is not None:
+        column = w.minimum(w.reshape(positions, [scores[0], const(1), const(1), size]), w.size(sub(dims[3], const(1))))
+        bias = w.broadcast(fitting(w, bias, [*scores[:3], dims[3]]), [*scores[:3], dims[3]])
+        return w.add(mask, w.gather_elements(bias, w.broadcast_to(column, scores), 3))
     more = w.simplify(size - dims[3])
     if not w.g.deduction.same(dims[3], size):
         bias = w.concat(3, bias, w.full([*dims[:3], more], 0.0, element_of(bias)))

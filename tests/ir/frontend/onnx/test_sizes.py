@@ -197,3 +197,15 @@ def test_load_onnx_sizes_and_diagonals_from_data_agree_with_evaluator(text: str,
 def test_run_impossible_sizes_from_data_raise(text: str, args: list[Array]) -> None:
     with pytest.raises(UserError, match="expected"):
         run_function(load_onnx(model(text)), "main", args)
+
+
+def test_a_cache_may_be_empty_without_bounds() -> None:
+    """At the first call of a decoder, which has a dim called past_sequence_length."""
+    text = """(float[b, past_sequence_length, 4] cache, float[b, n, 4] x) => (float[b, total, 4] y, int64[1] count) {
+      y = Concat<axis = 1>(cache, x) count = Shape<start = 1, end = 2>(y) }"""
+    module = load_onnx(model(text))
+    assert {b.var.name: b.lower for b in module.bounds} == {"b": 1, "past_sequence_length": 0, "n": 1}
+    for past in (0, 3):
+        cache, x = np.ones((2, past, 4), np.float32), np.zeros((2, 1, 4), np.float32)
+        y, count = run_function(module, "main", [cache, x])
+        assert y.shape == (2, past + 1, 4) and count == [past + 1]

@@ -191,3 +191,27 @@ def test_refusals_of_every_kind_of_operator_end_with_a_workaround() -> None:
     for text in texts:
         with pytest.raises(ParseError, match=r"node 0 of the graph.*; workaround: "):
             load_onnx(model(text))
+
+
+def test_refusal_of_the_layout_of_a_processor_is_followed_by_a_lower_level(tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install onnxruntime")
+    text = "(float[n, 16, 8, 8] x) => (float[n, 16, 8, 8] y) { y = Conv<pads = [1, 1, 1, 1]>(x, w) }"
+    kernel = np.random.default_rng(4).standard_normal((16, 16, 3, 3)).astype(np.float32)
+    plain = model(text)
+    plain.graph.initializer.append(onnx.numpy_helper.from_array(kernel, "w"))
+    x = np.random.default_rng(5).standard_normal((2, 16, 8, 8)).astype(np.float32)
+
+    def optimised(level: str) -> Any:
+        path, options = tmp_path / f"{level}.onnx", runtime.SessionOptions()
+        options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, level)
+        options.optimized_model_filepath, options.log_severity_level = str(path), 4
+        runtime.InferenceSession(plain.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return onnx.load(path)
+
+    proto = optimised("ORT_ENABLE_ALL")
+    if not any(n.domain == "com.microsoft.nchwc" for n in proto.graph.node):
+        pytest.skip("ONNX Runtime has no blocked layout on this processor")
+    refusal(proto, "com.microsoft.nchwc", "block size", "ORT_ENABLE_EXTENDED")
+    (y,) = ours(optimised("ORT_ENABLE_EXTENDED"), [x])
+    session = runtime.InferenceSession(plain.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(y, session.run(None, {"x": x})[0], rtol=1e-4, atol=1e-4)

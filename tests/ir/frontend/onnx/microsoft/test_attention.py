@@ -18,6 +18,8 @@ from tests.ir.frontend.onnx.microsoft.ort_models import (
 )
 
 from relax_tune.errors import ParseError
+from relax_tune.ir.frontend.onnx.importer import load_onnx
+from relax_tune.ir.interp.interp_graph import run_function
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 SIZES = [(1, 1), (2, 5), (3, 7)]
@@ -208,6 +210,65 @@ def test_group_query_attention_optional_inputs(extra: str, b: int, n: int, past:
         place = Input(np.broadcast_to(np.arange(past, past + n), (b, n)).copy(), "b n")
     inputs += [place, bias if extra in ("bias", "both") else None, sink if extra in ("sink", "both") else None]
     check_grouped(inputs, more)
+
+
+def resident(total: int, capacity: int, window: int) -> int:
+    """Rows of a window's cache that the documentation of ONNX Runtime states."""
+    evicted = capacity - window + 1
+    return total if total <= capacity else total + evicted * ((capacity - total) // evicted)
+
+
+WINDOWS = [
+    (2, 5, 0, 4, 4),
+    (1, 9, 0, 4, 4),
+    (1, 3, 4, 4, 4),
+    (2, 1, 7, 4, 4),
+    (2, 1, 3, 6, 4),
+    (1, 5, 9, 6, 3),
+    (1, 6, 2, 8, 3),
+]
+
+
+@pytest.mark.parametrize("b, n, before, capacity, window", WINDOWS)
+@pytest.mark.parametrize("extra", ["", "sink", "bias"])
+def test_group_query_attention_cache_of_a_window(
+    b: int, n: int, before: int, capacity: int, window: int, extra: str
+) -> None:
+    inputs, more = grouped(b, n, capacity, before, rotary=True)
+    bias = Input(f(b, 1, n, before + n), "b 1 n t") if extra == "bias" else None
+    inputs += [None, bias, f(4) if extra == "sink" else None]
+    proto, arrays = model_of("GroupQueryAttention", inputs, 3, **more, sliding_window_cache=1, local_window_size=window)
+    wanted = by_onnxruntime(proto, arrays)
+    results = run_function(load_onnx(proto), "main", arrays)
+    kept = resident(before + n, capacity, window)
+    np.testing.assert_allclose(results[0], wanted[0], **CLOSE)
+    for got, want in zip(results[1:], wanted[1:], strict=True):
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got[:, :, :kept], want[:, :, :kept], **CLOSE)
+
+
+def test_group_query_attention_cache_of_a_window_over_several_steps() -> None:
+    """Rows of several lengths: each step adds a position to each row, and evicts at other steps of the rows."""
+    cache: list[Any] = []
+    for step in range(4):
+        inputs, more = grouped(2, 1, 5, 6 + step, rotary=True)
+        inputs[3:5] = cache or inputs[3:5]
+        inputs[5] = Input(np.array([6 + step, 3 + step], np.int32), "b")
+        proto, arrays = model_of("GroupQueryAttention", inputs, 3, **more, sliding_window_cache=1, local_window_size=4)
+        found, wanted = run_function(load_onnx(proto), "main", arrays), by_onnxruntime(proto, arrays)
+        np.testing.assert_allclose(found[0], wanted[0], **CLOSE)
+        for row, total in enumerate((7 + step, 4 + step)):
+            kept = resident(total, 5, 4)
+            for got, want in zip(found[1:], wanted[1:], strict=True):
+                np.testing.assert_allclose(got[row, :, :kept], want[row, :, :kept], **CLOSE)
+        cache = [Input(t, "b 2 p 16") for t in found[1:]]
+
+
+def test_group_query_attention_cache_below_the_window_is_refused() -> None:
+    inputs, more = grouped(2, 1, 3, 3)
+    proto, _ = model_of("GroupQueryAttention", inputs, 3, **more, sliding_window_cache=1, local_window_size=4)
+    with pytest.raises(ParseError, match="at least local_window_size 4 rows, got 3"):
+        load_onnx(proto, {"p": (3, 3)})
 
 
 def test_group_query_attention_norms_of_heads() -> None:
