@@ -26,7 +26,12 @@ def memory() -> dict[str, float]:
     with open("/proc/self/status") as status, open("/proc/self/smaps_rollup") as rollup:
         peak = int(re.search(r"VmHWM:\s+(\d+)", status.read())[1])  # type: ignore[index]
         kib = {name: int(size) for name, size in re.findall(r"^(\w+):\s+(\d+) kB", rollup.read(), re.M)}
-    now = {"resident": kib["Rss"], "anonymous": kib["Anonymous"], "files": kib["Rss"] - kib["Anonymous"], "pss": kib["Pss"]}
+    now = {
+        "resident": kib["Rss"],
+        "anonymous": kib["Anonymous"],
+        "files": kib["Rss"] - kib["Anonymous"],
+        "pss": kib["Pss"],
+    }
     return {name: size * 1024 / 1e6 for name, size in {"peak": peak, **now}.items()}
 
 

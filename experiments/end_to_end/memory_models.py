@@ -34,16 +34,25 @@ class Exported(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if isinstance(self.model, transformers.GPT2LMHeadModel):
-            return self.model(x, use_cache=False, logits_to_keep=1).logits
+            # a mask, without which the model looks for packed sequences by an operator that ONNX lacks
+            return self.model(x, attention_mask=torch.ones_like(x), use_cache=False, logits_to_keep=1).logits
         result = self.model(x)
         return result.last_hidden_state if hasattr(result, "last_hidden_state") else result.logits
 
 
-def example(name: str) -> tuple[torch.Tensor, dict[int, Any]]:
+def example(name: str) -> tuple[torch.Tensor, dict[int, str]]:
     """Return an argument and its dynamic dims."""
     if name in ("bert", "gpt2"):
-        return torch.randint(0, 1000, (2, 16)), {0: torch.export.Dim("b"), 1: torch.export.Dim("n", max=512)}
-    return torch.randn(2, 3, 224, 224), {0: torch.export.Dim("b")}
+        return torch.randint(0, 1000, (2, 16)), {0: "b", 1: "n"}
+    return torch.randn(2, 3, 224, 224), {0: "b"}
+
+
+def export(model: torch.nn.Module, name: str, path: Path, fold: bool) -> None:
+    """Write an ONNX file unless it is there. Folding stores the transposed table of a tied product a second time."""
+    if not path.exists():
+        x, dims = example(name)
+        names = {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": {"x": dims}}
+        torch.onnx.export(model, (x,), str(path), dynamo=False, opset_version=18, do_constant_folding=fold, **names)
 
 
 def write(name: str, folder: Path) -> None:
@@ -51,14 +60,12 @@ def write(name: str, folder: Path) -> None:
     torch.manual_seed(0)
     if not (folder / "config.json").exists():
         cls(config).save_pretrained(folder)
-    plain, small = folder / "model.onnx", folder / "int8.onnx"
-    if not plain.exists():
-        x, dims = example(name)
-        model = Exported(cls.from_pretrained(folder, attn_implementation="eager" if name != "resnet50" else None).eval())
-        program = torch.onnx.export(model, (x,), dynamo=True, dynamic_shapes=(dims,), optimize=True)
-        program.save(plain)
-    if name in QUANTISED and not small.exists():
-        quantize_dynamic(plain, small, weight_type=QuantType.QInt8)
+    model = Exported(cls.from_pretrained(folder)).eval()
+    export(model, name, folder / "model.onnx", fold=name != "gpt2")
+    if name in QUANTISED and not (folder / "int8.onnx").exists():
+        # The quantisation takes products of stored weights only.
+        export(model, name, folder / "folded.onnx", fold=True)
+        quantize_dynamic(folder / "folded.onnx", folder / "int8.onnx", weight_type=QuantType.QInt8)
 
 
 if __name__ == "__main__":
