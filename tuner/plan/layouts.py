@@ -9,8 +9,9 @@ Tests: `tests/tuner/plan/test_layouts.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from relax_tune.database.records import VariantRecord
 from relax_tune.errors import BuildError
@@ -28,6 +29,8 @@ PREDICTED_LAYOUT_COST = 0.18
 
 Layout = Mapping[int, str]
 """By number of a function's parameter, the name of the kernel that packs it; empty for a weight that is read as it is."""
+Weights = Mapping[str, Mapping[int, set[str]]]
+"""By function and number of its parameter, the names of the weights that calls give to it."""
 Fits = Callable[[VariantRecord], bool]
 Restrict = Callable[[str, Fits], "tuple[TaskPlan, float] | None"]
 """Plans a function with the variants that fit; returns the plan and the loss in weighted log time over the cost of a layout."""
@@ -74,7 +77,7 @@ def _name(step: LaunchStep) -> str:
     return f"{step.target}{step.scalars if step.kind == 'library' else ''}"
 
 
-def weights_of(module: IRModule) -> dict[str, dict[int, set[str]]]:
+def weights_of(module: IRModule) -> Weights:
     """Return the names of the weights that calls give to each parameter of the tensor functions."""
     weights: dict[str, dict[int, set[str]]] = {}
     for f in module.graphs.values():
@@ -89,59 +92,79 @@ def weights_of(module: IRModule) -> dict[str, dict[int, set[str]]]:
 def share_layouts(
     plans: Mapping[str, TaskPlan], module: IRModule, layouts: Layouts, restrict: Restrict
 ) -> dict[str, TaskPlan]:
-    """Return plans in which functions that read the same weights read them in one layout, where that costs little time.
+    """Return plans in which the variants and functions that read the same weights read them in one layout, where that costs little time.
 
-    Each step gives one function the layout of another one, or of one of its own variants: the step that loses least. A function is
-    planned again at most once.
+    Among functions that share weights, each layout of a dispatched variant is a candidate for all. A function that would lose more than the
+    cost of a layout keeps its plan. The candidate with the least sum of losses and of costs of further layouts is chosen.
     """
-    weights = weights_of(module)
-    chosen, fixed = dict(plans), set[str]()
-    while True:
-        options = []
-        for function in sorted(weights.keys() & chosen.keys() - fixed):
-            for wanted in _other_layouts(function, chosen, weights, layouts):
-                found = restrict(function, lambda v, f=function, w=wanted: _fits(layouts.of(f, v), w))  # type: ignore[misc]
-                if found is not None and found[1] <= 1:
-                    options.append((found[1], function, found[0]))
-        if not options:
-            return chosen
-        _, function, plan = min(options, key=lambda option: option[:2])
-        chosen[function] = plan
-        fixed.add(function)
+    weights = {f: by for f, by in weights_of(module).items() if f in plans}
+    chosen = dict(plans)
+    for functions in _connected(weights):
+        best, least = {}, float(_further(functions, plans, weights, layouts))
+        for wanted in _candidates(functions, plans, weights, layouts) if least else ():
+            moved, lost = dict[str, TaskPlan](), 0.0
+            for function in functions:
+                own = {n: wanted[w] for n, names in weights[function].items() for w in names if w in wanted}
+                if all(_fits(layout, own) for layout in _dispatched(function, plans, layouts)):
+                    continue
+                found = restrict(function, partial(_variant_fits, layouts, function, own))
+                if found is not None and found[1] < 1:
+                    moved[function], lost = found[0], lost + max(0.0, found[1])
+            total = lost + _further(functions, {**plans, **moved}, weights, layouts)
+            if total < least:
+                best, least = moved, total
+        chosen |= best
+    return chosen
 
 
-def _fits(layout: Layout | None, wanted: Layout) -> bool:
-    return layout is not None and all(layout.get(number) == kernel for number, kernel in wanted.items())
+def _connected(weights: Weights) -> list[list[str]]:
+    """Return the functions in groups that share no weight with each other."""
+    groups: list[tuple[list[str], set[str]]] = []
+    for function in sorted(weights):
+        names = set[str]().union(*weights[function].values())
+        joined = [g for g in groups if g[1] & names]
+        groups = [g for g in groups if not g[1] & names]
+        groups.append(([f for g in joined for f in g[0]] + [function], names.union(*(g[1] for g in joined))))
+    return [functions for functions, _ in groups]
 
 
-def _other_layouts(
-    function: str,
-    plans: Mapping[str, TaskPlan],
-    weights: Mapping[str, Mapping[int, set[str]]],
-    layouts: Layouts,
-) -> Iterator[Layout]:
-    """Yield each layout that the function's weights would need no other than: of its variants where they differ, and of others."""
-    own = list(_dispatched(function, plans, layouts))
-    seen = list[Layout]()
-    for other in sorted(weights.keys() & plans.keys()):
-        for layout in own if other == function else _dispatched(other, plans, layouts):
-            wanted = {
-                n: layout[m]
-                for n, names in weights[function].items()
-                for m, others in weights[other].items()
-                if names & others and m in layout
-            }
-            if wanted and wanted not in seen and not all(_fits(mine, wanted) for mine in own):
-                seen.append(wanted)
-                yield wanted
+def _further(functions: Sequence[str], plans: Mapping[str, TaskPlan], weights: Weights, layouts: Layouts) -> int:
+    """Return the number of layouts of the weight that is read in most, without the first."""
+    kernels: dict[str, set[str]] = {}
+    for function in functions:
+        for layout in _dispatched(function, plans, layouts):
+            for number, names in weights[function].items():
+                for name in names if number in layout else ():
+                    kernels.setdefault(name, set()).add(layout[number])
+    return max((len(found) - 1 for found in kernels.values()), default=0)
 
 
-def _dispatched(function: str, plans: Mapping[str, TaskPlan], layouts: Layouts) -> Iterator[Layout]:
+def _candidates(
+    functions: Sequence[str], plans: Mapping[str, TaskPlan], weights: Weights, layouts: Layouts
+) -> list[dict[str, str]]:
+    """Return the layout of each weight by name, for each layout that a dispatched variant has."""
+    found: list[dict[str, str]] = []
+    for function in functions:
+        for layout in _dispatched(function, plans, layouts):
+            wanted = {w: layout[n] for n, names in weights[function].items() if n in layout for w in names}
+            if wanted not in found:
+                found.append(wanted)
+    return found
+
+
+def _dispatched(function: str, plans: Mapping[str, TaskPlan], layouts: Layouts) -> list[Layout]:
     plan = plans[function]
-    for key in plan.plan.variants:
-        layout = layouts.of(function, plan.variants[key])
-        if layout is not None:
-            yield layout
+    found = [layouts.of(function, plan.variants[key]) for key in plan.plan.variants]
+    return [layout for layout in found if layout is not None]
+
+
+def _variant_fits(layouts: Layouts, function: str, wanted: Layout, variant: VariantRecord) -> bool:
+    layout = layouts.of(function, variant)
+    return layout is not None and _fits(layout, wanted)
+
+
+def _fits(layout: Layout, wanted: Layout) -> bool:
+    return all(layout.get(number) == kernel for number, kernel in wanted.items() if number in layout)
 
 
 def loss(plan: TaskPlan, other: TaskPlan, times: Mapping[str, Sequence[float | None]], variants: TaskVariants) -> float:
