@@ -2,7 +2,7 @@
 
 Constants of a mapped artifact stay in its file where launches reach the host's memory.
 
-Tests: `tests/runtime/test_artifact_memory.py`.
+Tests: `tests/runtime/memory/test_weights.py`, `tests/runtime/test_artifact_memory.py`.
 """
 
 from __future__ import annotations
