@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import Any, Union
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.json_shapes import has_shape
 from relax_tune.runtime.device.c_objects import CompiledObjects, check_families, compile_objects, objects_from_json
-from relax_tune.runtime.hashed_zip import MANIFEST, FileFormat, read_file, read_text, write_file
+from relax_tune.runtime.hashed_zip import MANIFEST, FileFormat, Member, read_file, read_text, write_file
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import library_kernels
 from relax_tune.runtime.model import DeviceSpec, Model, choose_function, open_model, source_facts
@@ -48,6 +45,7 @@ from relax_tune.runtime.program.program import (
 from relax_tune.runtime.program.scalars import constant_values
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec, function_specs
+from relax_tune.runtime.stored_weights import weights_from_bytes, weights_to_bytes
 from relax_tune.runtime.vm.instructions import Host
 from relax_tune.runtime.vm.policy import PlacementOptions
 from relax_tune.summary import Facts, Summarised, listed
@@ -66,13 +64,8 @@ ARTIFACT = FileFormat(
     (_MEMBERS, (*_MEMBERS, _HOST_PROGRAMS), (*_MEMBERS, _OBJECTS), (*_MEMBERS, _HOST_PROGRAMS, _OBJECTS)),
     "build",
     "built",
+    _CONSTANTS,
 )
-_TENSOR_TYPES: Mapping[str, str] = {
-    "BOOL": "bool", "I8": "int8", "U8": "uint8", "I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32",
-    "I64": "int64", "U64": "uint64",
-    "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
-}  # fmt: skip
-
 Programs = Union[Program, Sequence[Program]]
 
 
@@ -136,7 +129,7 @@ def save_artifact(
     # Verified before anything is written: a file that cannot be loaded again must not exist.
     checked, ordered = _checked(programs, constants, host_programs)
     text = f"[{','.join(p.to_json() for p in checked)}]"
-    members = {_PROGRAM: text.encode(), _CONSTANTS: weights_to_bytes(constants)}
+    members: dict[str, Member] = {_PROGRAM: text.encode(), _CONSTANTS: weights_to_bytes(constants)}
     if ordered:
         members[_HOST_PROGRAMS] = f"[{','.join(d.to_json() for d in ordered)}]".encode()
     _check_placement(placement, ordered)
@@ -169,8 +162,8 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
         else ()
     )
     try:
-        constants = weights_from_bytes(members[_CONSTANTS], _small_constants(programs, host_programs))
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        constants = weights_from_bytes(content.mapped, _small_constants(programs, host_programs))
+    except ValueError as error:
         raise ArtifactError(
             f"{where}: {_CONSTANTS}: expected safetensors, got something else: {error}; build it again"
         ) from None
@@ -196,34 +189,9 @@ def _read_objects(manifest: Mapping[str, Any], data: bytes | None) -> tuple[Comp
     """Return the compiled objects of a manifest and its member. Raises ArtifactError where they do not belong together."""
     try:
         libraries = {} if data is None else {n: a.tobytes() for n, a in weights_from_bytes(data, {}).items()}
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+    except ValueError as error:
         raise ArtifactError(f"{_OBJECTS}: expected safetensors, got something else: {error}") from None
     return objects_from_json(manifest.get("objects", []), libraries)
-
-
-def weights_to_bytes(weights: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return arrays as safetensors, by name; arrays of a small type as their bytes, since safetensors lacks most such types."""
-    # `ascontiguousarray` turns an array without dims into one of one dim, hence `reshape`.
-    plain = {n: np.ascontiguousarray(a).reshape(a.shape) for n, a in sorted(weights.items())}
-    return safetensors.numpy.save({n: a.view(np.uint8) if a.dtype.name in SMALL else a for n, a in plain.items()})
-
-
-def weights_from_bytes(data: bytes, small: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of `weights_to_bytes`, which share its memory.
-
-    Args:
-        data: The bytes.
-        small: Type of each array of a small type, by name.
-
-    Raises:
-        SafetensorError, KeyError, ValueError or TypeError: The bytes are something else.
-    """
-    return {
-        name: np.frombuffer(
-            tensor["data"], small.get(name, "uint8") if tensor["dtype"] == "U8" else _TENSOR_TYPES[tensor["dtype"]]
-        ).reshape(tensor["shape"])
-        for name, tensor in safetensors.deserialize(data)
-    }
 
 
 def _small_constants(programs: Sequence[Program], host_programs: Sequence[HostProgram]) -> dict[str, str]:

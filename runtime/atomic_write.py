@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from relax_tune.errors import system_reason
 
@@ -13,20 +15,29 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_whole(target: Path, data: memoryview) -> None:
+    """Write a file atomically; see `write_with`."""
+    write_with(target, lambda file: file.write(data))
+
+
+def write_with(target: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file atomically: it appears whole or not at all, also to concurrent readers.
 
     On Linux it has no name until it is whole, so that not even a killed process leaves a part of it. Its mode is what the umask
     allows, and no wider than the mode of the file it replaces.
+
+    Args:
+        target: The file.
+        write: Writes the content to a file that is open for reading, too.
     """
     try:
-        descriptor = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
+        descriptor = os.open(target.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
         temporary = None
     except (AttributeError, OSError):  # not on this system, or not on this kind of file system
         temporary = str(unused_name(target))
-        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+        with os.fdopen(descriptor, "w+b") as file:
+            write(file)
             file.flush()
             with contextlib.suppress(FileNotFoundError):
                 os.fchmod(descriptor, os.fstat(descriptor).st_mode & target.stat().st_mode & 0o666)

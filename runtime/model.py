@@ -29,7 +29,7 @@ from relax_tune.runtime.device.registry import name_of_measured, open_device
 from relax_tune.runtime.executor import CLOSED, FORKED, Executor
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.memory.buffer_pool import BufferPool, pool_of
-from relax_tune.runtime.memory.weights import DeviceWeights
+from relax_tune.runtime.memory.weights import DeviceWeights, read_by_calls
 from relax_tune.runtime.program.host_program import HostProgram, parts_of
 from relax_tune.runtime.program.placement import Placement
 from relax_tune.runtime.program.program import Program
@@ -131,6 +131,11 @@ def open_model(
             executors[program.name] = executor = Executor(program, opened[kind], weights[kind], libraries)
             if shapes is not None and program.symbols:
                 executor.record = shapes.recorder(program.name, [s.name for s in program.symbols])
+        # Not before all programs are there: several may pack one weight.
+        for kind, resident in weights.items():
+            of_kind = [p for p in artifact.programs if parts.get(p.name, kinds[0]) == kind]
+            with opened[kind].turn:
+                resident.keep_only(set().union(*map(read_by_calls, of_kind)))
         return Model(artifact, executors, weights, owned, host, placing)
     except BaseException:
         for executor in executors.values():

@@ -32,6 +32,7 @@ from relax_tune.ir.core.stmt import (
     IfThenElse,
     Seq,
     Stmt,
+    blocks,
     replace_buffers,
     seq,
     statements,
@@ -201,6 +202,13 @@ class Sketch:
     @property
     def tunables(self) -> tuple[Tunable, ...]:
         return self.trace.tunables
+
+    @property
+    def layout_tunables(self) -> tuple[str, ...]:
+        """The names of the tunables that the layouts of its packed weights depend on."""
+        packed = [b.body.buffer for b in blocks(self.func.body) if b.role == "prepack"]
+        named = {v.name for buffer in packed for v in free_vars(*buffer.shape)}
+        return tuple(t.name for t in self.tunables if t.name in named)
 
 
 def generate_sketches(

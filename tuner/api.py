@@ -210,7 +210,7 @@ def build(
     bounds: Bounds | None = None,
     policy: Policy = "measured",
     rules: Sequence[Rule] = (),
-    pack: bool = False,
+    pack: bool | None = None,
     cpu: Sequence[str] = (),
     require_measured: bool = False,
     **overrides: Any,
@@ -226,9 +226,9 @@ def build(
         db: As for `tune`, but only read; a file that is named has to exist.
         policy: `measured` dispatches the fastest variants on record, `stored` the plans that `tune` chose last, `library` library
             calls where there are any, `generic` untuned kernels only.
-        pack: Store weights in the layouts of the chosen kernels, in place of weights that no other kernel reads. Otherwise they
-            are packed whenever the artifact is opened, and then occupy memory twice. The file is larger if kernels with several
-            layouts alternate.
+        pack: Store weights in the layouts of the chosen kernels, in place of weights that no other kernel reads; None: on target `c`
+            alone. Otherwise they are packed whenever the artifact is opened. The file is larger if kernels with several layouts
+            alternate.
         cpu: Kinds of processors that kernels of target `c` are also compiled for, so that a server needs no compiler: levels of
             x86-64 such as `x86-64-v3`, and `native`. See `Artifact.compiled_for`.
         require_measured: A task without a usable record is an error.

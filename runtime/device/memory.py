@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import MeasureError, MemoryLack
+from relax_tune.runtime.mapped_file import ALIGNMENT
 
-# A cache line, and the widest vector (AVX-512): an aligned vector touches one line.
-ALIGNMENT = 64
 SLAB_BYTES = 32 << 20
 # the size of a transparent huge page on x86-64, and on aarch64 with pages of 4 KiB
 LARGE_PAGE = 2 << 20

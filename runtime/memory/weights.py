@@ -1,12 +1,14 @@
-"""Constants on a device: each uploaded once, and packed once, however many programs read it.
+"""Constants on a device: each there once, and packed once, however many programs read it.
 
-Tests: `tests/runtime/test_artifact_memory.py`.
+Constants of a mapped artifact stay in its file where launches reach the host's memory.
+
+Tests: `tests/runtime/memory/test_weights.py`, `tests/runtime/test_artifact_memory.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.device.base import Device, DeviceBuffer
+from relax_tune.runtime.mapped_file import drop_pages, is_lasting
 from relax_tune.runtime.program.program import LaunchStep, Program
 
 
@@ -30,18 +33,32 @@ class DeviceWeights:
         self._packed: dict[Hashable, DeviceBuffer] = {}
 
     def constant(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceBuffer:
-        """Return the device buffer of a constant, uploaded on first use. Raises ArtifactError unless one of this dtype
-        and shape exists.
-        """
+        """Return the device buffer of a constant, placed on first use. Raises ArtifactError unless one of this dtype and shape exists."""
         array = self._arrays.get(name)
         if array is None:
             raise ArtifactError(f"expected the constant {name}, got none of that name")
         if array.dtype != dtype or array.shape != shape:
             raise ArtifactError(f"constant {name}: expected {dtype} {shape}, got {array.dtype} {array.shape}")
-        if name not in self._constants:
-            self._constants[name] = self.device.alloc(array.nbytes, lasting=True)
-            self.device.upload(self._constants[name], np.ascontiguousarray(array))
-        return self._constants[name]
+        buffer = self._constants.get(name)
+        if buffer is None:
+            buffer = self.device.wrap(array) if is_lasting(array) else None
+            if buffer is None:
+                buffer = self.device.alloc(array.nbytes, lasting=True)
+                self.device.upload(buffer, np.ascontiguousarray(array))
+                drop_pages(array)
+            self._constants[name] = buffer
+        return buffer
+
+    def let_go(self, name: str) -> None:
+        """Drop a constant's pages of a mapped file, which launches read again from there if they need them."""
+        if name in self._constants:
+            drop_pages(self._arrays[name])
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """Free constants that no launch reads any more: those that were only packed."""
+        for name in self._constants.keys() - set(names):
+            self.device.free(self._constants.pop(name))
+            drop_pages(self._arrays[name])
 
     def packed(self, key: Hashable, nbytes: int) -> tuple[DeviceBuffer, bool]:
         """Return the device buffer of a packed weight, and whether it still has to be written. key: weight and packing"""
@@ -57,6 +74,17 @@ class DeviceWeights:
                 self.device.free(buffer)
             self._constants.clear()
             self._packed.clear()
+
+
+def read_by_calls(program: Program) -> set[str]:
+    """Return the names of the constants that calls may read: all but those that are only packed."""
+    used = {i for call in program.calls for v in call.variants for step in v.steps for i in step.buffers}
+    used |= {
+        *program.outputs,
+        *(c.buffer for c in program.checked),
+        *(b.base for b in program.buffers if b.base is not None),
+    }
+    return {b.name for i, b in enumerate(program.buffers) if b.role == "const" and i in used}
 
 
 def load_constants(
@@ -110,6 +138,8 @@ def load_constants(
             fresh = fresh or new
         if fresh:
             launch(step)
+            for i in step.buffers:
+                weights.let_go(program.buffers[i].name)
     for i in sizes:
         if i not in buffers and i not in shared:  # packed, and never written
             buffers[i], _ = weights.packed(("unwritten", program.name, i), sizes[i])

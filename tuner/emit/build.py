@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -29,6 +30,7 @@ from relax_tune.tuner.emit.emit_graph import (
 from relax_tune.tuner.emit.emit_host_program import emit_host_program
 from relax_tune.tuner.emit.unmeasured import lacking_note
 from relax_tune.tuner.learn.device_records import DeviceRecords, has_other_regime
+from relax_tune.tuner.plan.layouts import LAYOUT_COST, PREDICTED_LAYOUT_COST, Fits, Layouts, loss, share_layouts
 from relax_tune.tuner.plan.library_notes import library_notes
 from relax_tune.tuner.plan.plans import TaskPlan, plan_from_stored, plan_task
 from relax_tune.tuner.plan.predicted import UNTRAINED, Predictor
@@ -111,6 +113,9 @@ def build_programs(
     # variant from the finished plan, since the shapes that it was for must go to the variant that is next best there.
     while True:
         plans, notes = plan_tasks(task_variants, device_records, policy, stored, refused, predictor)
+        if stored is None and policy in ("measured", "predicted") and target.language == "c":
+            plan_within = partial(plan_with, plans, task_variants, device_records, policy, refused, predictor)
+            plans = share_layouts(plans, lowered.module, Layouts(task_variants), plan_within)
         try:
             module, inplace_notes = choose_inplace(lowered.module, lowered.appended, task_variants, plans, inplace)
             functions = lowered_functions(lowered, module)
@@ -148,6 +153,36 @@ def plan_tasks(
             notes += library_notes(function, variants, plan, records, device_records)
         plans[function] = plan
     return plans, notes
+
+
+def plan_with(
+    plans: Mapping[str, TaskPlan],
+    task_variants: Mapping[str, TaskVariants],
+    device_records: DeviceRecords,
+    policy: Policy,
+    refused: Refused,
+    predictor: Predictor,
+    function: str,
+    fits: Fits,
+) -> tuple[TaskPlan, float] | None:
+    """Plan a function with the variants that fit; see `layouts.Restrict`."""
+    plan, variants = plans[function], task_variants[function]
+    exclude = refused.get(function, {})
+    if plan.times:
+        others = {k: "its weights have another layout" for k, v in plan.variants.items() if not fits(v)}
+        if not any(None not in row for k, row in plan.times.items() if k not in others and k not in exclude):
+            return None
+        records = device_records.valid(variants.task.key, variants.task.regime)
+        new = plan_task(variants, records, policy, {**exclude, **others}, predictor)
+        return new, loss(new, plan, plan.times, variants) / LAYOUT_COST
+    predicted = predictor.plan_within(variants, fits, exclude)
+    if predicted is None:
+        return None
+    new = TaskPlan(*predicted, plan.times, plan.lost, predicted=frozenset(predicted[0].variants))
+    times = predictor.times(variants, {**plan.variants, **new.variants})
+    if not times.keys() >= {*plan.plan.variants, *new.plan.variants}:
+        return None
+    return new, loss(new, plan, times, variants) / PREDICTED_LAYOUT_COST
 
 
 def emit_programs(

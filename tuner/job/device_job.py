@@ -306,14 +306,15 @@ class DeviceJob:
         texts = plan_texts(self.key, {self.task_variants[name].task.key: plan for name, plan in built.plans.items()})
         self.store.put_plans(self.target.key, texts)
 
-    def artifact(self, built: BuildResult, pack: bool = False) -> Artifact:
+    def artifact(self, built: BuildResult, pack: bool | None = None) -> Artifact:
         """Return a build of this model as an artifact with its weights; `Artifact.save` writes it.
 
         Args:
-            pack: Store weights in the layouts of the chosen kernels, instead of packing them whenever the artifact is opened.
+            pack: Store weights in the layouts of the chosen kernels, instead of packing them whenever the artifact is opened; None: on
+                target `c`, where kernels read them in the mapped file.
         """
         programs, constants = tuple(built.programs.values()), self.lowered.module.constants
-        if pack:
+        if self.device.kind == "c" if pack is None else pack:
             programs, constants = pack_weights(programs, built.packings, constants)
         names = {b.name for p in programs for b in p.buffers if b.role == "const"}
         constants = {n: a for n, a in constants.items() if n in names}

@@ -166,7 +166,7 @@ class Job:
         """Emit the programs of placements from the builds for each device."""
         return emit_placed(self.lowered, placements, self.sides(parts), MEMORY[self.first.settings.memory])
 
-    def artifact(self, build: Build, pack: bool = False) -> Artifact:
+    def artifact(self, build: Build, pack: bool | None = None) -> Artifact:
         """Return a build as an artifact with its weights; `Artifact.save` writes it.
 
         Args:

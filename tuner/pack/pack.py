@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from relax_tune.database.exchange.jsonl import export_lines, import_lines
 from relax_tune.database.records import Measurement
 from relax_tune.database.store import MemoryStore, Store
@@ -29,9 +27,9 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.text.parser import parse_module
 from relax_tune.ir.text.printer import print_text
-from relax_tune.runtime.artifact import weights_from_bytes, weights_to_bytes
-from relax_tune.runtime.hashed_zip import Content, FileFormat, read_file, read_text, write_file
+from relax_tune.runtime.hashed_zip import Content, FileFormat, Member, read_file, read_text, write_file
 from relax_tune.runtime.program.program import SMALL
+from relax_tune.runtime.stored_weights import weights_from_bytes, weights_to_bytes
 from relax_tune.tuner.job.lowered_model import lowered_module, model_key
 from relax_tune.tuner.plan.stored_plans import plan_sets, read_plan
 from relax_tune.tuner.settings import Settings
@@ -63,7 +61,7 @@ class ModelPack:
         """Write the pack to a file. The same pack gives the same bytes. Raises `ArtifactError` if the file cannot be written."""
         constants = self.module.constants
         lines = "".join(line + "\n" for line in export_lines(self.records))
-        members = {
+        members: dict[str, Member] = {
             _PROGRAM: (print_text(self.module) + "\n").encode(),
             _WEIGHTS: weights_to_bytes(constants),
             _RECORDS: lines.encode(),
@@ -145,7 +143,7 @@ def _module(where: str, content: Content) -> IRModule:
         raise UserError("the manifest lists unknown types of weights")
     try:
         weights = weights_from_bytes(content.members[_WEIGHTS], small)
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+    except ValueError as error:
         raise UserError(f"{_WEIGHTS}: not safetensors: {error}") from None
     text = read_text(PACK, where, _PROGRAM, content.members[_PROGRAM], str)
     return accept(parse_module(text, OPERATORS, weights), _WEIGHTS)

@@ -6,7 +6,7 @@ Tests: `tests/tuner/learn/test_prior.py`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -32,6 +32,8 @@ KNOWN = 16
 """Scored candidates that resemble the fastest ones of similar functions."""
 PER_ANCHOR = 4
 """Candidates of each anchor that may be dispatched."""
+GROUPS = 12
+"""Groups of candidates with equal layouts whose code is generated to find one that fits."""
 PREDICTED = ("matmul", "flash")
 """Rules whose functions the prior plans in builds without records, by the names of their first sketches (`docs/design/plans.md`)."""
 LEAF_COST = 0.03
@@ -89,6 +91,47 @@ class Predictor:
             plan = DispatchPlan((PlanEntry((), guess.key),), 0.0)
             return (plan, {guess.key: guess}) if _has_program(task_variants, guess) else None
         return _ranked(task_variants, self.prior, self._pool(sketch_set), exclude)
+
+    def plan_within(
+        self, task_variants: TaskVariants, fits: Callable[[VariantRecord], bool], exclude: Collection[str] = ()
+    ) -> Predicted | None:
+        """Return a plan of the tuned candidates that fit, by the prior or else the first guess of the rules; None if there are none.
+
+        Args:
+            fits: Depends only on the sketch and on the tunables of `Sketch.layout_tunables`.
+        """
+        sketch_set = task_variants.sketch_set
+        if self.prior is None or not self._fits(sketch_set):
+            guesses = map(sketch_set.record_of, sketch_set.seeds())
+            guess = next((g for g in guesses if g.key not in exclude and fits(g)), None)
+            return None if guess is None else (DispatchPlan((PlanEntry((), guess.key),), 0.0), {guess.key: guess})
+        codes = self._pool(sketch_set)
+        mean = _log_times(sketch_set, self.prior, codes)[0] @ np.asarray(sketch_set.task.domain.weights)
+        names = [s.layout_tunables for s in sketch_set.sketches]
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for row in map(int, np.argsort(mean, kind="stable")):
+            (candidate,) = sketch_set.space.candidates(codes[row : row + 1])
+            values = dict(zip((t.name for t in sketch_set.sketches[candidate.sketch].tunables), candidate.values))
+            groups.setdefault((candidate.sketch, *(values[n] for n in names[candidate.sketch])), []).append(row)
+        for rows in itertools.islice(groups.values(), GROUPS):
+            (candidate,) = sketch_set.space.candidates(codes[rows[:1]])
+            if fits(sketch_set.record_of(candidate)):
+                return _ranked(task_variants, self.prior, codes[rows], exclude, library=False)
+        return None
+
+    def times(
+        self, task_variants: TaskVariants, variants: Mapping[str, VariantRecord]
+    ) -> dict[str, list[float | None]]:
+        """Return the predicted seconds of tuned variants at the anchors, which are good for a comparison; none without a prior."""
+        sketch_set = task_variants.sketch_set
+        if self.prior is None or self.prior.names != feature_names(sketch_set.hardware):
+            return {}
+        found = {k: sketch_set.candidate_of(v) for k, v in variants.items() if v.kind == "tuned"}
+        known = {k: c for k, c in found.items() if c is not None}
+        if not known:
+            return {}
+        log_time = _log_times(sketch_set, self.prior, sketch_set.space.encode(list(known.values())))[0]
+        return {k: [float(t) for t in np.exp(row)] for k, row in zip(known, log_time)}
 
     def likely(self, sketch_set: SketchSet, count: int) -> list[Candidate]:
         """Return the candidates that the prior ranks first, alternating between the anchors; empty if the prior does not fit.
@@ -153,22 +196,24 @@ def _log_times(
     return log_time, features, scale
 
 
-def _ranked(task_variants: TaskVariants, prior: Prior, codes: CodeArray, exclude: Collection[str]) -> Predicted | None:
-    """Return the plan that a prior predicts to be fastest, among candidates and a library call, and its variants."""
+def _ranked(
+    task_variants: TaskVariants, prior: Prior, codes: CodeArray, exclude: Collection[str], library: bool = True
+) -> Predicted | None:
+    """Return the plan that a prior predicts to be fastest, among candidates and perhaps a library call, and its variants."""
     space, points = task_variants.sketch_set.space, task_variants.task.domain.points
     log_time, features, scale = _log_times(task_variants.sketch_set, prior, codes)
     order = np.argsort(log_time, axis=0, kind="stable")
     tuned = cache(lambda row: task_variants.sketch_set.record_of(space.candidates(codes[row : row + 1])[0]))
-    library: dict[str, list[float | None]] = {}
+    of_library: dict[str, list[float | None]] = {}
     variants: dict[str, VariantRecord] = {}
-    if task_variants.library.forms:
+    if library and task_variants.library.forms:
         rows = np.stack([library_row(row) for row in features[: len(points)]])
-        library[SOME_ROUTINE] = [
+        of_library[SOME_ROUTINE] = [
             float(t) for t in np.exp(prior.log_time(with_machine(rows, task_variants.hardware)) + scale)
         ]
     refused = set(exclude)
     while True:
-        times = dict(library)
+        times = dict(of_library)
         for a in range(len(points)):
             # The best of each anchor and not of their mean: a candidate that is fast at one end of the range may be
             # slow at the other.
@@ -178,19 +223,19 @@ def _ranked(task_variants: TaskVariants, prior: Prior, codes: CodeArray, exclude
                 times[tuned(row).key] = [float(t) for t in np.exp(log_time[row])]
         if not times:
             return None
-        plan = select(times, task_variants.task.domain, libraries=tuple(library), leaf_cost=LEAF_COST)
+        plan = select(times, task_variants.task.domain, libraries=tuple(of_library), leaf_cost=LEAF_COST)
         if SOME_ROUTINE in plan.variants:
-            row_of_library = library.pop(SOME_ROUTINE)
+            row_of_library = of_library.pop(SOME_ROUTINE)
             routine = next((v for v in task_variants.library.variants if v.key not in exclude), None)
             if routine is not None:
-                variants[routine.key], library[routine.key] = routine, row_of_library
+                variants[routine.key], of_library[routine.key] = routine, row_of_library
             continue
         # Only the chosen ones are generated: generating one takes longer than ranking thousands.
         wrong = {k for k in plan.variants if not _has_program(task_variants, variants[k])}
         if not wrong:
             return plan, {k: variants[k] for k in plan.variants}
         refused |= wrong
-        library = {k: row for k, row in library.items() if k not in wrong}
+        of_library = {k: row for k, row in of_library.items() if k not in wrong}
 
 
 def _has_program(task_variants: TaskVariants, variant: VariantRecord) -> bool:

@@ -121,7 +121,7 @@ def choose_types(
     """
     measure(exact)
     built = build(exact)
-    model = ExactModel(exact.module, exact.artifact(built), exact.settings.target, goal.bound, goal.samples)
+    model = ExactModel(exact.module, exact.artifact(built, pack=False), exact.settings.target, goal.bound, goal.samples)
     front = _front(exact, model, measure, say)
     # From the fastest choice towards the exact one. A prediction by rounded weights is cheap and skips choices that
     # cannot hold.

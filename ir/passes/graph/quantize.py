@@ -1,4 +1,4 @@
-"""Quantisation of the weights of matmuls to 8 or 4 bits.
+"""Quantisation of the weights of matmuls to 8 or 4 bits, and of embedding tables to 8 bits.
 
 Tests: `tests/ir/passes/graph/test_quantize.py`.
 """
@@ -13,26 +13,48 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
 from relax_tune.ir.core.dtype import i8
+from relax_tune.ir.core.expr import as_int, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Constant, Function, If, Value
 from relax_tune.ir.core.graph_walk import nested_values, operator_of
 from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.op.indexing.movement import Take
 from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Quantize, Unpack4
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.passes.graph.cleanup import DeadCode
 from relax_tune.ir.passes.graph.constant_fold import add_constant
-from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function
+from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function, tensor_info
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
+class _Stored:
+    """A quantised weight.
+
+    Attributes:
+        number: The integers.
+        scale: The scales.
+        back: The operator that dequantises them.
+        packed: The dim along which two integers share a byte, if any.
+    """
+
+    number: Constant
+    scale: Constant
+    back: Dequantize
+    packed: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizeWeights:
-    """Store 2-d weights that only matmuls read, as second operands, as integers with scales.
+    """Store 2-d weights that only matmuls read, as second operands, and tables whose rows are looked up, as integers with scales.
 
     The matmul reads them through `dequantize`, which fuses into its kernel. A scale is the largest magnitude of its weights over 127, or
     over 7 with 4 bits, so each weight changes by at most half its scale. Two 4-bit numbers share a byte, along the rows. Activations are
-    not changed, and neither are other weights, such as embeddings that a product shares.
+    not changed, and neither are other weights.
+
+    Tables of embeddings have 8 bits and a scale per row whatever `bits` says. The rows that a lookup reads are dequantised after it, and
+    a transposed product that shares the table reads the same integers.
 
     Attributes:
         bits: Bits of a number, 4 or 8.
@@ -52,51 +74,49 @@ class QuantizeWeights:
             raise UserError(
                 f"QuantizeWeights: expected 4 or 8 bits and groups of at least 1 row, got {self.bits} and {self.group}"
             )
-        chosen = frozenset(_read_by_products_only(module))
-        if self.only is not None:
-            chosen &= self.only
+        products, tables = _quantizable(module)
+        chosen = (products.keys() | tables) & (self.only if self.only is not None else products.keys() | tables)
         constants: dict[str, Array] = dict(module.constants)
-        done: dict[tuple[str, bool], tuple[Constant, Constant, Dequantize]] = {}
+        done: dict[tuple[str, bool], _Stored] = {}
+
+        def stored(weight: Constant, transposed: bool) -> _Stored:
+            key = weight.name, transposed
+            if key not in done:
+                form = replace(self, bits=8, group=None) if weight.name in tables else self
+                done[key] = form._weight(weight, transposed, constants)
+            return done[key]
 
         def visit(out: Emitter, binding: AnyBinding) -> None:
             value = out.value(binding.value)
-            matmul = operator_of(value, Matmul) if isinstance(binding, Binding) else None
-            weight = None if matmul is None else value.operands[1]
-            if matmul is None or not isinstance(weight, Constant) or weight.name not in chosen:
+            matmul, take = operator_of(value, Matmul), operator_of(value, Take)
+            weight = value.operands[0 if matmul is None else 1] if matmul is not None or take is not None else None
+            if not isinstance(binding, Binding) or not isinstance(weight, Constant) or weight.name not in chosen:
                 out.keep(binding)
                 return
-            # Scales belong to columns of the product, which are rows of the stored weight if it is transposed.
-            key = weight.name, matmul.transpose_b
-            if key not in done:
-                done[key] = self._weight(weight, matmul.transpose_b, constants)
-            number, scale, back = done[key]
-            packed: Value = number
-            if self.bits == 4:
-                axis = 1 if matmul.transpose_b else 0
-                dims = weight.info.shape or ()
-                packed = out.bind(
-                    Call(Unpack4(axis, dims[axis]), (number,)), TensorInfo(dims, i8), f"{binding.var.name}_bits"
-                )
-            opened = out.bind(Call(back, (packed, scale)), weight.info, f"{binding.var.name}_weight")
-            out.bindings.append(replace(binding, value=value.with_operands((value.operands[0], opened))))
+            if matmul is None:
+                new = _looked_up(out, binding, weight, value.operands[1], stored(weight, True))
+            else:
+                # Scales belong to columns of the product, which are rows of the stored weight if it is transposed.
+                opened = _opened(out, binding, weight, stored(weight, matmul.transpose_b))
+                new = value.with_operands((value.operands[0], opened))
+            out.bindings.append(replace(binding, value=new))
 
         new = map_graphs(module, lambda f, _: rewrite_function(f, visit))
         return module if new is module else DeadCode()(replace(new, constants=constants))
 
-    def _weight(
-        self, weight: Constant, transposed: bool, constants: dict[str, Array]
-    ) -> tuple[Constant, Constant, Dequantize]:
-        """Return the integers of a weight, its scales, and the operator that dequantises them."""
+    def _weight(self, weight: Constant, transposed: bool, constants: dict[str, Array]) -> _Stored:
+        """Quantise a weight, and add its integers and scales to the constants."""
         array = constants[weight.name]
         # An infinite weight would make the scale infinite, and every other weight of its column 0.
         if not np.isfinite(array.astype(np.float32)).all():
             raise UserError(f"weight {weight.name!r}: expected finite numbers to quantise, got infinity or NaN")
         number, scale, back = self._numbers(array, transposed)
+        axis = 1 if transposed else 0
         if self.bits == 4:
-            number = Pack4(1 if transposed else 0).evaluate([number])
-        return (
+            number = Pack4(axis).evaluate([number])
+        return _Stored(
             add_constant(constants, f"{weight.name}.int{self.bits}", np.ascontiguousarray(number)),
-            add_constant(constants, f"{weight.name}.scale", scale), back,
+            add_constant(constants, f"{weight.name}.scale", scale), back, axis if self.bits == 4 else None,
         )  # fmt: skip
 
     def _numbers(self, array: Array, transposed: bool) -> tuple[Array, Array, Dequantize]:
@@ -118,9 +138,9 @@ class QuantizeWeights:
     def as_read(self, module: IRModule, name: str) -> Array | None:
         """Return the values of a weight after quantisation, as its products read them.
 
-        Return None for a weight that this pass does not change, and for one that products read in both orders.
+        Return None for a weight that products do not read alone, and for one that products read in both orders.
         """
-        orders = _read_by_products_only(module).get(name, set())
+        orders = _quantizable(module)[0].get(name, set())
         array = module.constants[name]
         if len(orders) != 1 or not np.isfinite(array.astype(np.float32)).all():
             return None
@@ -128,9 +148,36 @@ class QuantizeWeights:
         return np.asarray(back.evaluate([number, scale])).astype(array.dtype, copy=False)
 
 
-def _read_by_products_only(module: IRModule) -> dict[str, set[bool]]:
-    """Return the 2-d float weights that only products read, as second operands, with the values of `transpose_b` of these products."""
-    orders_of, others = dict[str, set[bool]](), set[str]()
+def _opened(out: Emitter, binding: Binding, weight: Constant, stored: _Stored) -> Value:
+    """Emit the dequantisation of a whole weight, which fuses into the product that reads it."""
+    number: Value = stored.number
+    if stored.packed is not None:
+        dims = weight.info.shape or ()
+        number = out.bind(
+            Call(Unpack4(stored.packed, dims[stored.packed]), (number,)),
+            TensorInfo(dims, i8),
+            f"{binding.var.name}_bits",
+        )
+    return out.bind(Call(stored.back, (number, stored.scale)), weight.info, f"{binding.var.name}_weight")
+
+
+def _looked_up(out: Emitter, binding: Binding, weight: Constant, indices: Value, stored: _Stored) -> Value:
+    """Emit the lookup of integers and of scales; return the dequantised rows."""
+    where, width = tensor_info(indices).shape, (weight.info.shape or ())[1]
+    info, dims = tensor_info(binding.var), (*(where or ()), width)
+    numbers = out.bind(Call(Take(), (stored.number, indices)), TensorInfo(dims, i8), f"{binding.var.name}_numbers")
+    scales = out.bind(
+        Call(Take(), (stored.scale, indices)), TensorInfo(where, info.dtype), f"{binding.var.name}_scales"
+    )
+    wide = out.view(scales, TensorInfo((*(where or ()), const(1)), info.dtype))
+    return Call(Dequantize(len(dims) - 1, as_int(width)), (numbers, wide))
+
+
+def _quantizable(module: IRModule) -> tuple[dict[str, set[bool]], frozenset[str]]:
+    """Return the 2-d float weights that only products read, as second operands, with the values of `transpose_b` of these products;
+    and those that are looked up by row, which else only transposed products read.
+    """
+    orders_of, tables, others = dict[str, set[bool]](), set[str](), set[str]()
     for f in module.functions.values():
         if not isinstance(f, Function):
             continue
@@ -138,14 +185,17 @@ def _read_by_products_only(module: IRModule) -> dict[str, set[bool]]:
         # of saving them.
         others.update(v.name for v in (f.ret,) if isinstance(v, Constant))
         for value in nested_values(f):
+            matmul, take = operator_of(value, Matmul), operator_of(value, Take)
             for position, arg in enumerate((value.cond,) if isinstance(value, If) else value.operands):
                 if not isinstance(arg, Constant):
                     continue
-                dtype, matmul = arg.info.dtype, operator_of(value, Matmul)
-                fits = matmul is not None and position == 1
-                fits = fits and len(arg.info.shape or ()) == 2 and dtype is not None and dtype.is_float
-                if matmul is not None and fits:
+                dtype = arg.info.dtype
+                fits = len(arg.info.shape or ()) == 2 and dtype is not None and dtype.is_float
+                if fits and matmul is not None and position == 1:
                     orders_of.setdefault(arg.name, set()).add(matmul.transpose_b)
+                elif fits and take is not None and position == 0 and tensor_info(value.operands[1]).shape is not None:
+                    tables.add(arg.name)
                 else:
                     others.add(arg.name)
-    return {n: orders for n, orders in orders_of.items() if n not in others}
+    products = {n: orders for n, orders in orders_of.items() if n not in tables | others}
+    return products, frozenset(n for n in tables - others if orders_of.get(n, {True}) == {True})

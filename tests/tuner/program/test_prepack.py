@@ -46,7 +46,7 @@ def test_packed_artifacts_give_the_same_bits(tmp_path: Path) -> None:
         module = feed_forward()
         job = job_dispatching(device.info, module, packing_variants)
         built = job.build()
-        plain, dense = job.artifact(built), job.artifact(built, pack=True)
+        plain, dense = job.artifact(built, pack=False), job.artifact(built)
         assert sum(len(p.prepare) for p in plain.programs) >= 2
         assert not any(p.prepare for p in dense.programs)
         assert not any(b.role == "packed" for p in dense.programs for b in p.buffers)

@@ -43,10 +43,11 @@ from relax_tune.tuner.report.builds import build_section
 from relax_tune.tuner.settings import Policy
 
 PackOption = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--pack",
-        help="Store weights as the chosen kernels want them, not as the model has them: packed once, here, not at every start.",
+        "--pack/--no-pack",
+        help="Store weights as the chosen kernels want them, not as the model has them: packed once, here, not at every start. "
+        "[default: on target c]",
     ),
 ]
 
@@ -77,7 +78,7 @@ def build(
             "library: library calls wherever there are any. generic: untuned kernels only.",
         ),
     ] = "measured",
-    pack: PackOption = False,
+    pack: PackOption = None,
     cpu: CpuOption = None,
     require_measured: RequireMeasured = False,
     out: Out = None,

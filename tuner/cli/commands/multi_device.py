@@ -33,7 +33,7 @@ def build_several(
     console: Console,
     *,
     json: bool,
-    pack: bool = False,
+    pack: bool | None = None,
     cpu: Sequence[str] = (),
     required: bool = False,
     more: Mapping[str, Any] | None = None,

@@ -136,6 +136,40 @@ def test_products_read_quantised_weights(bits: int, group: int | None) -> None:
     assert sum("dequantize" in name and "matmul" in name for name in lowered.prims) == 2
 
 
+def tied(*, transposed: bool = True, shared: bool = True) -> IRModule:
+    """Rows of a table, and their scores against the whole table; without `shared`, against another one."""
+    g, rng = GraphBuilder(), np.random.default_rng(2)
+    table = g.constant("table", rng.standard_normal((9, 9)).astype(np.float32))
+    rows = g.call(Take(), table, g.input("ids", (g.symbol("b"), g.symbol("n")), i64))
+    other = table if shared else g.constant("other", rng.standard_normal((9, 9)).astype(np.float32))
+    return g.finish([rows, g.call(Matmul(transposed), rows, other)])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_tied_table_is_quantised_once_for_lookups_and_products(bits: int) -> None:
+    module, ids = tied(), np.array([[0, 8, 3], [3, 3, 1]])
+    quantised = QuantizeWeights(bits)(module)
+    verify(quantised)
+    assert {n: a.dtype.name for n, a in quantised.constants.items()} == {"table.int8": "int8", "table.scale": "float32"}
+    back = Dequantize(0).evaluate([quantised.constants["table.int8"], quantised.constants["table.scale"]])
+    assert 0 < np.abs(back - module.constants["table"]).max() <= quantised.constants["table.scale"].max() * 0.5001
+    for form in (quantised, lower(quantised).module):
+        rows, scores = evaluate_function(form, [ids])
+        np.testing.assert_allclose(rows, back[ids], rtol=1e-6)
+        np.testing.assert_allclose(scores, back[ids] @ back.T, rtol=1e-5, atol=1e-5)
+
+
+def test_table_without_a_product_is_quantised_and_one_read_by_columns_is_not() -> None:
+    assert set(QuantizeWeights()(tied(shared=False)).constants) == {
+        "table.int8",
+        "table.scale",
+        "other.int8",
+        "other.scale",
+    }
+    module = tied(transposed=False)
+    assert QuantizeWeights()(module) is module
+
+
 def test_quantize_refuses_unfit_weights() -> None:
     module, _ = model()
     for args in ((3,), (8, 0)):

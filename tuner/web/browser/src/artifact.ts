@@ -75,8 +75,10 @@ export async function member(stream: HashedStream, wanted: string): Promise<Memb
   const extra = new DataView((await stream.take(head.getUint16(28, true))).buffer);
   let bytes = head.getUint32(22, true);
   if (bytes === 0xffffffff) {
-    if (extra.byteLength < 12 || extra.getUint16(0, true) !== 1) throw damaged(`its member ${name} has no size`);
-    bytes = Number(extra.getBigUint64(4, true));
+    let at = 0; // of the field of 64-bit sizes; another one may pad the member to a page
+    while (at + 4 <= extra.byteLength && extra.getUint16(at, true) !== 1) at += 4 + extra.getUint16(at + 2, true);
+    if (at + 12 > extra.byteLength) throw damaged(`its member ${name} has no size`);
+    bytes = Number(extra.getBigUint64(at + 4, true));
   }
   if (name !== wanted) throw damaged(`expected the member ${wanted}, got ${name.slice(0, 80)}`);
   return { name, bytes };
