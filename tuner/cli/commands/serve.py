@@ -1,0 +1,154 @@
+"""`relax-tune serve`: artifacts over HTTP.
+
+Tests: `tests/tuner/serve/test_serve_command.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from relax_tune.errors import UserError
+from relax_tune.tuner.cli.commands.options import Device, SettingFlags, with_settings
+from relax_tune.tuner.cli.commands.run import RequireSignedOption, ThreadsOption, load_signed, open_model
+from relax_tune.tuner.cli.report.console import make_console
+from relax_tune.tuner.cli.report.logs import teller
+from relax_tune.tuner.dashboard.guard import OPEN, check_binding, read_token, token_for
+from relax_tune.tuner.dashboard.listen import serve as listen
+from relax_tune.tuner.measure.cluster.address import is_loopback
+
+if TYPE_CHECKING:
+    from relax_tune.tuner.serve.requests import Limits, Serving
+
+TOKEN_VARIABLE = "RELAX_TUNE_SERVE_TOKEN"
+
+
+@with_settings("serve")
+def serve(
+    artifacts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ARTIFACT...",
+            help="Each an .rta file, or NAME=FILE, or NAME:VERSION=FILE. [default: the file's name, version 1]",
+        ),
+    ],
+    *,
+    settings: SettingFlags,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="[NAME=]FOLDER",
+            help="The folder with the model's tokenizer.json, for /v1. May be repeated. [default: none, only /v2]",
+        ),
+    ] = None,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rows",
+            metavar="[NAME=]SYMBOL",
+            help="Declare that rows along this symbol are independent, so that requests run together. May be repeated. "
+            "[default: as the build proved, and texts of encoders]",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="PORT", help="The port to listen on; 0 for any that is free.")] = 8790,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"A file whose one line is the token that clients give; the variable {TOKEN_VARIABLE} holds one too. "
+            "[default: a new one, in the printed address]",
+        ),
+    ] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Admit every user and program of this machine, on 127.0.0.1.")
+    ] = False,
+    p99_ms: Annotated[
+        float,
+        typer.Option("--p99-ms", metavar="X.Y", help="Milliseconds within which requests should be answered."),
+    ] = 100.0,
+    queue: Annotated[
+        int, typer.Option(metavar="N", help="Requests in progress; further ones are refused with status 503.")
+    ] = 256,
+    body_mb: Annotated[int, typer.Option(metavar="N", help="Largest body of a request, in MiB.")] = 64,
+    timeout_secs: Annotated[
+        float, typer.Option(metavar="X.Y", help="Longest time from a request to its answer.")
+    ] = 60.0,
+    drain_secs: Annotated[
+        float, typer.Option(metavar="X.Y", help="Longest time for requests in progress after SIGTERM.")
+    ] = 30.0,
+    require_signed: RequireSignedOption = None,
+    device: Device = None,
+    threads: ThreadsOption = None,
+) -> None:
+    """Serve artifacts over HTTP, with batches by measured times.
+
+    /v2 is the Open Inference Protocol for any artifact. With --model, /v1/embeddings serves encoders, and /v1/completions and
+    /v1/chat/completions serve decoders, in the form of OpenAI's API. /metrics is for Prometheus. Clients give the token as a Bearer token.
+    The address is plain HTTP: put a server with TLS before it where others could listen.
+    """
+    chosen = settings.load_any()
+    for flag, value in {"--p99-ms": p99_ms, "--queue": queue, "--body-mb": body_mb, "--timeout-secs": timeout_secs}.items():
+        if not 0 < value < 1e9:
+            raise UserError(f"{flag} expects a number above 0, got {value}")
+    if not 0 <= port < 1 << 16:
+        raise UserError(f"--port expects a number from 0 to 65535, got {port}")
+    given = read_token(token_file, TOKEN_VARIABLE)
+    if given is None and not no_token and not is_loopback(host):
+        check_binding(host, None, TOKEN_VARIABLE)  # a token of a log would be no secret there
+    token, query = token_for(given, no_token)
+    check_binding(host, token, TOKEN_VARIABLE)
+    tell = teller(chosen.logs, make_console(stderr=True), "serve")
+    try:
+        from relax_tune.tuner.serve.app import DrainingServer, make_serve_app
+        from relax_tune.tuner.serve.requests import Limits
+    except ImportError as error:
+        raise UserError(f"serving needs {error.name}, which is not installed; pip install 'relax-tune[serve]'") from None
+    limits = Limits(queue, body_mb << 20, timeout_secs)
+    with contextlib.ExitStack() as stack:
+        loading = {"device": device, "threads": threads, "signed": require_signed, "bound_secs": p99_ms / 1e3}
+        serving = _opened(stack, artifacts, model or (), rows or (), limits, **loading)
+        if not is_loopback(host):
+            tell("the token and all tensors travel as they are: where others could listen, put a server with TLS before this one")
+        if token is None:
+            tell(OPEN)
+        names = ", ".join(f"{m.name} version {m.version}" for m in serving.repository.models)
+        listen(
+            make_serve_app(serving, token),
+            host,
+            port,
+            lambda address: tell(f"serving {names} at {address}{query}; interrupt to end"),
+            lambda config: DrainingServer(config, serving, drain_secs, tell),
+            lifespan="on",
+            timeout_graceful_shutdown=1,
+        )
+
+
+def _opened(
+    stack: contextlib.ExitStack,
+    artifacts: list[str],
+    folders: Any,
+    rows: Any,
+    limits: Limits,
+    device: str | None,
+    threads: int | None,
+    signed: Path | None,
+    bound_secs: float,
+) -> Serving:
+    """Open the artifacts, one lane for each kind of device."""
+    from relax_tune.tuner.serve.batcher import Lane
+    from relax_tune.tuner.serve.metrics import Metrics
+    from relax_tune.tuner.serve.models import Repository, read_arguments, serve_model
+    from relax_tune.tuner.serve.requests import Serving
+
+    metrics, lanes, models = Metrics(), dict[str, Lane](), []
+    for argument in read_arguments(artifacts, folders, rows):
+        loaded = load_signed(argument.path, signed)
+        opened = stack.enter_context(open_model(loaded, device, threads=threads))
+        lane = lanes.setdefault(loaded.device_kind, Lane())
+        models.append(serve_model(argument, loaded, opened, lane, metrics, bound_secs))
+    return Serving(Repository(models), limits, metrics)
