@@ -17,9 +17,34 @@ from relax_tune.ir.arith.prove import Proof, prove, prove_equal
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i64
-from relax_tune.ir.core.expr import Expr, Load, Var, add, and_, const, free_vars, le, lt, mul, postorder, sub, substitute
+from relax_tune.ir.core.expr import (
+    Expr,
+    Load,
+    Var,
+    add,
+    and_,
+    const,
+    free_vars,
+    le,
+    lt,
+    mul,
+    postorder,
+    sub,
+    substitute,
+)
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.graph import AnyBinding, Call, CallTIR, Constant, Function, GVar, MatchCast, TupleItem, TupleValue, Value
+from relax_tune.ir.core.graph import (
+    AnyBinding,
+    Call,
+    CallTIR,
+    Constant,
+    Function,
+    GVar,
+    MatchCast,
+    TupleItem,
+    TupleValue,
+    Value,
+)
 from relax_tune.ir.core.plain_loops import plain_blocks
 from relax_tune.ir.core.stmt import Block
 from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
@@ -69,8 +94,7 @@ def _batch_symbol(function: Function) -> Var | None:
         firsts.add(info.shape[0])
         if set(free_vars(info.shape[0])) & set(free_vars(*info.shape[1:])):
             return None
-    (first, *others) = firsts or {None}
-    return first if isinstance(first, Var) and not others else None
+    return next((e for e in firsts if isinstance(e, Var)), None) if len(firsts) == 1 else None
 
 
 def _are_independent(function: Function, prims: Mapping[str, PrimFunc], batch: Var) -> bool:
@@ -174,9 +198,7 @@ def _check_block(block: Block, symbols: Mapping[Var, Expr], placed: Mapping[Buff
         _check_rest(used, values, row, batch)
 
 
-def _check_load(
-    access: Load, rows: _Rows | None, values: Mapping[Var, Expr], env: Env, row: Var, batch: Var
-) -> None:
+def _check_load(access: Load, rows: _Rows | None, values: Mapping[Var, Expr], env: Env, row: Var, batch: Var) -> None:
     """Raise _Unproved unless a read is at the row that is written, and independent of the row's number otherwise."""
     others = [e for d, e in enumerate(access.indices) if rows is None or d != rows.dim]
     _check_rest(others, values, row, batch)

@@ -15,8 +15,8 @@ from typing import Any
 from relax_tune.errors import DatabaseError, RelaxTuneError, TryAgainLater, UserError
 from relax_tune.printable import printable
 from relax_tune.tuner.dashboard.guard import App, Guard
-from relax_tune.tuner.dashboard.metrics import CONTENT_TYPE, database_metrics
 from relax_tune.tuner.dashboard.listen import EXTRA
+from relax_tune.tuner.dashboard.metrics import CONTENT_TYPE, database_metrics
 from relax_tune.tuner.dashboard.pages import Pages, html, trouble
 from relax_tune.tuner.report.page import style
 from relax_tune.tuner.report.subject import Subject

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,15 +19,45 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from relax_tune.runtime.artifact import Artifact
+from relax_tune.runtime.model import Model
 from relax_tune.tuner.dashboard.guard import App, Guard
+from relax_tune.tuner.serve.batcher import Lane
 from relax_tune.tuner.serve.inference import OPEN_PATHS, inference_routes
+from relax_tune.tuner.serve.metrics import Metrics
+from relax_tune.tuner.serve.models import ModelArgument, Repository, serve_model
 from relax_tune.tuner.serve.openai import openai_routes
-from relax_tune.tuner.serve.requests import Serving
+from relax_tune.tuner.serve.requests import Limits, Serving
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 START_SECS = 2.0
 """Seconds for which shapes are timed before the server is ready, for each function; the others are timed when it is idle."""
 ENDING = "the server is ending"
+
+
+def open_serving(
+    arguments: Sequence[ModelArgument],
+    load: Callable[[Path], tuple[Artifact, Model]],
+    limits: Limits,
+    bound_secs: float,
+) -> Serving:
+    """Open models for a server, with one turn for each kind of device.
+
+    Args:
+        arguments: The models.
+        load: Returns an artifact and its open model, which the caller closes.
+        limits: Of the server.
+        bound_secs: Time within which requests should be answered.
+
+    Raises:
+        UserError: A folder or a symbol of rows does not fit its artifact.
+    """
+    metrics, lanes, models = Metrics(), dict[str, Lane](), []
+    for argument in arguments:
+        artifact, model = load(argument.path)
+        lane = lanes.setdefault(artifact.device_kind, Lane())
+        models.append(serve_model(argument, artifact, model, lane, metrics, bound_secs))
+    return Serving(Repository(models), limits, metrics)
 
 
 def make_serve_app(serving: Serving, token: str | None) -> App:
@@ -80,7 +111,9 @@ class DrainingServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         tell: Receives a sentence when the end begins.
     """
 
-    def __init__(self, config: uvicorn.Config, serving: Serving, drain_secs: float, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, serving: Serving, drain_secs: float, tell: Callable[[str], None]
+    ) -> None:
         super().__init__(config)
         self._serving, self._drain_secs, self._tell = serving, drain_secs, tell
         self._loop: asyncio.AbstractEventLoop | None = None

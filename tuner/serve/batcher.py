@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from relax_tune.errors import RelaxTuneError
@@ -201,7 +202,7 @@ class Batcher:
             if self.function.times.secs(rows, length) > self._bound_secs and self.function.times.has_times:
                 self.function.times.skip(rows, length)
                 continue
-            secs = await self._lane.run(lambda: lambda: self.function.time(rows, length))
+            secs = await self._lane.run(partial(partial, self.function.time, rows, length))
             if secs is not None and math.isfinite(secs):
                 self.function.times.add(rows, length, secs)
             else:

@@ -1,7 +1,8 @@
 """Measured times of shapes, and what they say about other shapes.
 
-Times are stored on a grid of rows and lengths. Between its points they are interpolated, linearly in logarithms of rows and lengths. A point that was not
-timed is estimated from the nearest one that was, in proportion to the work. Batches that run later correct the points around them.
+Times are stored on a grid of rows and lengths. Between its points their logarithms are interpolated, linearly in the logarithms of rows
+and lengths. A point that was not timed is estimated from the nearest one that was, in proportion to the work. Batches that run later
+correct the points around them.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class ShapeTimes:
 
     def corners(self) -> list[tuple[int, int]]:
         """Return the points to time first: ends and middle of both axes, those with the least work first."""
-        few = lambda axis: {axis[0], axis[len(axis) // 2], axis[-1]}
-        return [p for p in self.missing() if p[0] in few(self.rows) and p[1] in few(self.lengths)]
+        rows, lengths = ({axis[0], axis[len(axis) // 2], axis[-1]} for axis in (self.rows, self.lengths))
+        return [p for p in self.missing() if p[0] in rows and p[1] in lengths]
 
     def add(self, rows: int, length: int, secs: float) -> None:
         """Record the time of a point of the grid, or correct the points around another shape by it."""
@@ -104,8 +105,7 @@ class ShapeTimes:
             return measured
         if not self._times:
             return rows * length * 1e-9
-        distance = lambda p: abs(math.log(p[0] / rows)) + abs(math.log(p[1] / length))
-        nearest = min(self._times, key=lambda p: (distance(p), p))
+        nearest = min(self._times, key=lambda p: (abs(math.log(p[0] / rows)) + abs(math.log(p[1] / length)), p))
         secs = self._times[nearest] * (rows * length) / (nearest[0] * nearest[1])
         smaller = [t for (r, n), t in self._times.items() if r <= rows and n <= length]
         larger = [t for (r, n), t in self._times.items() if r >= rows and n >= length]

@@ -161,8 +161,8 @@ class ServedFunction:
             if wide.shape != rows.shape or not np.allclose(wide, rows, TOLERANCE, TOLERANCE * largest, equal_nan=True):
                 symbol = executor.program.symbols[joining.batch].name
                 raise UserError(
-                    f"{self.model.artifact.path}: {self.name}: expected independent rows along {symbol}, but {self.outputs[number].name} of "
-                    "two rows together differs from the rows one by one; leave --rows out"
+                    f"{self.model.artifact.path}: {self.name}: expected independent rows along {symbol}, but "
+                    f"{self.outputs[number].name} of two rows together differs from the rows one by one; leave --rows out"
                 )
 
 

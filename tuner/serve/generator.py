@@ -122,4 +122,6 @@ class Generator:
         if not ids:
             raise RequestError(f"{where}: expected at least one token, got none")
         if self.room is not None and len(ids) > self.room:
-            raise RequestError(f"{where}: expected at most {self.room} tokens, the positions of the model, got {len(ids)}")
+            raise RequestError(
+                f"{where}: expected at most {self.room} tokens, the positions of the model, got {len(ids)}"
+            )

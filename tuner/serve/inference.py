@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -22,8 +23,9 @@ from relax_tune.tuner.serve.models import ServedModel
 from relax_tune.tuner.serve.requests import Call, Serving, failure, route
 from relax_tune.tuner.serve.tensors import HEADER, RequestError, read_request, write_response
 
+T = TypeVar("T")
 LARGE = 1 << 18
-"""Bytes from which a body is read in a thread, so that other requests go on meanwhile."""
+"""Bytes from which tensors are converted in a thread."""
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 """Paths that probes reach without a token; they tell nothing but whether the server answers."""
 
@@ -100,16 +102,21 @@ async def _infer(call: Call) -> Response:
     call.labels = name, str(model.version)
     body = await call.body()
     header = call.request.headers.get(HEADER)
-    read = lambda: read_request(body, header, function.inputs)
-    request = read() if len(body) < LARGE else await asyncio.to_thread(read)
+    read = partial(read_request, body, header, function.inputs)
+    request = await _in_thread(read, len(body))
     if request.timeout_secs is not None:
         call.expires = min(call.expires, time.monotonic() + request.timeout_secs)
     checked = function.check(request.arrays)
     results = await call.until_gone(batcher.infer(checked, call.expires))
     named = {spec.name: array for spec, array in zip(function.outputs, results, strict=True)}
     size = sum(array.nbytes for array in results)
-    write = lambda: write_response(name, str(model.version), request, named)
-    text, header_length = write() if size < LARGE else await asyncio.to_thread(write)
+    write = partial(write_response, name, str(model.version), request, named)
+    text, header_length = await _in_thread(write, size)
     if header_length is None:
         return Response(text, media_type="application/json")
     return Response(text, media_type="application/octet-stream", headers={HEADER: str(header_length)})
+
+
+async def _in_thread(function: Callable[[], T], size: int) -> T:
+    """Call a function that converts so many bytes: many of them in a thread, so that other requests go on meanwhile."""
+    return function() if size < LARGE else await asyncio.to_thread(function)

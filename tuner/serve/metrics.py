@@ -23,10 +23,17 @@ class Metrics:
         model = ("model", "version")
         prefix = "relax_tune_serve"
         self._requests = Counter(
-            f"{prefix}_requests", "Requests by endpoint, model and status.", ("endpoint", *model, "status"), registry=self.registry
+            f"{prefix}_requests",
+            "Requests by endpoint, model and status.",
+            ("endpoint", *model, "status"),
+            registry=self.registry,
         )
         self._seconds = Histogram(
-            f"{prefix}_request_seconds", "Time from a request to its answer.", ("endpoint", *model), buckets=SECS, registry=self.registry
+            f"{prefix}_request_seconds",
+            "Time from a request to its answer.",
+            ("endpoint", *model),
+            buckets=SECS,
+            registry=self.registry,
         )
         self._batch = Histogram(
             f"{prefix}_batch_requests", "Requests that ran together.", model, buckets=COUNTS, registry=self.registry

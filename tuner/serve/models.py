@@ -74,7 +74,9 @@ def _by_name(flag: str, values: Sequence[str], names: set[str]) -> dict[str, str
                 raise UserError(f"{flag} {text}: expected NAME=VALUE with a name among {', '.join(sorted(names))}")
             name, value = next(iter(names)), text
         if name not in names or name in chosen:
-            raise UserError(f"{flag} {text}: expected each of {', '.join(sorted(names))} at most once, got {name!r:.80}")
+            raise UserError(
+                f"{flag} {text}: expected each of {', '.join(sorted(names))} at most once, got {name!r:.80}"
+            )
         chosen[name] = value
     return chosen
 

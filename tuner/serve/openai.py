@@ -10,7 +10,7 @@ import base64
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -79,13 +79,16 @@ def _model(call: Call, document: Mapping[str, Any]) -> ServedModel:
 
 def _texts(given: object, where: str) -> list[str | list[int]]:
     """Return one text or several, each a string or a list of token ids."""
-    is_ids = lambda x: isinstance(x, list) and all(type(i) is int and 0 <= i < 1 << 31 for i in x)
-    values = given if isinstance(given, list) and not (given and is_ids(given)) else [given]
-    if not values or len(values) > MOST_TEXTS or not all(isinstance(v, str) or is_ids(v) for v in values):
+    values: list[Any] = given if isinstance(given, list) and not (given and _are_ids(given)) else [given]
+    if not values or len(values) > MOST_TEXTS or not all(isinstance(v, str) or _are_ids(v) for v in values):
         raise RequestError(
             f"{where}: expected a text, a list of token ids, or up to {MOST_TEXTS} of them, got {given!r:.80}"
         )
     return values
+
+
+def _are_ids(value: object) -> bool:
+    return isinstance(value, list) and all(type(i) is int and 0 <= i < 1 << 31 for i in value)
 
 
 async def _embed(call: Call) -> Response:
@@ -93,7 +96,9 @@ async def _embed(call: Call) -> Response:
     model = _model(call, document)
     encoder = model.encoder
     if encoder is None or not encoder.embeds:
-        raise RequestError(f"model {model.name}: expected an encoder served with --model FOLDER; use /v2/models/{model.name}/infer")
+        raise RequestError(
+            f"model {model.name}: expected an encoder served with --model FOLDER; use /v2/models/{model.name}/infer"
+        )
     form = document.get("encoding_format", "float")
     if form not in ("float", "base64"):
         raise RequestError(f"encoding_format: expected float or base64, got {form!r:.80}")
@@ -117,9 +122,7 @@ async def _embed(call: Call) -> Response:
     wanted = document.get("dimensions")
     if wanted is not None and wanted != len(vectors[0]):
         raise RequestError(f"dimensions: expected {len(vectors[0])}, the width of this model, got {wanted!r:.80}")
-    data = [
-        {"object": "embedding", "index": n, "embedding": _vector(vector, form)} for n, vector in enumerate(vectors)
-    ]
+    data = [{"object": "embedding", "index": n, "embedding": _vector(vector, form)} for n, vector in enumerate(vectors)]
     count = sum(map(len, tokens))
     usage = {"prompt_tokens": count, "total_tokens": count}
     return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
@@ -145,7 +148,13 @@ class _Job:
 
     def document(self, kind: str, choices: list[dict[str, Any]], usage: Mapping[str, int] | None) -> dict[str, Any]:
         """Return an answer, or a part of a stream."""
-        document = {"id": self.id, "object": kind, "created": self.created, "model": self.model.name, "choices": choices}
+        document = {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model.name,
+            "choices": choices,
+        }
         return document if usage is None else {**document, "usage": usage}
 
     def usage(self, generated: int) -> dict[str, int]:
@@ -161,8 +170,10 @@ async def _complete(call: Call, chat: bool) -> Response | Stream:
         raise RequestError(f"model {model.name}: expected a decoder served with --model FOLDER")
     for name, neutral in _NEUTRAL.items():
         value = document.get(name)
-        if value is not None and not any(type(value) is type(n) and value == n or value == n for n in neutral):
-            raise RequestError(f"{name}: expected it to be left out, which this server does not implement, got {value!r:.80}")
+        if value is not None and not any((type(value) is type(n) and value == n) or value == n for n in neutral):
+            raise RequestError(
+                f"{name}: expected it to be left out, which this server does not implement, got {value!r:.80}"
+            )
     job = await asyncio.to_thread(_job, model, model.generator, document, chat)
     if not _truth(document, "stream"):
         pieces = await call.until_gone(_collected(job))
@@ -192,7 +203,9 @@ def _job(model: ServedModel, generator: Generator, document: Mapping[str, Any], 
         generator.check(ids, "messages" if chat else "prompt")
     config = _config(generator, document, chat, max(map(len, prompts)))
     if config.num_return_sequences * len(prompts) > MOST_CHOICES:
-        raise RequestError(f"n: expected at most {MOST_CHOICES} texts in all, got {config.num_return_sequences * len(prompts)}")
+        raise RequestError(
+            f"n: expected at most {MOST_CHOICES} texts in all, got {config.num_return_sequences * len(prompts)}"
+        )
     echo: tuple[str, ...] = ()
     if not chat and _truth(document, "echo"):
         if not all(isinstance(t, str) for t in given):
@@ -220,7 +233,10 @@ def _messages(given: object) -> list[dict[str, Any]]:
 
 def _config(generator: Generator, document: Mapping[str, Any], chat: bool, longest: int) -> GenerationConfig:
     """Return the settings of a request. A wrong value raises UserError that names the setting."""
-    given = lambda name, default: default if document.get(name) is None else document[name]
+
+    def given(name: str, default: Any) -> Any:
+        return default if document.get(name) is None else document[name]
+
     temperature, most = given("temperature", 1.0), given("max_tokens", None)
     most = given("max_completion_tokens", most) if chat else most
     if most is None:  # OpenAI's default: 16 of a completion, as many as fit of a chat
@@ -237,7 +253,12 @@ def _config(generator: Generator, document: Mapping[str, Any], chat: bool, longe
         raise RequestError("n: expected 1 with temperature 0, since all texts would be the same")
     settings = {"temperature": float(temperature), "top_p": given("top_p", 1.0), "top_k": 0} if drawn else {}
     return generator.config(
-        max_new_tokens=most, do_sample=drawn, num_return_sequences=count, seed=document.get("seed"), stop_strings=tuple(stops), **settings
+        max_new_tokens=most,
+        do_sample=drawn,
+        num_return_sequences=count,
+        seed=document.get("seed"),
+        stop_strings=tuple(stops),
+        **settings,
     )
 
 
@@ -263,18 +284,22 @@ def _answer(job: _Job, pieces: Sequence[Piece]) -> dict[str, Any]:
 async def _events(job: _Job, with_usage: bool) -> AsyncIterator[bytes]:
     """Yield the server-sent events of a stream: an event for each token with text, and the end of each text."""
     kind = "chat.completion.chunk" if job.chat else "text_completion"
-    event: Callable[[Any], bytes] = lambda document: f"data: {json.dumps(document, separators=(',', ':'))}\n\n".encode()
 
     def chunk(row: int, text: str, finish: str | None) -> bytes:
         part: dict[str, Any] = {"delta": {"content": text} if text else {}} if job.chat else {"text": text}
-        return event(job.document(kind, [{"index": row, **part, "logprobs": None, "finish_reason": finish}], None))
+        return _event(job.document(kind, [{"index": row, **part, "logprobs": None, "finish_reason": finish}], None))
 
     generated = 0
     try:
         if job.chat:
             for row in range(job.config.num_return_sequences):
-                start = {"index": row, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-                yield event(job.document(kind, [start], None))
+                start = {
+                    "index": row,
+                    "delta": {"role": "assistant", "content": ""},
+                    "logprobs": None,
+                    "finish_reason": None,
+                }
+                yield _event(job.document(kind, [start], None))
         for row, text in enumerate(job.echo):
             yield chunk(row, text, None)
         async with aclosing(job.generator.pieces(job.prompts, job.config)) as pieces:  # type: ignore[type-var]
@@ -283,8 +308,12 @@ async def _events(job: _Job, with_usage: bool) -> AsyncIterator[bytes]:
                 if piece.text or piece.finish:
                     yield chunk(piece.row, piece.text, piece.finish)
         if with_usage:
-            yield event(job.document(kind, [], job.usage(generated)))
+            yield _event(job.document(kind, [], job.usage(generated)))
         yield b"data: [DONE]\n\n"
     except Exception as error:  # the status is sent already
         known = as_request_error(error)
-        yield event(dict(error_body(known.status, f"{known}")))
+        yield _event(dict(error_body(known.status, f"{known}")))
+
+
+def _event(document: Mapping[str, Any]) -> bytes:
+    return f"data: {json.dumps(document, separators=(',', ':'))}\n\n".encode()

@@ -70,7 +70,9 @@ class Serving:
         if self.draining:
             raise RequestError(self.draining, 503)
         if self.active >= self.limits.active:
-            raise RequestError(f"{self.limits.active} requests are in progress, the limit of this server; try again", 503)
+            raise RequestError(
+                f"{self.limits.active} requests are in progress, the limit of this server; try again", 503
+            )
         self.active += 1
         self.idle.clear()
 
@@ -262,5 +264,3 @@ def note(serving: Serving, endpoint: str, labels: Labels, status: int, start: fl
     serving.metrics.request(endpoint, labels, status, secs)
     fields = {"endpoint": endpoint, "model": labels[0], "version": labels[1], "status": status, "secs": round(secs, 6)}
     _LOG.info("request", extra=fields | ({"reason": printable(reason)} if reason else {}))
-
-

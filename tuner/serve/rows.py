@@ -1,7 +1,7 @@
 """Requests as rows of one call: whether a program lets them run together, how they are joined, how results are divided.
 
-Joining needs independent rows: the first dim of every input and result is the batch symbol, no other dim contains it, and no row of a result
-depends on another row of an input. The first two are read off the program. The last is a proof that the build stored
+Joining needs independent rows: the first dim of every input and result is the batch symbol, no other dim contains it, and no row of a
+result depends on another row of an input. The first two are read off the program. The last is a proof that the build stored
 (`Artifact.independent_rows`), or the word of a user.
 """
 
@@ -44,7 +44,7 @@ class Joining:
         program, name = self.program, self.program.symbols[self.batch].name
         for index in (*program.inputs, *program.outputs):
             spec = program.buffers[index]
-            first, *others = (self._symbols(slot) for slot in spec.shape) if spec.shape else (set[int](),)
+            others = [self._symbols(slot) for slot in spec.shape[1:]]
             plain = bool(spec.shape) and _symbol(program, spec.shape[0]) == self.batch
             if not plain or any(self.batch in symbols for symbols in others):
                 raise UserError(
@@ -167,7 +167,9 @@ def symbol_number(program: Program, name: str) -> int:
     return names.index(name)
 
 
-def sample(program: Program, key: Sequence[int], values: Sequence[int], generator: np.random.Generator | None = None) -> Arrays:
+def sample(
+    program: Program, key: Sequence[int], values: Sequence[int], generator: np.random.Generator | None = None
+) -> Arrays:
     """Return valid arguments at values of the symbols: ones and zeros, or random elements.
 
     Args:
@@ -185,7 +187,9 @@ def sample(program: Program, key: Sequence[int], values: Sequence[int], generato
             low, high = (int(spec.fill.low), int(spec.fill.high)) if spec.fill.kind == "integers" else (0, 2)
             low, high = ranges.get(index, (low, high))
             few = np.full(shape, low if high <= 1 else max(low, 1), dtype)
-            arrays.append(few if generator is None else generator.integers(low, max(high, low + 1), shape).astype(dtype))
+            arrays.append(
+                few if generator is None else generator.integers(low, max(high, low + 1), shape).astype(dtype)
+            )
         elif generator is None:
             arrays.append(np.ones(shape, dtype))
         else:

@@ -166,9 +166,7 @@ def _refuse(parameters: Mapping[str, Any], where: str, *names: str) -> None:
             raise RequestError(f"{where}: {name} is an extension that this server does not have")
 
 
-def _tensor(
-    given: Mapping[str, Any], where: str, spec: Spec, rest: memoryview
-) -> tuple[NDArray[Any], memoryview]:
+def _tensor(given: Mapping[str, Any], where: str, spec: Spec, rest: memoryview) -> tuple[NDArray[Any], memoryview]:
     """Return an input and the bytes behind it."""
     assert isinstance(spec, TensorSpec)
     expected, datatype, shape = datatype_of(spec.dtype), given.get("datatype"), given.get("shape")
@@ -251,7 +249,9 @@ def write_response(
             output["parameters"] = {"binary_data_size": len(parts[-1])}
         else:
             if array.dtype.kind not in "biu" and not np.isfinite(array).all():
-                raise RequestError(f"output {name}: it has elements that are not finite; ask for it as bytes (binary_data)")
+                raise RequestError(
+                    f"output {name}: it has elements that are not finite; ask for it as bytes (binary_data)"
+                )
             wide = array if array.dtype.kind in "biuf" else array.astype(np.float32)
             output["data"] = wide.reshape(-1).tolist()
         outputs.append(output)

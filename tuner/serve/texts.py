@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.artifact import Artifact
@@ -51,14 +52,14 @@ class TextEncoder:
         with self._lock:
             return self._settings.tokenize(self._tokenizer, texts, self._limit)
 
-    def arrays(self, ids: Sequence[int]) -> dict[str, np.ndarray[Any, Any]]:
+    def arrays(self, ids: Sequence[int]) -> dict[str, NDArray[Any]]:
         """Return the inputs of a text of these tokens. Raises RequestError for too many."""
         most = self._limit.most
         if most is not None and len(ids) > most:
             raise RequestError(f"input: expected at most {most} tokens, got {len(ids)}")
         row = np.zeros((1, max(len(ids), 1)), np.int64)
         row[0, : len(ids)] = ids
-        arrays = {name: np.zeros_like(row) for name in self._names if name != PROMPT}
+        arrays: dict[str, NDArray[Any]] = {name: np.zeros_like(row) for name in self._names if name != PROMPT}
         arrays[IDS] = row
         arrays[MASK][0, : len(ids)] = 1
         if PROMPT in self._names:
@@ -112,7 +113,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
-            self._template = environment.from_string(source if self.exists else "")
+            self._template = environment.from_string(source if isinstance(source, str) else "")
         except TemplateError as error:
             raise UserError(f"{folder}: expected a template of chats, got: {error!s:.200}; correct it") from None
 
@@ -123,7 +124,9 @@ class ChatTemplate:
         try:
             text: str = self._template.render(messages=messages, add_generation_prompt=True, **self._tokens)
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
-            raise RequestError(f"messages: expected a chat that the model's template takes, got: {error!s:.200}") from None
+            raise RequestError(
+                f"messages: expected a chat that the model's template takes, got: {error!s:.200}"
+            ) from None
         return text
 
 

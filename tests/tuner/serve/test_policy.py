@@ -33,7 +33,9 @@ bounds = st.sampled_from([None, 4, 8])
 def requests(draw: st.DrawFn, most: int = 6) -> list[Waiting]:
     count = draw(st.integers(1, most))
     return [
-        Waiting(n, draw(st.integers(0, 600)), draw(st.integers(1, 4)), draw(st.integers(1, 9)), (draw(st.integers(0, 1)),))
+        Waiting(
+            n, draw(st.integers(0, 600)), draw(st.integers(1, 4)), draw(st.integers(1, 9)), (draw(st.integers(0, 1)),)
+        )
         for n in range(count)
     ]
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from relax_tune.errors import UserError
+from relax_tune.runtime.artifact import Artifact
+from relax_tune.runtime.model import Model
 from relax_tune.tuner.cli.commands.options import Device, SettingFlags, with_settings
 from relax_tune.tuner.cli.commands.run import RequireSignedOption, ThreadsOption, load_signed, open_model
 from relax_tune.tuner.cli.report.console import make_console
@@ -19,9 +21,6 @@ from relax_tune.tuner.cli.report.logs import teller
 from relax_tune.tuner.dashboard.guard import OPEN, check_binding, read_token, token_for
 from relax_tune.tuner.dashboard.listen import serve as listen
 from relax_tune.tuner.measure.cluster.address import is_loopback
-
-if TYPE_CHECKING:
-    from relax_tune.tuner.serve.requests import Limits, Serving
 
 TOKEN_VARIABLE = "RELAX_TUNE_SERVE_TOKEN"
 
@@ -92,7 +91,12 @@ def serve(
     The address is plain HTTP: put a server with TLS before it where others could listen.
     """
     chosen = settings.load_any()
-    for flag, value in {"--p99-ms": p99_ms, "--queue": queue, "--body-mb": body_mb, "--timeout-secs": timeout_secs}.items():
+    for flag, value in {
+        "--p99-ms": p99_ms,
+        "--queue": queue,
+        "--body-mb": body_mb,
+        "--timeout-secs": timeout_secs,
+    }.items():
         if not 0 < value < 1e9:
             raise UserError(f"{flag} expects a number above 0, got {value}")
     if not 0 <= port < 1 << 16:
@@ -104,16 +108,25 @@ def serve(
     check_binding(host, token, TOKEN_VARIABLE)
     tell = teller(chosen.logs, make_console(stderr=True), "serve")
     try:
-        from relax_tune.tuner.serve.app import DrainingServer, make_serve_app
+        from relax_tune.tuner.serve.app import DrainingServer, make_serve_app, open_serving
+        from relax_tune.tuner.serve.models import read_arguments
         from relax_tune.tuner.serve.requests import Limits
     except ImportError as error:
-        raise UserError(f"serving needs {error.name}, which is not installed; pip install 'relax-tune[serve]'") from None
+        raise UserError(
+            f"serving needs {error.name}, which is not installed; pip install 'relax-tune[serve]'"
+        ) from None
     limits = Limits(queue, body_mb << 20, timeout_secs)
     with contextlib.ExitStack() as stack:
-        loading = {"device": device, "threads": threads, "signed": require_signed, "bound_secs": p99_ms / 1e3}
-        serving = _opened(stack, artifacts, model or (), rows or (), limits, **loading)
+
+        def load(path: Path) -> tuple[Artifact, Model]:
+            loaded = load_signed(path, require_signed)
+            return loaded, stack.enter_context(open_model(loaded, device, threads=threads))
+
+        serving = open_serving(read_arguments(artifacts, model or (), rows or ()), load, limits, p99_ms / 1e3)
         if not is_loopback(host):
-            tell("the token and all tensors travel as they are: where others could listen, put a server with TLS before this one")
+            tell(
+                "the token and all tensors travel as they are: where others could listen, put a server with TLS before this one"
+            )
         if token is None:
             tell(OPEN)
         names = ", ".join(f"{m.name} version {m.version}" for m in serving.repository.models)
@@ -126,29 +139,3 @@ def serve(
             lifespan="on",
             timeout_graceful_shutdown=1,
         )
-
-
-def _opened(
-    stack: contextlib.ExitStack,
-    artifacts: list[str],
-    folders: Any,
-    rows: Any,
-    limits: Limits,
-    device: str | None,
-    threads: int | None,
-    signed: Path | None,
-    bound_secs: float,
-) -> Serving:
-    """Open the artifacts, one lane for each kind of device."""
-    from relax_tune.tuner.serve.batcher import Lane
-    from relax_tune.tuner.serve.metrics import Metrics
-    from relax_tune.tuner.serve.models import Repository, read_arguments, serve_model
-    from relax_tune.tuner.serve.requests import Serving
-
-    metrics, lanes, models = Metrics(), dict[str, Lane](), []
-    for argument in read_arguments(artifacts, folders, rows):
-        loaded = load_signed(argument.path, signed)
-        opened = stack.enter_context(open_model(loaded, device, threads=threads))
-        lane = lanes.setdefault(loaded.device_kind, Lane())
-        models.append(serve_model(argument, loaded, opened, lane, metrics, bound_secs))
-    return Serving(Repository(models), limits, metrics)
