@@ -61,8 +61,17 @@ def read_arguments(artifacts: Sequence[str], folders: Sequence[str], rows: Seque
         raise UserError(f"expected each model once, got {name} version {number} twice; write NAME:VERSION=FILE")
     names = {m.name for m in files}
     by_folder, by_rows = _by_name("--model", folders, names), _by_name("--rows", rows, names)
-    found_folders = {name: find_model(text) for name, text in by_folder.items()}
-    return [ModelArgument(m.path, m.name, m.version, found_folders.get(m.name), by_rows.get(m.name)) for m in files]
+    read = {name: _folder(text) for name, text in by_folder.items()}
+    return [ModelArgument(m.path, m.name, m.version, read.get(m.name), by_rows.get(m.name)) for m in files]
+
+
+def _folder(text: str) -> Path:
+    folder = find_model(text)
+    if not folder.is_dir():
+        raise UserError(
+            f"--model {text}: expected the folder of a model, got {folder}, which is none; correct the path"
+        )
+    return folder
 
 
 def _by_name(flag: str, values: Sequence[str], names: set[str]) -> dict[str, str]:

@@ -99,7 +99,7 @@ class Files:
             if name == "decoder":
                 write_decoder(folder)
                 config = json.loads((folder / "tokenizer_config.json").read_text())
-                config |= {"chat_template": TEMPLATE, "bos_token": {"content": "w8"}}
+                config |= {"chat_template": TEMPLATE, "bos_token": {"__type": "AddedToken", "content": "w8"}}
                 (folder / "tokenizer_config.json").write_text(json.dumps(config))
             else:
                 make_bert(folder, seed=int(name == "other"))
@@ -140,7 +140,12 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def ask(
-        self, path: str, body: Any = None, method: str | None = None, headers: Mapping[str, str] = {}, timeout: float = 60
+        self,
+        path: str,
+        body: Any = None,
+        method: str | None = None,
+        headers: Mapping[str, str] = {},
+        timeout: float = 60,
     ) -> Answer:
         return ask(self.port, path, body, method, {**self._authorised(), **headers}, timeout)
 
@@ -153,7 +158,12 @@ class Server:
 
 
 def ask(
-    port: int, path: str, body: Any = None, method: str | None = None, headers: Mapping[str, str] = {}, timeout: float = 60
+    port: int,
+    path: str,
+    body: Any = None,
+    method: str | None = None,
+    headers: Mapping[str, str] = {},
+    timeout: float = 60,
 ) -> Answer:
     """Ask a server; bodies that are no bytes are sent as JSON."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
@@ -208,7 +218,9 @@ def running(
     try:
         serving = open_serving(read_arguments(artifacts, folders, rows), load, Limits(**limits), bound_secs)
         app = make_serve_app(serving, token)
-        config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app, host="127.0.0.1", port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=1
+        )
         server = uvicorn.Server(config)
         socket = config.bind_socket()
         socket.listen()

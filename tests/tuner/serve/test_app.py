@@ -37,9 +37,19 @@ def test_metadata_names_types_and_dims_that_vary(server: Server) -> None:
     assert answer["versions"] == ["1", "2"] and answer["platform"] == "relax_tune_c"
     assert answer["inputs"][0] == {"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]}
     assert answer["outputs"] == [{"name": "sentence_embedding", "datatype": "FP32", "shape": [-1, 32]}]
-    for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/encoder/ready", "/v2/models/encoder/versions/2/ready"):
+    for path in (
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/encoder/ready",
+        "/v2/models/encoder/versions/2/ready",
+    ):
         assert server.ask(path).status == 200
-    for path in ("/v2/models/absent", "/v2/models/encoder/versions/3", "/v2/models/encoder/versions/x/ready", "/nothing"):
+    for path in (
+        "/v2/models/absent",
+        "/v2/models/encoder/versions/3",
+        "/v2/models/encoder/versions/x/ready",
+        "/nothing",
+    ):
         answer_ = server.ask(path)
         assert answer_.status == 404 and answer_.json["error"]
 
@@ -181,7 +191,9 @@ def test_bools_as_bytes_are_0_or_1(server: Server) -> None:
     text = json.dumps(infer_body(*tensors)).encode()
     for last, status in ((1, 200), (2, 400)):
         header = {"Inference-Header-Content-Length": str(len(text))}
-        assert server.ask("/v2/models/types/infer", text + bytes([0, 1, 0, 0, 1, last]), headers=header).status == status
+        assert (
+            server.ask("/v2/models/types/infer", text + bytes([0, 1, 0, 0, 1, last]), headers=header).status == status
+        )
 
 
 def test_results_that_json_cannot_express_are_refused_and_pass_as_bytes(server: Server) -> None:
@@ -206,9 +218,18 @@ def test_methods_encodings_and_pages_of_other_sites_are_refused(server: Server) 
 def test_only_proved_declared_and_masked_rows_are_joined(server: Server, files: Files) -> None:
     functions = {m.labels: m.functions[m.name].joining for m in server.serving.repository.models}
     joined = {labels: None if j is None else j.padded for labels, j in functions.items() if j is not None}
-    assert joined == {("encoder", "1"): 1, ("encoder", "2"): 1, ("dense", "1"): None, ("types", "1"): None, ("picking", "1"): None}
+    assert joined == {
+        ("encoder", "1"): 1,
+        ("encoder", "2"): 1,
+        ("dense", "1"): None,
+        ("types", "1"): None,
+        ("picking", "1"): None,
+    }
     assert functions["mixing", "1"] is None
-    with pytest.raises(UserError, match="independent rows along b"), running([str(files.artifact("mixing"))], rows=["b"]):
+    with (
+        pytest.raises(UserError, match="independent rows along b"),
+        running([str(files.artifact("mixing"))], rows=["b"]),
+    ):
         pass
     with pytest.raises(UserError, match="symbols"), running([str(files.artifact("dense"))], rows=["rows"]):
         pass
@@ -231,7 +252,9 @@ def together(count: int, send: Any) -> list[Any]:
 def test_concurrent_requests_get_the_results_of_single_calls(server: Server) -> None:
     """Texts of many lengths and two models at once, some of them wrong."""
     generator = np.random.default_rng(3)
-    texts = [generator.integers(1, 16, (int(generator.integers(1, 3)), int(generator.integers(1, 33)))) for _ in range(48)]
+    texts = [
+        generator.integers(1, 16, (int(generator.integers(1, 3)), int(generator.integers(1, 33)))) for _ in range(48)
+    ]
     free_batches(server, "encoder")
     free_batches(server, "dense")
     rows = [generator.standard_normal((int(generator.integers(1, 4)), 4)).astype(np.float32) for _ in range(48)]
@@ -265,7 +288,14 @@ def test_metrics_count_requests_and_batches(server: Server) -> None:
     server.ask(INFER, text_body(IDS))
     text = server.ask("/metrics").body.decode()
     assert 'relax_tune_serve_requests_total{endpoint="infer",model="encoder",status="200",version="2"}' in text
-    for name in ("request_seconds_bucket", "batch_requests_sum", "device_seconds_total", "waiting", "active", "rows_total"):
+    for name in (
+        "request_seconds_bucket",
+        "batch_requests_sum",
+        "device_seconds_total",
+        "waiting",
+        "active",
+        "rows_total",
+    ):
         assert f"relax_tune_serve_{name}" in text
 
 
@@ -276,7 +306,9 @@ def test_token_is_required_but_for_health(files: Files) -> None:
         for headers in ({"Authorization": "Bearer wrong"}, {"Authorization": ""}):
             assert guarded.ask("/v2/models/dense/infer", body, headers=headers).status == 401
             assert guarded.ask("/metrics", headers=headers).status == 401
-            assert guarded.ask("/v2/models/dense/infer?token=a-token-of-some-length", body, headers=headers).status == 401
+            assert (
+                guarded.ask("/v2/models/dense/infer?token=a-token-of-some-length", body, headers=headers).status == 401
+            )
             assert guarded.ask("/v2/health/ready", headers=headers).status == 200
 
 
@@ -286,7 +318,9 @@ def test_token_is_required_but_for_health(files: Files) -> None:
 def long_body(rows: int, **more: Any) -> tuple[bytes, dict[str, str]]:
     text = json.dumps(
         {
-            "inputs": [{"name": "x", "datatype": "FP32", "shape": [rows, 512], "parameters": {"binary_data_size": rows * 2048}}],
+            "inputs": [
+                {"name": "x", "datatype": "FP32", "shape": [rows, 512], "parameters": {"binary_data_size": rows * 2048}}
+            ],
             **more,
         }
     ).encode()
@@ -322,7 +356,9 @@ def test_body_that_is_too_large_is_refused_before_it_is_read(limited: tuple[Serv
     chunks = (bytes(1 << 20) for _ in range(100))
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     try:
-        connection.request("POST", "/v2/models/slow/infer", chunks, encode_chunked=True, headers={"Transfer-Encoding": "chunked"})
+        connection.request(
+            "POST", "/v2/models/slow/infer", chunks, encode_chunked=True, headers={"Transfer-Encoding": "chunked"}
+        )
         assert connection.getresponse().status == 413
     except (BrokenPipeError, ConnectionResetError):
         pass  # the server has answered and closed while the client still writes

@@ -57,7 +57,9 @@ def test_embeddings_equal_those_of_the_encoder(server: Server, vectors: Any) -> 
 
 def test_embeddings_of_concurrent_clients_are_those_of_single_ones(server: Server, vectors: Any) -> None:
     def send(number: int) -> Any:
-        return server.ask("/v1/embeddings", {"model": "encoder", "input": TEXTS[number % 4]}).json["data"][0]["embedding"]
+        return server.ask("/v1/embeddings", {"model": "encoder", "input": TEXTS[number % 4]}).json["data"][0][
+            "embedding"
+        ]
 
     with ThreadPoolExecutor(16) as pool:
         results = list(pool.map(send, range(32)))
@@ -149,7 +151,11 @@ def test_template_cannot_reach_python(tmp_path: Path) -> None:
     from relax_tune.tuner.serve.tensors import RequestError
     from relax_tune.tuner.serve.texts import ChatTemplate
 
-    for source in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% for i in range(999999999) %}{% endfor %}"):
+    for source in (
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(999999999) %}{% endfor %}",
+    ):
         (tmp_path / "chat_template.jinja").write_text(source)
         with pytest.raises(RequestError, match="messages"):
             ChatTemplate(tmp_path).render([{"role": "user", "content": "x"}])

@@ -79,7 +79,7 @@ def test_sigterm_answers_requests_in_progress_and_refuses_new_ones(files: Files)
         body, headers = long_body(rows)
         with ThreadPoolExecutor(3) as pool:
             pending = [pool.submit(process.ask, "/v2/models/slow/infer", body, headers) for _ in range(2)]
-            while 'relax_tune_serve_active 2.0' not in process.ask("/metrics").body.decode():
+            while "relax_tune_serve_active 2.0" not in process.ask("/metrics").body.decode():
                 time.sleep(0.01)
             process.child.send_signal(signal.SIGTERM)
             while process.ask("/v2/health/ready").status == 200:
