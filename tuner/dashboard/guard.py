@@ -156,7 +156,7 @@ class Guard:
         token: None admits everybody on this machine. The Host header must then name loopback, so that no page of another site can
             reach the server through a host name that its owner resolves to 127.0.0.1 (DNS rebinding).
         wasm: Allow pages to compile WebAssembly.
-        methods: Methods that the application answers. Those that may alter something are refused to pages of other sites.
+        methods: Methods that the application answers. Others than GET and HEAD are refused to pages of other sites.
         open_paths: Paths that need no token.
     """
 

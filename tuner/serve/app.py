@@ -22,12 +22,12 @@ from starlette.routing import Route
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.model import Model
 from relax_tune.tuner.dashboard.guard import App, Guard
-from relax_tune.tuner.serve.batcher import Lane
+from relax_tune.tuner.serve.batcher import DeviceTurn
 from relax_tune.tuner.serve.inference import OPEN_PATHS, inference_routes
 from relax_tune.tuner.serve.metrics import Metrics
 from relax_tune.tuner.serve.models import ModelArgument, Repository, serve_model
 from relax_tune.tuner.serve.openai import openai_routes
-from relax_tune.tuner.serve.requests import Limits, Serving
+from relax_tune.tuner.serve.requests import ServerLimits, Serving
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 START_SECS = 2.0
@@ -38,7 +38,7 @@ ENDING = "the server is ending"
 def open_serving(
     arguments: Sequence[ModelArgument],
     load: Callable[[Path], tuple[Artifact, Model]],
-    limits: Limits,
+    limits: ServerLimits,
     bound_secs: float,
 ) -> Serving:
     """Open models for a server, with one turn for each kind of device.
@@ -52,10 +52,10 @@ def open_serving(
     Raises:
         UserError: A folder or a symbol of rows does not fit its artifact.
     """
-    metrics, lanes, models = Metrics(), dict[str, Lane](), []
+    metrics, lanes, models = Metrics(), dict[str, DeviceTurn](), []
     for argument in arguments:
         artifact, model = load(argument.path)
-        lane = lanes.setdefault(artifact.device_kind, Lane())
+        lane = lanes.setdefault(artifact.device_kind, DeviceTurn())
         models.append(serve_model(argument, artifact, model, lane, metrics, bound_secs))
     return Serving(Repository(models), limits, metrics)
 

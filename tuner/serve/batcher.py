@@ -1,4 +1,7 @@
-"""The queue of a function: requests wait until the device is free; then the policy chooses which of them run together."""
+"""The queue of a function: requests wait until the device is free; then the policy chooses which of them run together.
+
+Tests: `tests/tuner/serve/test_app.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from functools import partial
 from typing import TypeVar
 
 from relax_tune.errors import RelaxTuneError
-from relax_tune.tuner.serve.functions import Call, ServedFunction
+from relax_tune.tuner.serve.functions import CallArguments, ServedFunction
 from relax_tune.tuner.serve.metrics import Metrics
-from relax_tune.tuner.serve.policy import Batch, Shape, Waiting, next_batch
+from relax_tune.tuner.serve.policy import PlannedBatch, Shape, Waiting, next_batch
 from relax_tune.tuner.serve.rows import Arrays
 from relax_tune.tuner.serve.tensors import RequestError
 
@@ -23,7 +26,7 @@ QUIET_SECS = 0.2
 """Seconds without requests after which the device counts as idle, and further shapes are timed."""
 
 
-class Lane:
+class DeviceTurn:
     """The turn of a device: one call at a time, in a thread that is its own, in the order in which coroutines ask for it."""
 
     def __init__(self) -> None:
@@ -71,7 +74,7 @@ class _Entry:
     """A request in the queue: `expires` is the time at which its client stops waiting."""
 
     waiting: Waiting
-    call: Call
+    call: CallArguments
     expires: float
     future: asyncio.Future[Arrays]
 
@@ -91,11 +94,11 @@ class Batcher:
     def __init__(
         self,
         function: ServedFunction,
-        lane: Lane,
+        lane: DeviceTurn,
         bound_secs: float,
         metrics: Metrics,
         labels: tuple[str, str],
-        choose: Callable[..., Batch] = next_batch,
+        choose: Callable[..., PlannedBatch] = next_batch,
     ) -> None:
         self.function, self._lane, self._bound_secs = function, lane, bound_secs
         self._metrics, self._labels, self._choose = metrics, labels, choose
@@ -106,7 +109,7 @@ class Batcher:
     def __len__(self) -> int:
         return len(self._entries)
 
-    async def infer(self, call: Call, expires: float = math.inf) -> Arrays:
+    async def infer(self, call: CallArguments, expires: float = math.inf) -> Arrays:
         """Return the results of a request. A request whose coroutine is cancelled leaves the queue.
 
         Args:
@@ -173,7 +176,7 @@ class Batcher:
         secs = time.perf_counter() - start
         loop.call_soon_threadsafe(self._answer, entries, outcomes, shape, secs)
 
-    def _single(self, call: Call, shape: Shape | None) -> Arrays | Exception:
+    def _single(self, call: CallArguments, shape: Shape | None) -> Arrays | Exception:
         own = None if shape is None else shape._replace(rows=call.rows, length=call.length)
         try:
             return self.function.run([call], own)[0]
@@ -196,7 +199,7 @@ class Batcher:
                 entry.future.set_result(outcome)
 
     async def measure(self, points: Sequence[tuple[int, int]], budget_secs: float) -> None:
-        """Time some shapes, at least one and at most for so many seconds. Shapes beyond the bound on latency are left to estimates."""
+        """Time some shapes, at least one, until the budget is used up. Shapes beyond the bound on latency are left to estimates."""
         start = time.monotonic()
         for rows, length in points:
             if self.function.times.secs(rows, length) > self._bound_secs and self.function.times.has_times:

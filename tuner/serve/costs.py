@@ -24,7 +24,7 @@ def log_axis(lower: int, upper: int) -> tuple[int, ...]:
     return tuple(sorted({least, *(p for p in powers if least < p < upper), max(upper, least)}))
 
 
-class ShapeTimes:
+class ShapeCosts:
     """Times of a model's shapes.
 
     Args:
@@ -84,7 +84,7 @@ class ShapeTimes:
         return math.exp(total) * beyond
 
     def cheapest(self, rows: int, length: int) -> Shape:
-        """Return the shape with at least so many rows and this length that takes the least time, the smallest one of equal times."""
+        """Return the shape of at least `rows` and `length` that takes the least time, the smallest one of equal times."""
         more_rows = self._above(self.rows, rows) if self._pads[0] else (rows,)
         longer = self._above(self.lengths, length) if self._pads[1] else (length,)
         return min((Shape(r, n, self.secs(r, n)) for r in more_rows for n in longer), key=lambda s: s.secs)

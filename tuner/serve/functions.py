@@ -1,4 +1,7 @@
-"""A function of an opened artifact, as the server calls it: checks of arguments, calls of joined requests, times of shapes."""
+"""A function of an opened artifact, as the server calls it: checks of arguments, calls of joined requests, times of shapes.
+
+Tests: `tests/tuner/serve/test_app.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from relax_tune.runtime.arguments import check_values
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.model import Model
 from relax_tune.runtime.signature import Spec, TensorSpec, function_specs
-from relax_tune.tuner.serve.costs import ShapeTimes, log_axis
+from relax_tune.tuner.serve.costs import ShapeCosts, log_axis
 from relax_tune.tuner.serve.policy import Shape
 from relax_tune.tuner.serve.rows import Arrays, Joining, sample
 from relax_tune.tuner.serve.tensors import datatype_of
@@ -29,13 +32,13 @@ dispatch other kernels, so results differ by rounding."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallArguments:
     """The checked arguments of a request.
 
     Attributes:
         arrays: In the order of the parameters.
         rows: Rows along the batch dim; 1 without one.
-        length: Extent of the other dims, of which times are known.
+        length: Extent of the other dims.
         group: Requests of different groups never run together.
         own_length: Extent of the padded dim; None without one.
     """
@@ -72,28 +75,28 @@ class ServedFunction:
                 )
         self.times = self._grid()
 
-    def _grid(self) -> ShapeTimes:
+    def _grid(self) -> ShapeCosts:
         joining = self.joining
         if joining is None:
-            return ShapeTimes((1,), (1,), pad_rows=False)
+            return ShapeCosts((1,), (1,), pad_rows=False)
         lower, upper = joining.lengths()
         rows = log_axis(joining.least_rows, min(joining.most_rows or UNBOUNDED, UNBOUNDED))
         lengths = log_axis(lower, max(lower, min(upper or UNBOUNDED, UNBOUNDED)))
-        return ShapeTimes(rows, lengths, pad_length=joining.padded is not None)
+        return ShapeCosts(rows, lengths, pad_length=joining.padded is not None)
 
     @property
     def most_rows(self) -> int | None:
         """Most rows of a call; None: any number."""
         return None if self.joining is None else self.joining.most_rows
 
-    def check(self, inputs: Mapping[str, NDArray[Any]]) -> Call:
+    def check(self, inputs: Mapping[str, NDArray[Any]]) -> CallArguments:
         """Check arguments before they wait, so that a request that does not fit harms no other one.
 
         Raises:
             UserError: An argument does not fit; the message names it.
         """
         if self.executor is None:
-            return Call([inputs[spec.name] for spec in self.inputs])
+            return CallArguments([inputs[spec.name] for spec in self.inputs])
         program = self.executor.program
         arrays, key, values = self.executor.match(inputs)
         check_values(program, arrays, values)
@@ -102,12 +105,12 @@ class ServedFunction:
                 self.executor.bind(key, values)  # raises the error of the check
         given: Arrays = [np.asarray(a) for a in arrays]
         if self.joining is None:
-            return Call(given, group=key)
+            return CallArguments(given, group=key)
         joining = self.joining
         own = key[joining.padded] if joining.padded is not None else None
-        return Call(given, key[joining.batch], joining.length(key), joining.group(key), own)
+        return CallArguments(given, key[joining.batch], joining.length(key), joining.group(key), own)
 
-    def run(self, calls: Sequence[Call], shape: Shape | None = None) -> list[Arrays]:
+    def run(self, calls: Sequence[CallArguments], shape: Shape | None = None) -> list[Arrays]:
         """Return the results of requests that run together at a shape, or of one by itself.
 
         Raises:

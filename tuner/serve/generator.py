@@ -20,7 +20,7 @@ from relax_tune.runtime.generation.config import GenerationConfig, read_token_id
 from relax_tune.runtime.generation.decoder import Decoder
 from relax_tune.runtime.generation.detokenizer import IncrementalDetokenizer
 from relax_tune.runtime.model import Model
-from relax_tune.tuner.serve.batcher import Lane
+from relax_tune.tuner.serve.batcher import DeviceTurn
 from relax_tune.tuner.serve.metrics import Labels, Metrics
 from relax_tune.tuner.serve.tensors import RequestError
 from relax_tune.tuner.serve.texts import ChatTemplate
@@ -53,7 +53,7 @@ class Generator:
         UserError: The folder has no tokenizer, or the model is no decoder.
     """
 
-    def __init__(self, model: Model, folder: Path, lane: Lane, metrics: Metrics, labels: Labels) -> None:
+    def __init__(self, model: Model, folder: Path, lane: DeviceTurn, metrics: Metrics, labels: Labels) -> None:
         self._decoder, self._model = Decoder(model), model
         if self._decoder.sources:
             raise UserError(f"{folder}: expected a decoder, got an encoder-decoder; serve it without --model")
@@ -63,7 +63,7 @@ class Generator:
         self._lane, self._metrics, self._labels = lane, metrics, labels
 
     def tokenize(self, text: str, special: bool = True) -> list[int]:
-        """Return the token ids of a text. special: with those that the tokenizer adds to a text"""
+        """Return the token ids of a text. special: with the tokens that the tokenizer adds to a text"""
         return list(read_tokens(self._tokenizer, [text], special)[0].ids)
 
     @property

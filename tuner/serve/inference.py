@@ -19,8 +19,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from relax_tune.tuner.serve.functions import ServedFunction, spec_json
-from relax_tune.tuner.serve.models import ServedModel
-from relax_tune.tuner.serve.requests import Call, Serving, failure, route
+from relax_tune.tuner.serve.models import ModelVersion
+from relax_tune.tuner.serve.requests import ActiveRequest, Serving, failure, route
 from relax_tune.tuner.serve.tensors import HEADER, RequestError, read_request, write_response
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ def inference_routes(serving: Serving) -> list[Route]:
 
         return [Route(f"{start}{path}", endpoint, methods=["GET"]) for start in _STARTS]
 
-    def metadata(name: str, model: ServedModel, function: ServedFunction) -> Response:
+    def metadata(name: str, model: ModelVersion, function: ServedFunction) -> Response:
         versions = [str(v) for v in sorted(serving.repository.by_name[name])]
         return JSONResponse(
             {
@@ -74,11 +74,11 @@ def inference_routes(serving: Serving) -> list[Route]:
             }
         )
 
-    def model_ready(name: str, model: ServedModel, function: ServedFunction) -> Response:
+    def model_ready(name: str, model: ModelVersion, function: ServedFunction) -> Response:
         body = {"name": name, "ready": not serving.draining}
         return JSONResponse(body, 503 if serving.draining else 200)
 
-    async def infer(call: Call) -> Response:
+    async def infer(call: ActiveRequest) -> Response:
         return await _infer(call)
 
     return [
@@ -94,7 +94,7 @@ def inference_routes(serving: Serving) -> list[Route]:
 _STARTS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 
 
-async def _infer(call: Call) -> Response:
+async def _infer(call: ActiveRequest) -> Response:
     """Answer a request to infer."""
     parameters = call.request.path_params
     name = parameters["model"]
@@ -118,5 +118,5 @@ async def _infer(call: Call) -> Response:
 
 
 async def _in_thread(function: Callable[[], T], size: int) -> T:
-    """Call a function that converts so many bytes: many of them in a thread, so that other requests go on meanwhile."""
+    """Call a function that converts tensors of `size` bytes: large ones in a thread, so that other requests go on meanwhile."""
     return function() if size < LARGE else await asyncio.to_thread(function)

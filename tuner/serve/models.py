@@ -15,7 +15,7 @@ from relax_tune.ir.frontend.source import find_model
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.generation.decoder import DECODE, ENCODE, PREFILL
 from relax_tune.runtime.model import Model
-from relax_tune.tuner.serve.batcher import Batcher, Lane
+from relax_tune.tuner.serve.batcher import Batcher, DeviceTurn
 from relax_tune.tuner.serve.functions import ServedFunction
 from relax_tune.tuner.serve.generator import Generator
 from relax_tune.tuner.serve.metrics import Metrics
@@ -91,7 +91,7 @@ def _by_name(flag: str, values: Sequence[str], names: set[str]) -> dict[str, str
 
 
 @dataclass(eq=False)
-class ServedModel:
+class ModelVersion:
     """A version of a model.
 
     Attributes:
@@ -104,7 +104,7 @@ class ServedModel:
     name: str
     version: int
     model: Model
-    lane: Lane
+    lane: DeviceTurn
     functions: Mapping[str, ServedFunction]
     batchers: dict[str, Batcher] = field(default_factory=dict)
     encoder: TextEncoder | None = None
@@ -117,8 +117,8 @@ class ServedModel:
 
 
 def serve_model(
-    argument: ModelArgument, artifact: Artifact, model: Model, lane: Lane, metrics: Metrics, bound_secs: float
-) -> ServedModel:
+    argument: ModelArgument, artifact: Artifact, model: Model, lane: DeviceTurn, metrics: Metrics, bound_secs: float
+) -> ModelVersion:
     """Prepare an opened artifact for requests.
 
     Raises:
@@ -131,7 +131,7 @@ def serve_model(
     for name in artifact.functions if not single else [_only(artifact)]:
         label = argument.name if single else f"{argument.name}.{name}"
         functions[label] = ServedFunction(model, name, _joining(argument, artifact, model, name, encoder is not None))
-    served = ServedModel(argument.name, argument.version, model, lane, functions, encoder=encoder)
+    served = ModelVersion(argument.name, argument.version, model, lane, functions, encoder=encoder)
     for label, function in functions.items():
         if argument.rows is not None and function.joining is not None:
             function.check_rows()
@@ -170,14 +170,17 @@ def _joining(argument: ModelArgument, artifact: Artifact, model: Model, name: st
 class Repository:
     """The models of a server, by name and version."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
+    def __init__(self, models: Sequence[ModelVersion]) -> None:
         self.models = tuple(sorted(models, key=lambda m: (m.name, m.version)))
-        self.by_name: dict[str, dict[int, ServedModel]] = {}
+        self.by_name: dict[str, dict[int, ModelVersion]] = {}
         for model in self.models:
             for label in {model.name, *model.functions}:
                 self.by_name.setdefault(label, {})[model.version] = model
 
-    def find(self, name: str, version: str | None = None) -> ServedModel:
+    def __str__(self) -> str:
+        return ", ".join(f"{m.name} version {m.version}" for m in self.models)
+
+    def find(self, name: str, version: str | None = None) -> ModelVersion:
         """Return a model; without a version the greatest one. Raises RequestError for an unknown one."""
         versions = self.by_name.get(name)
         if not versions:
@@ -190,7 +193,7 @@ class Repository:
             raise RequestError(f"model {name}: expected a version among {listed}, got {version!r:.80}", 404)
         return versions[number]
 
-    def find_function(self, name: str, version: str | None) -> tuple[ServedModel, ServedFunction, Batcher]:
+    def find_function(self, name: str, version: str | None) -> tuple[ModelVersion, ServedFunction, Batcher]:
         """Return the function that a name of the protocol stands for. Raises RequestError for an unknown one."""
         model = self.find(name, version)
         if name not in model.functions:

@@ -22,8 +22,8 @@ from starlette.routing import Route
 
 from relax_tune.runtime.generation.config import GenerationConfig
 from relax_tune.tuner.serve.generator import Generator, Piece
-from relax_tune.tuner.serve.models import ServedModel
-from relax_tune.tuner.serve.requests import Call, Serving, Stream, as_request_error, route
+from relax_tune.tuner.serve.models import ModelVersion
+from relax_tune.tuner.serve.requests import ActiveRequest, Serving, Stream, as_request_error, route
 from relax_tune.tuner.serve.tensors import RequestError
 
 MOST_TEXTS = 2048
@@ -52,10 +52,10 @@ def openai_routes(serving: Serving) -> list[Route]:
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "relax-tune"} for name in names]
         return JSONResponse({"object": "list", "data": data})
 
-    async def completions(call: Call) -> Response | Stream:
+    async def completions(call: ActiveRequest) -> Response | Stream:
         return await _complete(call, chat=False)
 
-    async def chat(call: Call) -> Response | Stream:
+    async def chat(call: ActiveRequest) -> Response | Stream:
         return await _complete(call, chat=True)
 
     return [
@@ -66,7 +66,7 @@ def openai_routes(serving: Serving) -> list[Route]:
     ]
 
 
-def _model(call: Call, document: Mapping[str, Any]) -> ServedModel:
+def _model(call: ActiveRequest, document: Mapping[str, Any]) -> ModelVersion:
     """Return the model that a request names, as NAME or NAME:VERSION."""
     name = document.get("model")
     if not isinstance(name, str):
@@ -91,7 +91,7 @@ def _are_ids(value: object) -> bool:
     return isinstance(value, list) and all(type(i) is int and 0 <= i < 1 << 31 for i in value)
 
 
-async def _embed(call: Call) -> Response:
+async def _embed(call: ActiveRequest) -> Response:
     document = await call.json()
     model = _model(call, document)
     encoder = model.encoder
@@ -119,9 +119,9 @@ async def _embed(call: Call) -> Response:
         vectors = await call.until_gone(all_texts())
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
-    wanted = document.get("dimensions")
-    if wanted is not None and wanted != len(vectors[0]):
-        raise RequestError(f"dimensions: expected {len(vectors[0])}, the width of this model, got {wanted!r:.80}")
+    width = document.get("dimensions")
+    if width is not None and width != len(vectors[0]):
+        raise RequestError(f"dimensions: expected {len(vectors[0])}, the width of this model, got {width!r:.80}")
     data = [{"object": "embedding", "index": n, "embedding": _vector(vector, form)} for n, vector in enumerate(vectors)]
     count = sum(map(len, tokens))
     usage = {"prompt_tokens": count, "total_tokens": count}
@@ -137,7 +137,7 @@ def _vector(vector: Any, form: str) -> Any:
 class _Job:
     """A checked request to generate."""
 
-    model: ServedModel
+    model: ModelVersion
     generator: Generator
     prompts: list[list[int]]
     config: GenerationConfig
@@ -163,7 +163,7 @@ class _Job:
         return {"prompt_tokens": asked, "completion_tokens": generated, "total_tokens": asked + generated}
 
 
-async def _complete(call: Call, chat: bool) -> Response | Stream:
+async def _complete(call: ActiveRequest, chat: bool) -> Response | Stream:
     document = await call.json()
     model = _model(call, document)
     if model.generator is None:
@@ -191,7 +191,7 @@ def _truth(document: Mapping[str, Any], name: str) -> bool:
     return bool(value)
 
 
-def _job(model: ServedModel, generator: Generator, document: Mapping[str, Any], chat: bool) -> _Job:
+def _job(model: ModelVersion, generator: Generator, document: Mapping[str, Any], chat: bool) -> _Job:
     """Check a request and tokenize its prompts."""
     if chat:
         text = generator.template.render(_messages(document.get("messages")))

@@ -1,7 +1,7 @@
 """Which waiting requests run together, in which order and at which shape: a function of times, without clock and I/O.
 
 A batch costs what its shape costs. Requests that may run together have the same group; a batch has the sum of their rows and their
-greatest length. Nothing waits for a batch to fill: a batch is whatever waits when the device becomes free.
+greatest length. Nothing waits for a batch to fill: when the device becomes free, a batch is taken of the requests that wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Costs(Protocol):
     """What shapes cost."""
 
     def cheapest(self, rows: int, length: int) -> Shape:
-        """Return the shape with at least so many rows and this length that takes the least time."""
+        """Return the shape of at least `rows` and `length` that takes the least time."""
         ...
 
 
@@ -51,7 +51,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PlannedBatch:
     """Requests that run together, and their shape."""
 
     members: tuple[Waiting, ...]
@@ -63,12 +63,12 @@ class Batch:
         return min(m.due for m in self.members)
 
 
-def next_batch(waiting: Iterable[Waiting], now: float, costs: Costs, most_rows: int | None) -> Batch:
+def next_batch(waiting: Iterable[Waiting], now: float, costs: Costs, most_rows: int | None) -> PlannedBatch:
     """Return the batch to run now; arguments as of `schedule`, with at least one request."""
     return schedule(waiting, now, costs, most_rows)[0]
 
 
-def schedule(waiting: Iterable[Waiting], now: float, costs: Costs, most_rows: int | None) -> list[Batch]:
+def schedule(waiting: Iterable[Waiting], now: float, costs: Costs, most_rows: int | None) -> list[PlannedBatch]:
     """Return batches in the order in which they should run, each of the `HORIZON` most urgent requests in one of them.
 
     1. The cheapest batches of requests of similar length, in the order of their most urgent members, if nobody is late with them.
@@ -109,7 +109,7 @@ def _remembered(costs: Costs) -> Callable[[int, int], Shape]:
     return shape_of
 
 
-def _is_late(batches: Sequence[Batch], now: float, late: set[int]) -> bool:
+def _is_late(batches: Sequence[PlannedBatch], now: float, late: set[int]) -> bool:
     for batch in batches:
         now += batch.shape.secs
         if any(now > w.due and w.number not in late for w in batch.members):
@@ -123,10 +123,10 @@ def _consecutive(
     shape_of: Callable[[int, int], Shape],
     most_rows: int | None,
     due: Callable[[Waiting], float],
-) -> list[Batch] | None:
+) -> list[PlannedBatch] | None:
     """Return the batches of consecutive requests that end first; None if no such batches end in time.
 
-    Dynamic programming over the number of requests that have been answered: an earlier end is never worse for those that follow.
+    Dynamic programming over the number of requests that have been answered: an earlier end is never worse for the following ones.
     """
     ends = [now] + [math.inf] * len(requests)
     starts = [0] * (len(requests) + 1)
@@ -143,10 +143,10 @@ def _consecutive(
                 ends[end], starts[end] = finish, start
     if math.isinf(ends[-1]):
         return None
-    batches, end = list[Batch](), len(requests)
+    batches, end = list[PlannedBatch](), len(requests)
     while end:
         members = tuple(requests[starts[end] : end])
         shape = shape_of(sum(w.rows for w in members), max(w.length for w in members))
-        batches.append(Batch(members, shape))
+        batches.append(PlannedBatch(members, shape))
         end = starts[end]
     return batches[::-1]

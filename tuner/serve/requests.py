@@ -31,7 +31,7 @@ GONE = 499
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """What a server takes.
 
     Attributes:
@@ -55,7 +55,7 @@ class Serving:
     """
 
     repository: Repository
-    limits: Limits
+    limits: ServerLimits
     metrics: Metrics
     draining: str = "the server is starting"
     active: int = 0
@@ -84,7 +84,7 @@ class Serving:
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class ActiveRequest:
     """A request in progress: handlers fill in the model's name and version."""
 
     request: Request
@@ -151,7 +151,7 @@ class Call:
 
 
 Stream = AsyncIterator[bytes]
-Handler = Callable[[Call], Awaitable["Response | Stream"]]
+Handler = Callable[[ActiveRequest], Awaitable["Response | Stream"]]
 ErrorBody = Callable[[int, str], Mapping[str, Any]]
 
 
@@ -173,7 +173,7 @@ def route(serving: Serving, path: str, endpoint: str, handle: Handler, error_bod
         except RequestError as error:
             note(serving, endpoint, ("", ""), error.status, start, f"{error}")
             return failure(error, error_body)
-        call = Call(request, serving, start + serving.limits.timeout_secs)
+        call = ActiveRequest(request, serving, start + serving.limits.timeout_secs)
         status, reason, streams = 500, "", False
         try:
             result = await handle(call)
@@ -197,7 +197,7 @@ def route(serving: Serving, path: str, endpoint: str, handle: Handler, error_bod
     return Route(path, answer, methods=["POST"])
 
 
-def _streamed(call: Call, endpoint: str, start: float, parts: Stream) -> Response:
+def _streamed(call: ActiveRequest, endpoint: str, start: float, parts: Stream) -> Response:
     """Return the answer of a stream; the request is in progress until its end, or until the client leaves."""
     state = {"status": GONE}
 
@@ -253,7 +253,7 @@ def as_request_error(error: Exception) -> RequestError:
 
 
 def failure(error: RequestError, error_body: ErrorBody) -> Response:
-    """Return the answer of an error. A client that is refused for now is told when to try again."""
+    """Return the answer of an error. It says when to try again to a client that is refused for now."""
     headers = {"Retry-After": "1", "Connection": "close"} if error.status == 503 else {}
     return JSONResponse(dict(error_body(error.status, f"{error}")), error.status, headers)
 

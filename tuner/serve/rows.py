@@ -3,6 +3,8 @@
 Joining needs independent rows: the first dim of every input and result is the batch symbol, no other dim contains it, and no row of a
 result depends on another row of an input. The first two are read off the program. The last is a proof that the build stored
 (`Artifact.independent_rows`), or the word of a user.
+
+Tests: `tests/tuner/serve/test_app.py`.
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ class Joining:
         return tuple(key)
 
     def join(self, requests: Sequence[Arrays], rows: int, length: int | None) -> Arrays:
-        """Return the arguments of one call; rows beyond those of the requests repeat the last one.
+        """Return the arguments of one call; further rows repeat the last one.
 
         Args:
             requests: The arguments of each request, in the order of the parameters.

@@ -1,6 +1,8 @@
 """Tensors of the Open Inference Protocol, version 2: as JSON, and as bytes behind the JSON (the binary tensor data extension).
 
 Source: https://github.com/kserve/open-inference-protocol, the binary extension as Triton publishes it.
+
+Tests: `tests/tuner/serve/test_app.py`.
 """
 
 from __future__ import annotations

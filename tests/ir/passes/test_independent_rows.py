@@ -66,12 +66,12 @@ DEPENDENT: dict[str, Value] = {
 
 
 @pytest.mark.parametrize("name", INDEPENDENT)
-def test_rows_are_proved_where_an_element_depends_on_its_row_only(name: str) -> None:
+def test_rows_without_dependence_on_other_rows_are_proved(name: str) -> None:
     assert independent_rows(lower(loops(INDEPENDENT[name]))) == {"main": "b"}
 
 
 @pytest.mark.parametrize("name", DEPENDENT)
-def test_rows_are_not_proved_where_an_element_depends_on(name: str) -> None:
+def test_rows_with_other_dependences_are_not_proved(name: str) -> None:
     assert independent_rows(lower(loops(DEPENDENT[name]))) == {}
 
 
@@ -121,7 +121,7 @@ STEPS: dict[str, Callable[[GraphBuilder, Any, Any], Any]] = {
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.sampled_from(list(STEPS)), min_size=1, max_size=6), st.integers(0, 99))
-def test_what_is_proved_holds_in_the_interpreter(steps: list[str], seed: int) -> None:
+def test_proved_rows_are_independent_in_the_interpreter(steps: list[str], seed: int) -> None:
     g = GraphBuilder()
     b = g.symbol("b", 1, 8)
     value = g.input("x", (b, 3, WIDTH))

@@ -20,7 +20,6 @@ from tests.tuner.cli.cli_model import make_bert
 import relax_tune as rt
 from relax_tune.database.store import open_store
 from relax_tune.ir.core.dtype import DType, bf16, bool_, f16, f32, f64, i8, i32, i64, u8
-from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.indexing.movement import Take
@@ -199,14 +198,14 @@ def running(
     bound_secs: float = 0.1,
     **limits: Any,
 ) -> Iterator[Server]:
-    """A server in a thread of this process. limits: of `Limits`"""
+    """A server in a thread of this process. limits: of `ServerLimits`"""
     for package in ("starlette", "uvicorn", "prometheus_client", "jinja2", "tokenizers"):
         pytest.importorskip(package, reason=f"{package} is not installed (extra serve)")
     import uvicorn
 
     from relax_tune.tuner.serve.app import make_serve_app, open_serving
     from relax_tune.tuner.serve.models import read_arguments
-    from relax_tune.tuner.serve.requests import Limits
+    from relax_tune.tuner.serve.requests import ServerLimits
 
     opened: dict[str, Model] = {}
 
@@ -216,7 +215,7 @@ def running(
         return artifact, model
 
     try:
-        serving = open_serving(read_arguments(artifacts, folders, rows), load, Limits(**limits), bound_secs)
+        serving = open_serving(read_arguments(artifacts, folders, rows), load, ServerLimits(**limits), bound_secs)
         app = make_serve_app(serving, token)
         config = uvicorn.Config(
             app, host="127.0.0.1", port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=1

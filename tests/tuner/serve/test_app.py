@@ -31,7 +31,7 @@ def server(files: Files) -> Iterator[Server]:
         yield opened
 
 
-def test_metadata_names_types_and_dims_that_vary(server: Server) -> None:
+def test_metadata_names_types_and_symbolic_dims(server: Server) -> None:
     assert server.ask("/v2").json["extensions"] == ["binary_tensor_data"]
     answer = server.ask("/v2/models/encoder/versions/1").json
     assert answer["versions"] == ["1", "2"] and answer["platform"] == "relax_tune_c"
@@ -54,7 +54,7 @@ def test_metadata_names_types_and_dims_that_vary(server: Server) -> None:
         assert answer_.status == 404 and answer_.json["error"]
 
 
-def test_json_request_gives_what_the_model_gives(server: Server) -> None:
+def test_json_request_gives_the_results_of_the_model(server: Server) -> None:
     (expected,) = server.models["encoder"].run([np.array(IDS), np.ones((2, 4), np.int64)])
     body = text_body(IDS)
     flat = text_body(IDS)
@@ -196,7 +196,7 @@ def test_bools_as_bytes_are_0_or_1(server: Server) -> None:
         )
 
 
-def test_results_that_json_cannot_express_are_refused_and_pass_as_bytes(server: Server) -> None:
+def test_infinite_results_are_refused_as_json_and_pass_as_bytes(server: Server) -> None:
     x = np.full((1, 4), 3e38, np.float32)
     body = infer_body(tensor("x", "FP32", x))
     answer = server.ask("/v2/models/mixing/infer", body)
@@ -276,7 +276,7 @@ def test_concurrent_requests_get_the_results_of_single_calls(server: Server) -> 
     assert server.metric("batch_requests_count", model="encoder", version="1") - before < 48, "some ran together"
 
 
-def test_request_that_fails_while_running_fails_by_itself(server: Server) -> None:
+def test_failure_in_a_batch_fails_one_request_only(server: Server) -> None:
     free_batches(server, "picking")
     path = "/v2/models/picking/infer"
     answers = together(24, lambda n: server.ask(path, infer_body(tensor("ids", "INT64", [2 if n % 4 else 3]))))
@@ -312,7 +312,7 @@ def test_token_is_required_but_for_health(files: Files) -> None:
             assert guarded.ask("/v2/health/ready", headers=headers).status == 200
 
 
-# Limits, on a model that takes a while.
+# ServerLimits, on a model that takes a while.
 
 
 def long_body(rows: int, **more: Any) -> tuple[bytes, dict[str, str]]:
@@ -345,7 +345,7 @@ def wait_for(condition: Any, secs: float = 30) -> None:
         time.sleep(0.005)
 
 
-def test_body_that_is_too_large_is_refused_before_it_is_read(limited: tuple[Server, int]) -> None:
+def test_too_large_body_is_refused_before_reading(limited: tuple[Server, int]) -> None:
     server, _ = limited
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     connection.putrequest("POST", "/v2/models/slow/infer")
@@ -378,7 +378,7 @@ def test_requests_beyond_the_limit_are_refused_for_now(limited: tuple[Server, in
         assert [r.result().status for r in running_] == [200, 200]
 
 
-def test_request_that_waits_longer_than_its_timeout_does_not_run(limited: tuple[Server, int]) -> None:
+def test_expired_request_does_not_run(limited: tuple[Server, int]) -> None:
     server, rows = limited
     body, headers = long_body(rows)
     short, short_headers = long_body(1, parameters={"timeout": 50_000})
@@ -395,7 +395,7 @@ def test_request_that_waits_longer_than_its_timeout_does_not_run(limited: tuple[
     assert server.metric("waiting", **labels) == 0
 
 
-def test_client_that_leaves_takes_its_request_out_of_the_queue(limited: tuple[Server, int]) -> None:
+def test_disconnecting_client_removes_the_waiting_request(limited: tuple[Server, int]) -> None:
     server, rows = limited
     body, headers = long_body(rows)
     labels = {"model": "slow", "version": "1"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_tune.tuner.serve.costs import ShapeTimes, log_axis
+from relax_tune.tuner.serve.costs import ShapeCosts, log_axis
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,8 @@ def test_axis_has_bounds_and_powers(lower: int, upper: int, axis: tuple[int, ...
     assert log_axis(lower, upper) == axis
 
 
-def timed(**options: bool) -> ShapeTimes:
-    times = ShapeTimes((1, 2, 4), (8, 16, 32), **options)
+def timed(**options: bool) -> ShapeCosts:
+    times = ShapeCosts((1, 2, 4), (8, 16, 32), **options)
     for rows, length in times.missing():
         times.add(rows, length, 1e-3 + 1e-5 * rows * length)
     return times
@@ -33,7 +33,7 @@ def test_measured_points_are_exact_and_others_lie_between() -> None:
 @given(st.data())
 def test_estimates_of_missing_points_lie_between_smaller_and_larger_ones(data: st.DataObject) -> None:
     axis = (1, 2, 4, 8)
-    times, known = ShapeTimes(axis, axis), {}
+    times, known = ShapeCosts(axis, axis), {}
     points = st.tuples(st.sampled_from(axis), st.sampled_from(axis))
     for point in data.draw(st.sets(points, min_size=1)):
         known[point] = 1e-3 * (1 + point[0] * point[1])
@@ -46,20 +46,20 @@ def test_estimates_of_missing_points_lie_between_smaller_and_larger_ones(data: s
 
 
 def test_nothing_measured_gives_no_reason_to_batch() -> None:
-    times = ShapeTimes((1, 2, 4), (8, 16))
+    times = ShapeCosts((1, 2, 4), (8, 16))
     assert times.secs(2, 8) == pytest.approx(2 * times.secs(1, 8))
 
 
-def test_padded_shape_is_taken_where_it_is_faster() -> None:
+def test_faster_padded_shape_is_taken() -> None:
     times = timed(pad_length=True)
     assert times.cheapest(3, 20)[:2] == (3, 20)
     for _ in range(20):
         times.add(4, 32, 1e-4)  # such as a kernel for multiples of 4 and of 32
     assert times.cheapest(3, 20)[:2] == (4, 32)
-    assert ShapeTimes.cheapest(timed(pad_rows=False), 3, 20)[:2] == (3, 20)
+    assert ShapeCosts.cheapest(timed(pad_rows=False), 3, 20)[:2] == (3, 20)
 
 
-def test_batches_at_other_shapes_correct_the_points_around_them() -> None:
+def test_batches_at_other_shapes_correct_the_points_around() -> None:
     times = timed()
     for _ in range(60):
         times.add(3, 24, 5e-3)

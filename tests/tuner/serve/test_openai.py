@@ -45,7 +45,7 @@ def words(tokens: list[int]) -> str:
     return "".join(f" w{t}" for t in tokens)
 
 
-def test_embeddings_equal_those_of_the_encoder(server: Server, vectors: Any) -> None:
+def test_embeddings_equal_the_results_of_the_encoder(server: Server, vectors: Any) -> None:
     answer = server.ask("/v1/embeddings", {"model": "encoder", "input": TEXTS}).json
     assert [d["index"] for d in answer["data"]] == [0, 1, 2, 3] and answer["model"] == "encoder"
     np.testing.assert_allclose([d["embedding"] for d in answer["data"]], vectors, atol=1e-5)
@@ -55,7 +55,7 @@ def test_embeddings_equal_those_of_the_encoder(server: Server, vectors: Any) -> 
     np.testing.assert_allclose(packed, vectors[1], atol=1e-5)
 
 
-def test_embeddings_of_concurrent_clients_are_those_of_single_ones(server: Server, vectors: Any) -> None:
+def test_embeddings_of_concurrent_clients_equal_single_ones(server: Server, vectors: Any) -> None:
     def send(number: int) -> Any:
         return server.ask("/v1/embeddings", {"model": "encoder", "input": TEXTS[number % 4]}).json["data"][0][
             "embedding"
@@ -66,7 +66,7 @@ def test_embeddings_of_concurrent_clients_are_those_of_single_ones(server: Serve
     np.testing.assert_allclose(results, [vectors[n % 4] for n in range(32)], atol=1e-5)
 
 
-def test_completion_is_what_generate_gives(server: Server) -> None:
+def test_completion_equals_the_text_of_generate(server: Server) -> None:
     body = {"model": "decoder", "prompt": [PROMPT, "w5"], "max_tokens": 6, "temperature": 0}
     answer = server.ask("/v1/completions", body).json
     expected = [words(tokens_of(server, ids, 6)) for ids in ([1, 2, 3], [5])]
@@ -79,7 +79,7 @@ def test_completion_is_what_generate_gives(server: Server) -> None:
     assert ids["choices"][0]["text"] == expected[0]
 
 
-def test_stop_ends_a_text_before_it(server: Server) -> None:
+def test_stop_string_ends_a_text(server: Server) -> None:
     tokens = tokens_of(server, [1, 2, 3], 6)
     body = {"model": "decoder", "prompt": PROMPT, "max_tokens": 6, "temperature": 0, "stop": f"w{tokens[2]}"}
     (choice,) = server.ask("/v1/completions", body).json["choices"]
@@ -186,7 +186,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "stops of another kind": ("completions", {"model": "decoder", "prompt": "w1", "stop": 3}, 400, "stop"),
     "a stream of another kind": ("completions", {"model": "decoder", "prompt": "w1", "stream": "yes"}, 400, "stream"),
     "no messages": ("chat/completions", {"model": "decoder", "messages": []}, 400, "messages"),
-    "an image": ("chat/completions", {"model": "decoder", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "content"),
+    "an image": ("chat/completions", {"model": "decoder", "messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "content"),
     "tools": ("chat/completions", {"model": "decoder", "messages": [{"role": "user", "content": "w1"}], "tools": [{}]}, 400, "tools"),
 }  # fmt: skip
 
@@ -199,7 +199,7 @@ def test_wrong_request_is_answered_in_the_form_of_openai(server: Server, name: s
     assert reason in answer.json["error"]["message"] and answer.json["error"]["type"] == "invalid_request_error"
 
 
-def test_client_that_leaves_ends_its_stream(server: Server) -> None:
+def test_disconnecting_client_ends_the_stream(server: Server) -> None:
     body = {"model": "decoder", "prompt": "w1", "max_tokens": 30, "temperature": 0, "n": 1, "stream": True}
     labels = {"model": "decoder", "version": "1"}
     before = server.metric("requests_total", endpoint="completions", status="499", **labels)

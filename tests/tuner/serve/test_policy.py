@@ -9,7 +9,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_tune.tuner.serve.policy import HORIZON, Batch, Shape, Waiting, next_batch, schedule
+from relax_tune.tuner.serve.policy import HORIZON, PlannedBatch, Shape, Waiting, next_batch, schedule
 
 Times = dict[tuple[int, int], int]
 
@@ -49,7 +49,7 @@ def test_schedule_answers_every_request_once(waiting: list[Waiting], now: int, c
 
 
 @given(requests(), st.integers(0, 100), tables, bounds)
-def test_batches_fit_their_members_and_cost_at_most_the_sum(
+def test_batches_fit_the_members_and_cost_at_most_the_sum(
     waiting: list[Waiting], now: int, costs: Table, most: int | None
 ) -> None:
     for batch in schedule(waiting, now, costs, most):
@@ -134,5 +134,5 @@ def test_urgent_request_does_not_wait_for_a_long_one() -> None:
             return Shape(rows, length, 1.0 * length)
 
     urgent, long = Waiting(1, 12.0, 1, 10), Waiting(0, 1000.0, 1, 100)
-    batches: list[Batch] = schedule([long, urgent], 0, Long(), None)
+    batches: list[PlannedBatch] = schedule([long, urgent], 0, Long(), None)
     assert [b.members for b in batches] == [(urgent,), (long,)]

@@ -95,7 +95,7 @@ def test_sigterm_answers_requests_in_progress_and_refuses_new_ones(files: Files)
     assert any("SIGTERM: 2 requests" in e["message"] for e in logged)
 
 
-def test_command_without_token_admits_this_machine(files: Files) -> None:
+def test_command_without_token_admits_local_clients(files: Files) -> None:
     with command([f"net:3={files.artifact('dense')}", "--no-token"]) as process:
         assert process.token == "" and ask(process.port, "/v2/models/net/versions/3").status == 200
         assert ask(process.port, "/v2/models/net/infer", ONE_ROW).status == 200
@@ -120,7 +120,7 @@ def test_command_without_token_admits_this_machine(files: Files) -> None:
         (["missing.rta"], "missing.rta"),
     ],
 )
-def test_command_refuses_what_it_cannot_serve(files: Files, arguments: list[str], subject: str) -> None:
+def test_command_refuses_wrong_arguments(files: Files, arguments: list[str], subject: str) -> None:
     path = str(files.artifact("dense"))
     done = CliRunner().invoke(app, ["serve", path, *(a.format(path=path) for a in arguments)])
     assert done.exit_code == 2 and subject in done.output
