@@ -52,11 +52,11 @@ def open_serving(
     Raises:
         UserError: A folder or a symbol of rows does not fit its artifact.
     """
-    metrics, lanes, models = Metrics(), dict[str, DeviceTurn](), []
+    metrics, turns, models = Metrics(), dict[str, DeviceTurn](), []
     for argument in arguments:
         artifact, model = load(argument.path)
-        lane = lanes.setdefault(artifact.device_kind, DeviceTurn())
-        models.append(serve_model(argument, artifact, model, lane, metrics, bound_secs))
+        turn = turns.setdefault(artifact.device_kind, DeviceTurn())
+        models.append(serve_model(argument, artifact, model, turn, metrics, bound_secs))
     return Serving(Repository(models), limits, metrics)
 
 
@@ -95,8 +95,8 @@ async def _running(serving: Serving) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for lane in {m.lane for m in serving.repository.models}:
-            lane.close()
+        for turn in {m.turn for m in serving.repository.models}:
+            turn.close()
 
 
 class DrainingServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]

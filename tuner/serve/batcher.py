@@ -84,7 +84,7 @@ class Batcher:
 
     Args:
         function: The function.
-        lane: The turn of its device.
+        turn: The turn of its device.
         bound_secs: Time within which requests should be answered (`--p99-ms`).
         metrics: Receives counts and times.
         labels: Name and version of the model, for the metrics.
@@ -94,13 +94,13 @@ class Batcher:
     def __init__(
         self,
         function: ServedFunction,
-        lane: DeviceTurn,
+        turn: DeviceTurn,
         bound_secs: float,
         metrics: Metrics,
         labels: tuple[str, str],
         choose: Callable[..., PlannedBatch] = next_batch,
     ) -> None:
-        self.function, self._lane, self._bound_secs = function, lane, bound_secs
+        self.function, self._turn, self._bound_secs = function, turn, bound_secs
         self._metrics, self._labels, self._choose = metrics, labels, choose
         self._entries: dict[int, _Entry] = {}
         self._arrived = asyncio.Event()
@@ -125,7 +125,7 @@ class Batcher:
         waiting = Waiting(self._number, min(now + self._bound_secs, expires), call.rows, call.length, call.group)
         entry = _Entry(waiting, call, expires, asyncio.get_running_loop().create_future())
         self._entries[waiting.number] = entry
-        self._lane.used_at = now
+        self._turn.used_at = now
         self._arrived.set()
         try:
             return await entry.future
@@ -136,16 +136,20 @@ class Batcher:
         """Answer requests until cancelled."""
         while True:
             await self._arrived.wait()
-            try:
-                await self._lane.run(self._prepare)
-            except Exception as error:  # a defect of the policy must not leave requests without an answer
-                for entry in list(self._entries.values()):
-                    if not entry.future.done():
-                        entry.future.set_exception(error)
-                self._entries.clear()
-            self._lane.used_at = time.monotonic()
-            if not self._entries:
-                self._arrived.clear()
+            await self.step()
+
+    async def step(self) -> None:
+        """Run one batch of the requests that wait when the device becomes free."""
+        try:
+            await self._turn.run(self._prepare)
+        except Exception as error:  # a defect of the policy must not leave requests without an answer
+            for entry in list(self._entries.values()):
+                if not entry.future.done():
+                    entry.future.set_exception(error)
+            self._entries.clear()
+        self._turn.used_at = time.monotonic()
+        if not self._entries:
+            self._arrived.clear()
 
     def _prepare(self) -> Callable[[], None] | None:
         """Take a batch out of the queue; return the function that runs it."""
@@ -164,7 +168,7 @@ class Batcher:
         return lambda: self._run(entries, batch.shape if joined else None, loop)
 
     def _run(self, entries: Sequence[_Entry], shape: Shape | None, loop: asyncio.AbstractEventLoop) -> None:
-        """Run a batch, in the thread of the lane. Requests of a batch that fails run one by one."""
+        """Run a batch, in the thread of the device. Requests of a batch that fails run one by one."""
         start = time.perf_counter()
         outcomes: list[Arrays | Exception]
         try:
@@ -205,7 +209,7 @@ class Batcher:
             if self.function.times.secs(rows, length) > self._bound_secs and self.function.times.has_times:
                 self.function.times.skip(rows, length)
                 continue
-            secs = await self._lane.run(partial(partial, self.function.time, rows, length))
+            secs = await self._turn.run(partial(partial, self.function.time, rows, length))
             if secs is not None and math.isfinite(secs):
                 self.function.times.add(rows, length, secs)
             else:
@@ -217,5 +221,5 @@ class Batcher:
         """Time the shapes that are not timed yet, one at a time, while nothing waits. Ends when all are timed."""
         while self.function.joining is not None and (missing := self.function.times.missing()):
             await asyncio.sleep(QUIET_SECS / 4)
-            if self._lane.is_quiet:
+            if self._turn.is_quiet:
                 await self.measure(missing[:1], 0.0)

@@ -52,6 +52,10 @@ class ShapeCosts:
         """Leave a point to estimates: it is `missing` no more."""
         self._skipped.add((rows, length))
 
+    def skip_all(self) -> None:
+        """Leave all points to estimates."""
+        self._skipped.update(self.missing())
+
     @property
     def has_times(self) -> bool:
         """Whether any shape has been timed."""

@@ -53,14 +53,14 @@ class Generator:
         UserError: The folder has no tokenizer, or the model is no decoder.
     """
 
-    def __init__(self, model: Model, folder: Path, lane: DeviceTurn, metrics: Metrics, labels: Labels) -> None:
+    def __init__(self, model: Model, folder: Path, turn: DeviceTurn, metrics: Metrics, labels: Labels) -> None:
         self._decoder, self._model = Decoder(model), model
         if self._decoder.sources:
             raise UserError(f"{folder}: expected a decoder, got an encoder-decoder; serve it without --model")
         self._tokenizer = open_tokenizer(folder)
         self._ids = read_token_ids(folder)
         self.template = ChatTemplate(folder)
-        self._lane, self._metrics, self._labels = lane, metrics, labels
+        self._turn, self._metrics, self._labels = turn, metrics, labels
 
     def tokenize(self, text: str, special: bool = True) -> list[int]:
         """Return the token ids of a text. special: with the tokens that the tokenizer adds to a text"""
@@ -92,7 +92,7 @@ class Generator:
         try:
             while True:
                 start = time.perf_counter()
-                step = await self._lane.call(partial(next, steps, None))
+                step = await self._turn.call(partial(next, steps, None))
                 if step is None:
                     break
                 live = [row for row in range(len(rows)) if step.live[row] and not ended[row]]
@@ -115,7 +115,7 @@ class Generator:
         finally:
             # The step that runs uses the generator; its memory is freed in the same thread.
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.shield(asyncio.ensure_future(self._lane.call(steps.close)))  # type: ignore[attr-defined]
+                await asyncio.shield(asyncio.ensure_future(self._turn.call(steps.close)))  # type: ignore[attr-defined]
 
     def check(self, ids: Sequence[int], where: str) -> None:
         """Raise RequestError for a prompt that has no tokens, too many, or ids that the model does not have."""

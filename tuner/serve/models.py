@@ -104,7 +104,7 @@ class ModelVersion:
     name: str
     version: int
     model: Model
-    lane: DeviceTurn
+    turn: DeviceTurn
     functions: Mapping[str, ServedFunction]
     batchers: dict[str, Batcher] = field(default_factory=dict)
     encoder: TextEncoder | None = None
@@ -117,7 +117,7 @@ class ModelVersion:
 
 
 def serve_model(
-    argument: ModelArgument, artifact: Artifact, model: Model, lane: DeviceTurn, metrics: Metrics, bound_secs: float
+    argument: ModelArgument, artifact: Artifact, model: Model, turn: DeviceTurn, metrics: Metrics, bound_secs: float
 ) -> ModelVersion:
     """Prepare an opened artifact for requests.
 
@@ -131,14 +131,14 @@ def serve_model(
     for name in artifact.functions if not single else [_only(artifact)]:
         label = argument.name if single else f"{argument.name}.{name}"
         functions[label] = ServedFunction(model, name, _joining(argument, artifact, model, name, encoder is not None))
-    served = ModelVersion(argument.name, argument.version, model, lane, functions, encoder=encoder)
+    served = ModelVersion(argument.name, argument.version, model, turn, functions, encoder=encoder)
     for label, function in functions.items():
         if argument.rows is not None and function.joining is not None:
             function.check_rows()
-        served.batchers[label] = Batcher(function, lane, bound_secs, metrics, (label, str(argument.version)))
+        served.batchers[label] = Batcher(function, turn, bound_secs, metrics, (label, str(argument.version)))
         metrics.watch_queue((label, str(argument.version)), served.batchers[label].__len__)
     if decodes and argument.folder is not None and ENCODE not in artifact.functions:
-        served.generator = Generator(model, argument.folder, lane, metrics, served.labels)
+        served.generator = Generator(model, argument.folder, turn, metrics, served.labels)
     return served
 
 
