@@ -1,10 +1,11 @@
 """Listening for HTTP with uvicorn, for all servers of this package.
 
-Tests: `tests/tuner/dashboard/test_dashboard.py`.
+Tests: `tests/tuner/dashboard/test_listen.py`.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,9 @@ def serve(
         opened = config.bind_socket()
     except SystemExit:
         raise UserError(f"--host {host} --port {port}: the address cannot be used; give another") from None
+    # asyncio sets this on connections of sockets that name their protocol, which uvicorn's does not. Without it, the body of an answer
+    # waits for the client's delayed acknowledgement of the head, 40 ms on Linux.
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     opened.listen()  # before the address is printed, so that clients can connect at once
     name, bound = opened.getsockname()[:2]
     started(f"http://{f'[{name}]' if ':' in name else name}:{bound}/")

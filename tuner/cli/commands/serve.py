@@ -18,11 +18,12 @@ from relax_tune.tuner.cli.commands.options import Device, SettingFlags, with_set
 from relax_tune.tuner.cli.commands.run import RequireSignedOption, ThreadsOption, load_signed, open_model
 from relax_tune.tuner.cli.report.console import make_console
 from relax_tune.tuner.cli.report.logs import teller
-from relax_tune.tuner.dashboard.guard import OPEN, check_binding, read_token, token_for
+from relax_tune.tuner.dashboard.guard import check_binding, read_token, token_for
 from relax_tune.tuner.dashboard.listen import serve as listen
 from relax_tune.tuner.measure.cluster.address import is_loopback
 
 TOKEN_VARIABLE = "RELAX_TUNE_SERVE_TOKEN"
+OPEN = "without a token, every user and every program of this machine can use these models"
 PLAIN = "the token and all tensors travel as they are: where others could listen, put a server with TLS before this one"
 
 Artifacts = Annotated[
