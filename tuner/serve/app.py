@@ -82,8 +82,9 @@ def make_serve_app(serving: Serving, token: str | None) -> App:
 @contextlib.asynccontextmanager
 async def _running(serving: Serving) -> AsyncIterator[None]:
     """Run the queues of all models."""
-    batchers = [b for m in serving.repository.models for b in m.batchers.values()]
-    for batcher in batchers:
+    models = serving.repository.models
+    batchers = [b for m in models for b in m.batchers.values()]
+    for batcher in (b for m in models if m.generator is None for b in m.batchers.values()):
         if batcher.function.joining is not None:
             await batcher.measure(batcher.function.times.corners(), START_SECS)
     tasks = [asyncio.create_task(work) for b in batchers for work in (b.work(), b.measure_when_idle())]

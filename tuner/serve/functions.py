@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
-from relax_tune.runtime.arguments import check_values
+from relax_tune.runtime.arguments import check_values, in_order
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.model import Model
+from relax_tune.runtime.program.scalars import compile_scalars
 from relax_tune.runtime.signature import Spec, TensorSpec, function_specs
 from relax_tune.tuner.serve.costs import ShapeCosts, log_axis
 from relax_tune.tuner.serve.policy import Shape
@@ -26,6 +27,8 @@ from relax_tune.tuner.serve.tensors import datatype_of
 
 UNBOUNDED = 4096
 """Greatest rows and lengths that are timed where a symbol has no upper bound."""
+MOST_CHANGES = 12
+"""Changes of kernels along the lengths beyond which none is timed on both sides: plans that test remainders change at every length."""
 TOLERANCE = 1e-2
 """Greatest difference between rows that are computed together and one by one, relative to the largest element: plans may
 dispatch other kernels, so results differ by rounding."""
@@ -82,6 +85,16 @@ class ServedFunction:
         lower, upper = joining.lengths()
         rows = log_axis(joining.least_rows, min(joining.most_rows or UNBOUNDED, UNBOUNDED))
         lengths = log_axis(lower, max(lower, min(upper or UNBOUNDED, UNBOUNDED)))
+        if joining.padded is not None:  # then a length is one symbol, along which kernels change
+            evaluate, calls = compile_scalars(joining.program.scalars, 2), joining.program.calls
+
+            def choices(key: Sequence[int]) -> list[int]:
+                values = evaluate(key)
+                return [values[call.choice] for call in calls]
+
+            keys = [joining.at(rows[-1], n) for n in range(lengths[0], lengths[-1] + 1)]
+            changes = [lengths[0] + number for number in plan_changes(choices, keys)]
+            lengths = tuple(sorted({*lengths, *changes, *(n - 1 for n in changes)}))
         return ShapeCosts(rows, lengths, pad_length=joining.padded is not None)
 
     @property
@@ -89,14 +102,14 @@ class ServedFunction:
         """Most rows of a call; None: any number."""
         return None if self.joining is None else self.joining.most_rows
 
-    def check(self, inputs: Mapping[str, NDArray[Any]]) -> CallArguments:
+    def check(self, inputs: Mapping[str, NDArray[Any]] | Arrays) -> CallArguments:
         """Check arguments before they wait, so that a request that does not fit harms no other one.
 
         Raises:
             UserError: An argument does not fit; the message names it.
         """
         if self.executor is None:
-            return CallArguments([inputs[spec.name] for spec in self.inputs])
+            return CallArguments(in_order(self.name, [spec.name for spec in self.inputs], inputs))
         program = self.executor.program
         arrays, key, values = self.executor.match(inputs)
         check_values(program, arrays, values)
@@ -124,12 +137,17 @@ class ServedFunction:
         results = self.model.run(arrays, self.name)
         return self.joining.divide(results, [(call.rows, call.own_length) for call in calls])
 
+    def sample(self, rows: int, length: int, generator: np.random.Generator | None = None) -> Arrays:
+        """Return valid arguments of a shape, random ones by a generator. Raises UserError for a shape that the function refuses."""
+        assert self.joining is not None and self.executor is not None
+        key = self.joining.at(rows, length)
+        return sample(self.executor.program, key, self.executor.bind(key).values, generator)
+
     def time(self, rows: int, length: int, repeats: int = 2) -> float:
         """Run a shape and return the seconds of its fastest run; infinity for a shape that the function refuses."""
         assert self.joining is not None and self.executor is not None
-        key = self.joining.at(rows, length)
         try:
-            arrays = sample(self.executor.program, key, self.executor.bind(key).values)
+            arrays = self.sample(rows, length)
             secs = math.inf
             for _ in range(repeats):
                 start = time.perf_counter()
@@ -152,9 +170,7 @@ class ServedFunction:
         if (joining.most_rows or 2) < 2 or joining.least_rows > 1:
             return
         low, high = joining.lengths()
-        key = joining.at(2, min(max(low, 8), high or UNBOUNDED))
-        generator = np.random.default_rng(0)
-        both = sample(executor.program, key, executor.bind(key).values, generator)
+        both = self.sample(2, min(max(low, 8), high or UNBOUNDED), np.random.default_rng(0))
         together = self.model.run(both, self.name)
         single = [self.model.run([a[row : row + 1] for a in both], self.name) for row in (0, 1)]
         for number, result in enumerate(together):
@@ -167,6 +183,25 @@ class ServedFunction:
                     f"{self.model.artifact.path}: {self.name}: expected independent rows along {symbol}, but "
                     f"{self.outputs[number].name} of two rows together differs from the rows one by one; leave --rows out"
                 )
+
+
+def plan_changes(choices: Callable[[Sequence[int]], Sequence[int]], keys: Sequence[tuple[int, ...]]) -> list[int]:
+    """Return the positions of shapes at which a plan dispatches another kernel than at the shape before; none if there are too many.
+
+    Args:
+        choices: Returns the variant of every call at values of the symbols.
+        keys: Values of the symbols, shape by shape.
+    """
+    changes, before = list[int](), None
+    for number, key in enumerate(keys):
+        try:
+            chosen = choices(key)
+        except UserError:  # a shape that the program refuses
+            continue
+        if before is not None and chosen != before:
+            changes.append(number)
+        before = chosen
+    return changes if len(changes) <= MOST_CHANGES else []
 
 
 def _host_programs(model: Model) -> set[str]:

@@ -154,10 +154,10 @@ def _joining(argument: ModelArgument, artifact: Artifact, model: Model, name: st
             raise UserError(f"--rows {argument.rows}: expected a function of one program, got {name}; leave it out")
         return None
     program = executor.program
+    if encodes and (joining := encoder_joining(program)) is not None:
+        return joining
     if argument.rows is not None:
         return Joining(program, symbol_number(program, argument.rows))
-    if encodes:
-        return encoder_joining(program)
     proved = artifact.independent_rows.get(name)
     if proved is None:
         return None

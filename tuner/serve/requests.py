@@ -6,6 +6,7 @@ Tests: `tests/tuner/serve/test_app.py`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -26,6 +27,7 @@ from relax_tune.tuner.serve.tensors import RequestError
 
 T = TypeVar("T")
 _LOG = logging.getLogger("relax_tune.serve")
+DISCARD_SECS = 2.0
 GONE = 499
 """Status in metrics and logs of a request whose client left before the answer."""
 
@@ -85,12 +87,18 @@ class Serving:
 
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
-    """A request in progress: handlers fill in the model's name and version."""
+    """A request in progress: handlers fill in the model's name and version.
+
+    Attributes:
+        expires: Time of `time.monotonic` at which it should be answered.
+        unread: Whether its body is still to be read.
+    """
 
     request: Request
     serving: Serving
     expires: float
     labels: Labels = ("", "")
+    unread: bool = True
 
     async def body(self) -> bytes:
         """Read the body. Raises RequestError for one that is too large, compressed or too slow."""
@@ -98,6 +106,7 @@ class ActiveRequest:
         headers = self.request.headers
         if headers.get("content-encoding", "identity") != "identity":
             raise RequestError("content-encoding: expected a body without compression", 415)
+        self.unread = False
         announced = headers.get("content-length", "0")
         if announced.isascii() and announced.isdigit() and int(announced[:20]) > limit:
             raise RequestError(f"body: expected at most {limit} bytes, got {announced[:20]}", 413)
@@ -112,6 +121,17 @@ class ActiveRequest:
         except TimeoutError:
             raise RequestError("body: it did not arrive in time", 408) from None
         return b"".join(parts)
+
+    async def discard(self) -> None:
+        """Read the rest of a body that is not used: a client that still sends would not see the answer if the connection were closed."""
+        if self.unread:
+            with contextlib.suppress(TimeoutError, ClientDisconnect):
+                size = 0
+                async with asyncio.timeout(DISCARD_SECS):
+                    async for part in self.request.stream():
+                        size += len(part)
+                        if size > self.serving.limits.body_bytes:
+                            return
 
     async def json(self) -> Mapping[str, Any]:
         """Read the body as a JSON object. Raises RequestError for anything else."""
@@ -172,6 +192,7 @@ def route(serving: Serving, path: str, endpoint: str, handle: Handler, error_bod
             serving.enter()
         except RequestError as error:
             note(serving, endpoint, ("", ""), error.status, start, f"{error}")
+            await ActiveRequest(request, serving, start).discard()
             return failure(error, error_body)
         call = ActiveRequest(request, serving, start + serving.limits.timeout_secs)
         status, reason, streams = 500, "", False
@@ -188,6 +209,7 @@ def route(serving: Serving, path: str, endpoint: str, handle: Handler, error_bod
         except Exception as error:
             known = as_request_error(error)
             status, reason = known.status, f"{known}"
+            await call.discard()
             return failure(known, error_body)
         finally:
             if not streams:

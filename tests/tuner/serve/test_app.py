@@ -208,6 +208,8 @@ def test_infinite_results_are_refused_as_json_and_pass_as_bytes(server: Server) 
 def test_methods_encodings_and_pages_of_other_sites_are_refused(server: Server) -> None:
     assert server.ask(INFER, text_body(IDS), method="PUT").status == 405
     assert server.ask(INFER).status == 405
+    large = bytes(8 << 20)  # the client sees the answer although its body is not used
+    assert server.ask("/v2/models/absent/infer", large).status == 404
     packed = gzip.compress(json.dumps(text_body(IDS)).encode())
     assert server.ask(INFER, packed, headers={"Content-Encoding": "gzip"}).status == 415
     for headers in ({"Origin": "https://example.com"}, {"Sec-Fetch-Site": "cross-site"}, {"Host": "example.com"}):
