@@ -37,7 +37,7 @@ NEEDS := opencl,ccompiler,minilm,onednn,solver,nvrtc
 
 # Extras of each lock in requirements/.
 EXTRAS_demo := opencl openblas tune text
-EXTRAS_test := $(EXTRAS_demo) onednn onnx gguf cluster jobs browser dashboard postgres cuda-compiler dev
+EXTRAS_test := $(EXTRAS_demo) onednn onnx gguf cluster jobs browser dashboard serve postgres cuda-compiler dev
 EXTRAS_slurm := $(EXTRAS_test) slurm
 EXTRAS_webgpu := $(EXTRAS_test) webgpu
 EXTRAS_image-cpu := tune text onnx gguf cluster jobs postgres openblas onednn opencl

@@ -52,6 +52,8 @@ from relax_tune.summary import Facts, Summarised, listed
 
 ARTIFACT_SCHEMA = 2
 SUFFIX = ".rta"
+INDEPENDENT_ROWS = "independent_rows"
+"""The entry of `manifest["extra"]` with the proofs of `Artifact.independent_rows`."""
 _PROGRAM, _CONSTANTS = "programs.json", "constants.safetensors"
 _HOST_PROGRAMS = "drivers.json"  # the member's name since the first format
 _OBJECTS = "objects.safetensors"
@@ -371,6 +373,12 @@ class Artifact(Summarised):
         """One sentence for each shortcoming of the build, such as a task without records or a kernel that failed."""
         notes = self.manifest["extra"].get("notes")
         return tuple(map(str, notes)) if isinstance(notes, list) else ()
+
+    @property
+    def independent_rows(self) -> Mapping[str, str]:
+        """By function, the symbol of its batch dim, where the build proved that no row of a result depends on another row of an input."""
+        stored = self.manifest["extra"].get(INDEPENDENT_ROWS)
+        return {str(k): str(v) for k, v in stored.items()} if isinstance(stored, dict) else {}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as one file; see `save_artifact`. Saving what was loaded gives the same bytes."""

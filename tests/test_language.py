@@ -58,8 +58,8 @@ DENIED_PHRASES = (
     "of its own",
     "each of what",
 )
-# Terms of the field that hold a denied word: held-out samples, HTTP's status 404, a key of Dask's scheduler.
-FIELD_TERMS = re.compile(r"\b(held[-_]out|not found|last_seen)\b")
+# Terms of the field that hold a denied word: held-out samples, HTTP's status 404, OpenAI's code for it, a key of Dask's scheduler.
+FIELD_TERMS = re.compile(r"\b(held[-_]out|not found|model_not_found|last_seen)\b")
 _WORD = re.compile(r"[A-Za-z]+")
 _PHRASE = re.compile(rf"\b({'|'.join(DENIED_PHRASES)})\b", re.I)
 # A name such as `test_what_they_hold_there` says neither the unit nor the result.

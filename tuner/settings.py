@@ -56,8 +56,8 @@ Memory = Literal["symbolic", "constant", "inplace", "constant-inplace"]
 
 FILE = "relax-tune.toml"
 _FILE_BYTES = 1 << 20
-_OTHER_VARIABLES = tuple(map(variable_of, ("cache", "dashboard_token")))
-"""Variables that are no settings: of the cache of compiled kernels and of `dashboard`."""
+_OTHER_VARIABLES = tuple(map(variable_of, ("cache", "dashboard_token", "serve_token")))
+"""Variables that are no settings: of the cache of compiled kernels, of `dashboard` and of `serve`."""
 _OF_TESTS = tuple(
     map(variable_of, ("needs", "torch_python", "tint", "commit", "test_effort", "test_opencl", "test_processor"))
 )
@@ -308,7 +308,7 @@ class Settings:
     logs: Logs = option(
         "text",
         "Format of log messages: text, or json with one object per line.",
-        commands=("work", "dashboard"),
+        commands=("work", "dashboard", "serve"),
         choices=get_args(Logs),
     )
     prior: str | None = option(

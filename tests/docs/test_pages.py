@@ -51,6 +51,7 @@ LONG = tuple(
         "share",
         "inside",
         "serve",
+        "http",
         "images",
         "export",
         "jobs",

@@ -96,6 +96,16 @@ COMMANDS: dict[str, CommandEntry] = {
         "Compile or verify everything that opening an artifact needs.",
         ("relax-tune warm encoder-c.rta decoder-c.rta", "relax-tune warm encoder-c.rta --json"),
     ),
+    "serve": CommandEntry(
+        "serve",
+        "serve",
+        "Serve artifacts over HTTP, with batches by measured times.",
+        (
+            "relax-tune serve encoder-c.rta --model ./encoder --p99-ms 50",
+            "relax-tune serve encoder=encoder-c.rta encoder:2=new.rta decoder-c.rta --model decoder-c=./decoder",
+            "relax-tune serve encoder-c.rta --host 10.0.0.1 --token-file token --logs json",
+        ),
+    ),
     "bench": CommandEntry(
         "bench",
         "bench",

@@ -1,4 +1,4 @@
-"""The server of the dashboard: read-only routes of Starlette, run by uvicorn.
+"""The pages of the dashboard: read-only routes of Starlette.
 
 Tests: `tests/tuner/dashboard/test_dashboard.py`.
 """
@@ -15,6 +15,7 @@ from typing import Any
 from relax_tune.errors import DatabaseError, RelaxTuneError, TryAgainLater, UserError
 from relax_tune.printable import printable
 from relax_tune.tuner.dashboard.guard import App, Guard
+from relax_tune.tuner.dashboard.listen import EXTRA
 from relax_tune.tuner.dashboard.metrics import CONTENT_TYPE, database_metrics
 from relax_tune.tuner.dashboard.pages import Pages, html, trouble
 from relax_tune.tuner.report.page import style
@@ -25,7 +26,6 @@ _STATIC = {"refresh.js": "text/javascript", "icon.svg": "image/svg+xml", "style.
 FRESH_SECS = 2.0
 """Seconds for which a rendered page is reused, so that many readers cost no more than one."""
 _MAX_PAGES = 64
-EXTRA = "serving pages needs {}, which is not installed; pip install 'relax-tune[dashboard]'"
 
 Answer = tuple[int, str]
 """Status and page."""
@@ -123,35 +123,3 @@ def make_app(pages: Pages, token: str | None) -> App:
         Route("/static/{name}", static, methods=["GET"]),
     ]
     return Guard(Starlette(routes=routes, exception_handlers={404: missing}), token)
-
-
-def serve(app: App, host: str, port: int, started: Callable[[str], None]) -> None:
-    """Serve until interrupted.
-
-    Args:
-        started: Receives the URL once the port is open.
-
-    Raises:
-        UserError: uvicorn is not installed, or the address cannot be used.
-    """
-    try:
-        import uvicorn
-    except ImportError:
-        raise UserError(EXTRA.format("uvicorn")) from None
-    # No log of requests, since it would contain tokens; no Server header, since it would tell the version to attackers.
-    config = uvicorn.Config(
-        app, host=host, port=port, access_log=False, log_config=None, server_header=False, lifespan="off"
-    )
-    try:
-        opened = config.bind_socket()
-    except SystemExit:
-        raise UserError(f"--host {host} --port {port}: the address cannot be used; give another") from None
-    opened.listen()  # before the address is printed, so that clients can connect at once
-    name, bound = opened.getsockname()[:2]
-    started(f"http://{f'[{name}]' if ':' in name else name}:{bound}/")
-    try:
-        uvicorn.Server(config).run(sockets=[opened])
-    except KeyboardInterrupt:
-        return
-    finally:
-        opened.close()

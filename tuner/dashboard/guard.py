@@ -11,9 +11,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import os
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -41,11 +43,15 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 SHORTEST_TOKEN = 16
+_TOKEN_BYTES = 4096
 OPEN = "without a token, every user and every program of this machine can read these pages"
 
 
-def check_binding(host: str, token: str | None) -> None:
-    """Raise `UserError` for an address beyond loopback without a token, and for a token that is easy to guess."""
+def check_binding(host: str, token: str | None, variable: str = "RELAX_TUNE_DASHBOARD_TOKEN") -> None:
+    """Raise `UserError` for an address beyond loopback without a token, and for a token that is easy to guess.
+
+    variable: of the environment, which may hold the token
+    """
     if token is not None and (
         len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token
     ):
@@ -55,8 +61,34 @@ def check_binding(host: str, token: str | None) -> None:
     if token is None and not is_loopback(host):
         raise UserError(
             f"--host {host!r:.80} can be reached from other machines, so a token is required; give --token-file FILE or "
-            "RELAX_TUNE_DASHBOARD_TOKEN, or listen on 127.0.0.1"
+            f"{variable}, or listen on 127.0.0.1"
         )
+
+
+def read_token(file: Path | None, variable: str) -> str | None:
+    """Return the token of a file, or of a variable of the environment. No error shows what is in it.
+
+    Raises:
+        UserError: The file cannot be read, others can read it, or it has not one line.
+    """
+    if file is None:
+        return os.environ.get(variable)
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_TOKEN_BYTES + 1)
+        mode = file.stat().st_mode
+    except OSError as error:
+        raise UserError(
+            f"--token-file {file}: expected a file with a token, got: {error.strerror}; check the path"
+        ) from None
+    if mode & 0o077:
+        raise UserError(
+            f"--token-file {file}: expected a file that only you can read, but others can; chmod 600 {file}"
+        )
+    lines = content.decode("ascii", "replace").splitlines()
+    if len(content) > _TOKEN_BYTES or len(lines) != 1:
+        raise UserError(f"--token-file {file}: expected one line with a token, got {len(lines)}; correct it")
+    return lines[0].strip()
 
 
 def token_for(given: str | None, no_token: bool) -> tuple[str | None, str]:
@@ -124,10 +156,19 @@ class Guard:
         token: None admits everybody on this machine. The Host header must then name loopback, so that no page of another site can
             reach the server through a host name that its owner resolves to 127.0.0.1 (DNS rebinding).
         wasm: Allow pages to compile WebAssembly.
+        methods: Methods that the application answers. Others than GET and HEAD are refused to pages of other sites.
+        open_paths: Paths that need no token.
     """
 
-    def __init__(self, app: App, token: str | None, wasm: bool = False) -> None:
-        self._app, self._token = app, token
+    def __init__(
+        self,
+        app: App,
+        token: str | None,
+        wasm: bool = False,
+        methods: Collection[str] = ("GET", "HEAD"),
+        open_paths: Collection[str] = (),
+    ) -> None:
+        self._app, self._token, self._methods, self._open_paths = app, token, tuple(methods), frozenset(open_paths)
         policy = POLICY.replace("script-src 'self'", "script-src 'self' 'wasm-unsafe-eval'") if wasm else POLICY
         self._extra = [
             (name.lower().encode(), value.encode())
@@ -145,10 +186,16 @@ class Guard:
             await send(message)
 
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        if scope["method"] not in ("GET", "HEAD"):
-            await _answer(dressed, 405, "This server only answers GET.", ("allow", "GET, HEAD"))
+        reads = scope["method"] in ("GET", "HEAD")
+        if scope["method"] not in self._methods:
+            listed = " and ".join(m for m in self._methods if m != "HEAD")
+            await _answer(dressed, 405, f"This server only answers {listed}.", ("allow", ", ".join(self._methods)))
+        elif not reads and not _same_site(headers):
+            await _answer(dressed, 403, "This server does not answer pages of other sites.")
+        elif scope["path"] in self._open_paths and reads:
+            await self._app(scope, receive, dressed)
         elif self._token is not None and not self._admits(headers):
-            if "authorization" not in headers and _query_has(scope, self._token):
+            if reads and "authorization" not in headers and _query_has(scope, self._token):
                 await _answer(dressed, 303, "", ("location", _path_of(scope)), ("set-cookie", _set_cookie(self._token)))
                 return
             await _answer(
@@ -166,6 +213,14 @@ class Guard:
     def _admits(self, headers: dict[str, str]) -> bool:
         token = self._token or ""
         return authorised(headers.get("authorization", ""), token) or _has_cookie(headers.get("cookie", ""), token)
+
+
+def _same_site(headers: dict[str, str]) -> bool:
+    """Return False for a request that a browser sends for a page of another site."""
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return False
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
 
 
 def _query_has(scope: Scope, token: str) -> bool:

@@ -19,10 +19,11 @@ from relax_tune.errors import FleetUnavailable, MeasureError, UserError
 from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.passes.independent_rows import independent_rows
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.passes.placement.device_requests import DropDevices
 from relax_tune.ir.rewrite.rules import Rule
-from relax_tune.runtime.artifact import Artifact, new_artifact
+from relax_tune.runtime.artifact import INDEPENDENT_ROWS, Artifact, new_artifact
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.library.registry import library_facts, open_libraries
@@ -324,6 +325,7 @@ class DeviceJob:
         solver = installed_solver()
         extra = {
             "fingerprint": dict(self.target.fingerprint),
+            INDEPENDENT_ROWS: independent_rows(self.lowered),
             "model": self.key,
             "notes": list(built.notes),
             "self_test": built.self_test,

@@ -16,8 +16,8 @@ from relax_tune.errors import UserError
 from relax_tune.runtime.artifact import Artifact, load_artifact
 from relax_tune.runtime.generation.decoder import DECODE, ENCODE, PREFILL
 from relax_tune.runtime.hashed_zip import digest_at_end
-from relax_tune.tuner.dashboard.app import EXTRA
 from relax_tune.tuner.dashboard.guard import App, Guard
+from relax_tune.tuner.dashboard.listen import EXTRA
 from relax_tune.tuner.web.wasm import WasmFiles, is_wasm, wasm_files
 
 _STATIC = {

@@ -22,6 +22,7 @@ RUNNER = CliRunner()
 WITHOUT_JSON = {
     "worker",
     "dashboard",
+    "serve",
     "web",
     "scheduler",
     "sign",

@@ -5,7 +5,6 @@ Tests: `tests/tuner/dashboard/test_dashboard.py`.
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -17,8 +16,9 @@ from relax_tune.errors import UserError
 from relax_tune.tuner.cli.commands.options import SettingFlags, with_settings
 from relax_tune.tuner.cli.report.console import make_console
 from relax_tune.tuner.cli.report.logs import teller
-from relax_tune.tuner.dashboard.app import make_app, serve
-from relax_tune.tuner.dashboard.guard import OPEN, check_binding, token_for
+from relax_tune.tuner.dashboard.app import make_app
+from relax_tune.tuner.dashboard.guard import OPEN, check_binding, read_token, token_for
+from relax_tune.tuner.dashboard.listen import serve
 from relax_tune.tuner.dashboard.metrics import check_prometheus
 from relax_tune.tuner.dashboard.pages import Pages
 from relax_tune.tuner.measure.cluster.address import check_needed, is_loopback, tls_files
@@ -26,7 +26,6 @@ from relax_tune.tuner.report.devices import lent_now
 from relax_tune.tuner.report.page import environment
 
 TOKEN_VARIABLE = "RELAX_TUNE_DASHBOARD_TOKEN"
-_TOKEN_BYTES = 4096
 
 
 @with_settings("dashboard")
@@ -57,11 +56,11 @@ def dashboard(
     check_needed(chosen.scheduler, *(settings.given[name] for name in ("ca", "certificate", "key")))
     if not 0 <= port < 1 << 16:
         raise UserError(f"--port expects a number from 0 to 65535, got {port}")
-    given = _token(token_file)
+    given = read_token(token_file, TOKEN_VARIABLE)
     if given is None and not no_token and not is_loopback(host):
-        check_binding(host, None)  # a token of a log would be no secret there
+        check_binding(host, None, TOKEN_VARIABLE)  # a token of a log would be no secret there
     token, query = token_for(given, no_token)
-    check_binding(host, token)
+    check_binding(host, token, TOKEN_VARIABLE)
     tell = teller(chosen.logs, make_console(stderr=True), "dashboard")
     environment()
     check_prometheus()
@@ -76,25 +75,3 @@ def dashboard(
         if token is None:
             tell(OPEN)
         serve(app, host, port, lambda address: tell(f"showing {store.where} at {address}{query}; interrupt to end"))
-
-
-def _token(file: Path | None) -> str | None:
-    """Return the token of a file or of the environment. No error shows what is in it."""
-    if file is None:
-        return os.environ.get(TOKEN_VARIABLE)
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(_TOKEN_BYTES + 1)
-        mode = file.stat().st_mode
-    except OSError as error:
-        raise UserError(
-            f"--token-file {file}: expected a file with a token, got: {error.strerror}; check the path"
-        ) from None
-    if mode & 0o077:
-        raise UserError(
-            f"--token-file {file}: expected a file that only you can read, but others can; chmod 600 {file}"
-        )
-    lines = content.decode("ascii", "replace").splitlines()
-    if len(content) > _TOKEN_BYTES or len(lines) != 1:
-        raise UserError(f"--token-file {file}: expected one line with a token, got {len(lines)}; correct it")
-    return lines[0].strip()

@@ -14,8 +14,8 @@ from relax_tune.errors import UserError
 from relax_tune.ir.frontend.source import find_model
 from relax_tune.runtime.generation.config import read_token_ids
 from relax_tune.tuner.cli.report.console import make_console, say
-from relax_tune.tuner.dashboard.app import serve
 from relax_tune.tuner.dashboard.guard import OPEN, token_for
+from relax_tune.tuner.dashboard.listen import serve
 from relax_tune.tuner.web.server import make_web_app, served_model
 
 

@@ -1,0 +1,1 @@
+"""The server of artifacts: protocols, batches by measured times, limits."""
