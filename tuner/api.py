@@ -308,7 +308,7 @@ def submit(
 
 
 def _settings(command: Command, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
-    paths = {n: str(p) for n in ("profile", "samples") if isinstance(p := overrides.get(n), Path)}
+    paths = {n: str(p) for n in ("profile", "samples", "adapter") if isinstance(p := overrides.get(n), Path)}
     merged = merge_settings(command, settings, {**overrides, **paths})
     if command == "submit":
         check_submitted(merged)
@@ -324,7 +324,7 @@ def tune_result(job: DeviceJob, work: TuningSummary, built: BuildResult) -> Tune
 
 def _module(model: Model, bounds: Bounds | None, settings: Settings) -> IRModule:
     if not isinstance(model, IRModule):
-        return load_model(model, bounds, settings.cache_dtype, trust=settings.trust_model)
+        return load_model(model, bounds, **settings.import_options)
     if bounds is not None:
         raise UserError(
             "bounds apply to a model that is loaded, got a module; give them to load_model, or to "

@@ -250,6 +250,14 @@ class Settings:
         commands=PROGRAM,
         choices=get_args(Precision),
     )
+    adapter: str | None = option(
+        None,
+        "LoRA adapter, as PEFT saves one, that is merged into the weights of an encoder or decoder from a Hugging Face folder.",
+        commands=tuple(c for c in PROGRAM if c != "submit"),
+        default="none",
+        metavar="FOLDER",
+        reaches_out=True,
+    )
     caches: Caches = option(
         "model",
         "State of the caches when kernels are timed. warm: as the previous launch left them. model: without the weights, if the model's "
@@ -338,6 +346,11 @@ class Settings:
                 raise UserError(f"--{name} expects a number of candidates {of}, at least 0; got {count}")
         if self.weights in ("bf16", "f16") and (other := f"{self.precision}/{self.activations}") != "f32/f32":
             raise UserError(f"--weights {self.weights} expects --precision and --activations f32, got {other}; drop it")
+
+    @property
+    def import_options(self) -> dict[str, Any]:
+        """The arguments of `load_model`."""
+        return {"cache_dtype": self.cache_dtype, "trust": self.trust_model, "adapter": self.adapter}
 
     @property
     def ends_early(self) -> bool:

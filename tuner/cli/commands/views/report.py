@@ -89,7 +89,7 @@ def _collect(subject: str | None, chosen: Settings, bounds: Sequence[str], limit
     database = subject if subject is not None and _is_database(subject) else None
     if subject is not None and database is None and is_model(subject) and not subject.endswith(SUFFIX):
         with open_queue(chosen.db, read_only=True) as store:
-            module = load_model(subject, parse_bounds(list(bounds)), chosen.cache_dtype, trust=chosen.trust_model)
+            module = load_model(subject, parse_bounds(list(bounds)), **chosen.import_options)
             return of_job(device_job(module, device_info(chosen.target, store), store, chosen), subject, limits)
     if bounds:
         raise UserError(f"--bound expects a MODEL, got {subject or chosen.db or default_url()!r:.80}; leave it out")
