@@ -119,15 +119,26 @@ class Executor:
         try:
             with device.turn:
                 values = constant_values(program.scalars, len(program.symbols))
-                # Preparing steps depend on no symbol (`load_constants` refuses others), so they read none of these zeros.
-                numbers = [0 if value is None else value for value in values]
-                run = lambda step: self._launch_of(step, numbers, self.memory.buffer)()
+                run = self._prepare_step(values)
                 load_constants(program, values, self._weights, self.memory.shared, run, self.memory.constants)
                 self.device.synchronize()
         except BaseException:
             if self._owns_weights:
                 self._weights.close()
             raise
+
+    def _prepare_step(self, values: Sequence[int | None]) -> Callable[[LaunchStep], None]:
+        # Preparing steps depend on no symbol (`load_constants` refuses others), so they read none of these zeros.
+        numbers = [0 if value is None else value for value in values]
+        return lambda step: self._launch_of(step, numbers, self.memory.buffer)()
+
+    def pack_weights(self) -> None:
+        """Pack the constants again after their elements have changed. The caller has the turn of the device."""
+        self.check_open()
+        run = self._prepare_step(constant_values(self.program.scalars, len(self.program.symbols)))
+        for step in self.program.prepare:
+            run(step)
+        self.device.synchronize()
 
     def match(
         self,

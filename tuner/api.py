@@ -1,4 +1,4 @@
-"""The Python interface of `import relax_tune as rt`: `rt.tune`, `rt.build`, `rt.submit`. The commands use the same parts.
+"""The Python interface of `import relax_tune as rt`: `rt.tune`, `rt.build`, `rt.replace_weights`, `rt.submit`. Commands use its parts.
 
 Settings come from arguments only; no variable and no file is read (the command line reads them, see `tuner/settings`).
 
@@ -27,7 +27,7 @@ from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.load import ModelSource, load_model
 from relax_tune.ir.rewrite.rules import Rule
-from relax_tune.runtime.artifact import Artifact
+from relax_tune.runtime.artifact import Artifact, load_artifact
 from relax_tune.summary import Facts, Summarised, counted, listed
 from relax_tune.tuner.emit.build import BuildResult, check_policy
 from relax_tune.tuner.emit.unmeasured import MORE, check_required, other_notes, unmeasured_warning
@@ -42,6 +42,7 @@ from relax_tune.tuner.job.devices import (
 from relax_tune.tuner.job.job import Build, Job, device_infos, job_for
 from relax_tune.tuner.job.lowered_model import Bounds
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
+from relax_tune.tuner.job.replaced_weights import stored_import, with_arrays, with_model
 from relax_tune.tuner.job.stores import Database, opened_store
 from relax_tune.tuner.measure.cluster.address import check_needed
 from relax_tune.tuner.option import Command, with_arguments
@@ -256,6 +257,44 @@ def build(
         _warn_of((*([] if warning is None else [warning]), *other_notes(build.notes, build.plans)))
         artifact = job.artifact(build, pack)
         return artifact.compiled_for(kinds) if kinds else artifact
+
+
+def replace_weights(
+    artifact: Artifact | str | Path,
+    weights: Model | Mapping[str, Any],
+    *,
+    bounds: Bounds | None = None,
+    rules: Sequence[Rule] = (),
+    **options: Any,
+) -> Artifact:
+    """Return a built artifact with the weights of another checkpoint. Nothing is timed or compiled.
+
+    Programs, kernels and plans stay as they are, and weights that the build packed or computed with are computed again.
+    `Model.replace_weights` takes the result while the model is open.
+
+    Args:
+        artifact: An artifact, or its file.
+        weights: A path or module of the same structure, as for `build`; or some arrays, by the names of `Artifact.constants` and of
+            weights that are packed there.
+        bounds: As for `load_model`; None: the bounds that the artifact was built for.
+        rules: The rewriting rules that the artifact was built with.
+        options: Further arguments of `load_model`, such as `adapter`, `pooling` and `trust`.
+
+    Raises:
+        UserError: A name, a shape or a type differs, or the model becomes another program.
+        ParseError: The path has no model.
+        ArtifactError: There is no artifact, or one from an earlier version.
+    """
+    built = artifact if isinstance(artifact, Artifact) else load_artifact(artifact)
+    if isinstance(weights, Mapping):
+        return with_arrays(built, weights)
+    if not isinstance(weights, IRModule):
+        stored = stored_import(built)
+        given = {**stored, **options, **({} if bounds is None else {"bounds": bounds})}
+        return with_model(built, load_model(weights, **given), rules)
+    if bounds is not None or options:
+        raise UserError("bounds and options apply to a model that is loaded, got a module; give them to load_model")
+    return with_model(built, weights, rules)
 
 
 def _report(listeners: Sequence[Callable[[TuningProgress], None]], news: TuningProgress) -> None:

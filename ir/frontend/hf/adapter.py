@@ -1,7 +1,7 @@
 """LoRA adapters of PEFT, merged into a folder's weights while they are read: `W + scale * B @ A` (Hu et al. 2021, arXiv:2106.09685).
 
 An adapter is a folder of adapter_config.json and adapter_model.safetensors. Tensors that it has as a whole, such as trained biases and
-heads (`modules_to_save`), replace those of the model's folder.
+heads (`modules_to_save`), replace the folder's.
 
 Tests: `tests/ir/frontend/hf/test_adapter.py`.
 """
@@ -38,7 +38,7 @@ _READ = (
     "alpha_pattern",
     "init_lora_weights",
 )
-# Which tensors are adapted is seen in the file; the rest is of training.
+# The names of the tensors say what is adapted; the rest belongs to training.
 _WITHOUT_EFFECT = (
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "target_modules",
     "exclude_modules", "lora_dropout", "bias", "modules_to_save", "layers_to_transform", "layers_pattern", "megatron_core",
@@ -119,12 +119,12 @@ class AdaptedWeights:
             new: a tensor that the model lacks is allowed
         """
         names = self._weights.names
-        found = [name] if name in names else [n for n in names if n.endswith(f".{name}") or name.endswith(f".{n}")]
-        if len(found) == 1:
-            return found[0]
-        if new and not found:
+        matches = [name] if name in names else [n for n in names if n.endswith(f".{name}") or name.endswith(f".{n}")]
+        if len(matches) == 1:
+            return matches[0]
+        if new and not matches:
             return name
-        got = f"several, {listed(sorted(found))}" if found else "none"
+        got = f"several, {listed(sorted(matches))}" if matches else "none"
         raise ParseError(
             f"{self._where}: expected a tensor {name!r:.120} of the model, which the adapter changes, got {got}; "
             "is the adapter of this model?"

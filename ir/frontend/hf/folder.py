@@ -120,15 +120,11 @@ def load_hf(
         ParseError: for files that cannot be read or do not fit together.
         UserError: for bounds that the model cannot have.
     """
-    _check_names(pooling, cache_dtype)
     root = Path(folder)
+    _check_arguments(root, pooling, cache_dtype)
     modules = read_modules(root) if (root / MODULES).is_file() else None
     inner = root if modules is None else modules.inner
     static = modules is not None and modules.static
-    if (root / ADAPTER).is_file() and not (root / "config.json").exists():
-        raise ParseError(
-            f"{root}: expected a model, got the folder of a LoRA adapter; give the model's folder, and this as adapter"
-        )
     data: Mapping[str, Any] = {"model_type": MODEL2VEC} if static else read_config(inner)
     where = str(inner / "config.json")
     requested = pooling is not None or normalize is not None
@@ -174,7 +170,11 @@ def _refuse_adapter(kind: str, adapter: str | Path | None) -> None:
         raise UserError(f"adapter: expected an encoder or a decoder of text or sound, got {kind}; {MERGE}")
 
 
-def _check_names(pooling: str | None, cache_dtype: str) -> None:
+def _check_arguments(root: Path, pooling: str | None, cache_dtype: str) -> None:
+    if (root / ADAPTER).is_file() and not (root / "config.json").exists():
+        raise ParseError(
+            f"{root}: expected a model, got the folder of a LoRA adapter; give the model, and this as adapter"
+        )
     for name, value, known in (("pooling", pooling or "none", Pooling), ("cache_dtype", cache_dtype, CacheType)):
         if value not in get_args(known):
             names = ", ".join(get_args(known))

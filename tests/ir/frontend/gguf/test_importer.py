@@ -217,7 +217,7 @@ def test_gguf_cut_anywhere_is_a_parse_error(make_gguf: Callable[..., Path], tmp_
         refused(tmp_path / "cut.gguf")
 
 
-def test_gguf_cut_in_half_says_that_the_file_ends(make_gguf: Callable[..., Path], tmp_path: Path) -> None:
+def test_gguf_cut_in_half_names_the_end_of_the_file(make_gguf: Callable[..., Path], tmp_path: Path) -> None:
     data = make_gguf().read_bytes()
     (tmp_path / "cut.gguf").write_bytes(data[: len(data) // 2])
     assert f"got the end of the file after {len(data) // 2} bytes; download" in refused(tmp_path / "cut.gguf")
