@@ -58,6 +58,18 @@ def report(
     tasks: Annotated[
         int, typer.Option("--tasks", metavar="N", help="Tasks of each device with a picture, the costliest first.")
     ] = TASKS,
+    task: Annotated[
+        str | None,
+        typer.Option("--task", metavar="TEXT", help="Show only tasks whose names contain this. [default: all]"),
+    ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            "--beside",
+            metavar="RUN|DATABASE",
+            help="Another run of this database, by the start of its id, or another database, whose times stand beside these.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write an HTML report of what tuning did.
@@ -71,7 +83,9 @@ def report(
         raise UserError(f"--tasks expects a number of at least 0, got {tasks}")
     check_needed(chosen.scheduler, *(settings.given[name] for name in ("ca", "certificate", "key")))
     environment()  # says what to install before anything is read
-    reported = _collect(subject, chosen, bound or [], Limits(tasks))
+    with contextlib.ExitStack() as stack:
+        other = None if beside is None else _beside(stack, beside, subject, chosen)
+        reported = _collect(subject, chosen, bound or [], Limits(tasks, None, task or "", other))
     tls = tls_files(chosen.ca, chosen.certificate, chosen.key)
     lent = None if chosen.scheduler is None else lent_now(chosen.scheduler, tls, chosen.wait_secs)
     if lent is not None:
@@ -82,6 +96,21 @@ def report(
         print_json({"report": str(path), **reported.to_json()})
     else:
         say(make_console(), f"wrote {path} ({size / 1e6:.1f} MB)")
+
+
+def _beside(stack: contextlib.ExitStack, beside: str, subject: str | None, chosen: Settings) -> tuple[JobQueue, str]:
+    """Open the store whose times stand beside the subject's. Raises UserError unless it is a database or one run."""
+    own = subject if subject is not None and _is_database(subject) else chosen.db
+    store = stack.enter_context(contextlib.closing(open_queue(beside if _is_database(beside) else own, read_only=True)))
+    if _is_database(beside):
+        return store, beside
+    runs = [run.id for run in store.jobs() if run.id.startswith(beside)]
+    if len(runs) != 1:
+        known = ", ".join(runs[:20]) or "none; see `relax-tune jobs runs`"
+        raise UserError(
+            f"--beside expects a database or the start of the id of one run, got {beside!r:.80}; it fits {known}"
+        )
+    return store, runs[0]
 
 
 def _collect(subject: str | None, chosen: Settings, bounds: Sequence[str], limits: Limits) -> Subject:
