@@ -33,7 +33,7 @@ class Importance:
     """How much a parameter decides.
 
     Attributes:
-        share: Share of the variance of the logarithms of times that the parameter's value alone explains.
+        share: Share of the variance of the logarithms of times that the parameter's value explains.
         best: The value with the smallest mean.
     """
 
@@ -57,7 +57,7 @@ def importance(tasks: Sequence[RecordedTask], anchor: str) -> Figure:
     top = known[0]
     summary = (
         f"{top.parameter} of {top.sketch} explains {100 * top.share:.0f} % of the variance of the times of {top.task}. "
-        "The share is that of the logarithms of times, by the value of one parameter alone (omega squared). A search tries "
+        "The share is of the logarithms of times, by the value of one parameter (omega squared). A search tries "
         "promising values more often, which lowers it."
     )
     rows = [[i.task, i.sketch, i.parameter, f"{100 * i.share:.0f} %", str(i.best), str(i.candidates)] for i in known]
@@ -75,7 +75,7 @@ def importances(task: RecordedTask) -> list[Importance]:
             secs = sum(weight * rows[shape] for shape, weight in task.anchors.items())
             if secs > 0:
                 times.setdefault(variant.sketch, []).append((variant.values, math.log(secs)))
-    found = []
+    results = []
     for sketch, candidates in times.items():
         logs = np.array([log for _, log in candidates])
         for parameter in candidates[0][0]:
@@ -86,8 +86,8 @@ def importances(task: RecordedTask) -> list[Importance]:
             means = {int(v): float(logs[values == v].mean()) for v in levels}
             best = min(means, key=lambda v: (means[v], v))
             share = omega_squared(values, logs)
-            found.append(Importance(task.name, sketch, parameter, share, len(candidates), best))
-    return found
+            results.append(Importance(task.name, sketch, parameter, share, len(candidates), best))
+    return results
 
 
 def omega_squared(groups: np.ndarray, values: np.ndarray) -> float:
@@ -99,14 +99,14 @@ def omega_squared(groups: np.ndarray, values: np.ndarray) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class CallWork:
     """Arithmetic and memory of a call at a shape: operations, and bytes of its arguments and results, each once."""
 
     operations: int
     nbytes: int
 
 
-def work_of(func: PrimFunc, point: Sequence[int]) -> Work | None:
+def work_of(func: PrimFunc, point: Sequence[int]) -> CallWork | None:
     """Return the work of a tensor function at the values of its symbols; None where a size depends on more."""
     mapping = dict(zip(func.symbols, map(const, point)))
     operations = [
@@ -115,7 +115,7 @@ def work_of(func: PrimFunc, point: Sequence[int]) -> Work | None:
     moved = [_size(const(b.dtype.bytes), b.shape, mapping) for b in func.buffers]
     if None in operations or None in moved:
         return None
-    return Work(sum(n or 0 for n in operations), sum(n or 0 for n in moved))
+    return CallWork(sum(n or 0 for n in operations), sum(n or 0 for n in moved))
 
 
 def _operations(value: Expr) -> int:
@@ -176,44 +176,44 @@ def roofline(tasks: Sequence[RecordedTask], anchor: str) -> Figure:
     return Figure(anchor, title, summary, chart, table(("task", "shape", *numbers), rows, numbers))
 
 
-def _work(task: RecordedTask, shape: Shape) -> Work | None:
+def _work(task: RecordedTask, shape: Shape) -> CallWork | None:
     try:
         return work_of(parse_prim_func(task.text), point_of(shape))
     except (RelaxTuneError, ValueError):  # a text of a later version, or none
         return None
 
 
-def side_by_side(tasks: Sequence[RecordedTask], others: Sequence[RecordedTask], name: str, anchor: str) -> Figure:
+def comparison(tasks: Sequence[RecordedTask], others: Sequence[RecordedTask], name: str, anchor: str) -> Figure:
     """Make the figure of the times of a call in two sets of records.
 
     Args:
         others: Tasks of the other set.
         name: What the other set is called.
     """
-    title = f"Beside {name}"
-    there = {(t.key, t.regime): t.of_runs() for t in others}
-    pairs = [(t.of_runs(), there[t.key, t.regime]) for t in tasks if (t.key, t.regime) in there]
+    title = f"Compared with {name}"
+    matching = {(t.key, t.regime): t.of_runs() for t in others}
+    pairs = [(t.of_runs(), matching[t.key, t.regime]) for t in tasks if (t.key, t.regime) in matching]
     rows, drawn = list[list[str]](), list[tuple[str, float, float]]()
     for own, other in pairs:
         shapes = [s for s in own.shapes if _secs(own, s) is not None and _secs(other, s) is not None]
         if shapes:
-            here, beside = (sum(_secs(t, s) or 0.0 for s in shapes) / len(shapes) for t in (own, other))
-            drawn.append((own.name, here, beside))
+            here, other_secs = (sum(_secs(t, s) or 0.0 for s in shapes) / len(shapes) for t in (own, other))
+            drawn.append((own.name, here, other_secs))
             rows.append(
-                [own.name, seconds_text(here), seconds_text(beside), ratio_text(beside, here), str(len(shapes))]
+                [own.name, seconds_text(here), seconds_text(other_secs), ratio_text(other_secs, here), str(len(shapes))]
             )
     if not drawn:
         return Figure(anchor, title, f"No task has times at a shape that {name} has, too.")
-    unit, size = unit_of([secs for _, here, beside in drawn for secs in (here, beside)])
-    whole = sum(beside for _, _, beside in drawn) / sum(here for _, here, _ in drawn)
+    unit, size = unit_of([secs for _, here, other_secs in drawn for secs in (here, other_secs)])
+    whole = sum(other_secs for _, _, other_secs in drawn) / sum(here for _, here, _ in drawn)
     summary = (
         f"These records are {whole:.2f}x as fast as {name} over {len(drawn)} tasks that both have, by the mean time of a call at the "
         "shapes that both have, with what each dispatches; of a run, by the best that it measured."
     )
     points = [
         {"name": task, "value": secs / size, "series": series}
-        for task, here, beside in drawn
-        for series, secs in (("these records", here), (name, beside))
+        for task, here, other_secs in drawn
+        for series, secs in (("these records", here), (name, other_secs))
     ]
     chart = dots(points, x=f"time of a call ({unit})", name="task", series=["these records", name])
     numbers = ("these records", name, "as fast", "shapes")

@@ -40,7 +40,7 @@ _PLACE = "d height transform viewBox width x x2 y y2 font-size font-weight text-
 _ATTRIBUTES = frozenset([*_PAINT.split(), *_PLACE.split()])
 _DEFAULTS = {"opacity": "1", "stroke-dasharray": "1,0", "stroke-width": "1", "fill-opacity": "1"}
 _LONG_NUMBER = re.compile(r"(\d+\.\d\d)\d+")
-_SAYS: Spec = {"description": {"field": "says", "type": "nominal"}}
+_HOVER: Spec = {"description": {"field": "hover", "type": "nominal"}}
 """Encoding of what a mark says when the pointer is over it. Descriptions that Vega makes would parse titles as expressions."""
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
@@ -158,7 +158,7 @@ def lines(
     order: Sequence[str] = (),
     thick: str = "",
 ) -> MakeSpec:
-    """Return a picture of lines: rows with `x`, `y` and `series`.
+    """Return a picture of lines: rows with `x`, `y` and `series`. Above 60 lines, since it is one specification.
 
     Args:
         x, y: Titles of the axes, with their units.
@@ -171,7 +171,7 @@ def lines(
     """
     shown, behind, single = (
         [
-            _texts({**row, "says": _said(row.get("series", "another candidate"), {x: row["x"], y: row["y"]})})
+            _texts({**row, "hover": _hover_text(row.get("series", "another candidate"), {x: row["x"], y: row["y"]})})
             for row in part
         ]
         for part in (rows, backdrop, points)
@@ -202,11 +202,13 @@ def lines(
         layers: list[Spec] = []
         if behind:
             faint = {"type": "point", "color": _INK, "opacity": 0.25, "size": 12, "shape": "circle"}
-            layers.append({"data": {"values": behind}, "mark": {**faint, "aria": True}, "encoding": {**place, **_SAYS}})
+            layers.append(
+                {"data": {"values": behind}, "mark": {**faint, "aria": True}, "encoding": {**place, **_HOVER}}
+            )
         layers += _line_layers(place, names, broad, step)
         if single:
             mark = {"type": "point", "color": COLOURS[1], "size": 70, "aria": True}
-            layers.append({"data": {"values": single}, "mark": mark, "encoding": {**place, **_SAYS}})
+            layers.append({"data": {"values": single}, "mark": mark, "encoding": {**place, **_HOVER}})
         return {"data": {"values": shown}, "layer": layers}
 
     return make
@@ -224,7 +226,7 @@ def _line_layers(place: Spec, names: Sequence[str], broad: str, step: bool) -> l
     ]
     if not step:
         point = {"type": "point", "aria": True}
-        layers.append({"mark": point, "encoding": {**place, "color": colour, "shape": shape, **_SAYS}})
+        layers.append({"mark": point, "encoding": {**place, "color": colour, "shape": shape, **_HOVER}})
     return layers
 
 
@@ -261,7 +263,9 @@ def _named_rows(
 ) -> MakeSpec:
     """Return a picture with a row of marks for each name, in the order of the rows. x: title of the values"""
     parts = [", ".join(str(row[k]) for k in ("name", "part", "series") if k in row) for row in rows]
-    shown = [_texts({**row, "says": _said(part, {x: row["value"]})}) for part, row in zip(parts, rows, strict=True)]
+    shown = [
+        _texts({**row, "hover": _hover_text(part, {x: row["value"]})}) for part, row in zip(parts, rows, strict=True)
+    ]
     names = list(dict.fromkeys(row["name"] for row in shown))
     axis = {
         "titleAnchor": "start",
@@ -272,7 +276,7 @@ def _named_rows(
     }
     along = {"field": "name", "type": "nominal", "sort": names, "title": printable(name), "axis": axis}
     spec: Spec = {"data": {"values": shown}, "mark": {**mark, "aria": True}, "height": {"step": 24}, "autosize": _ROWS}
-    return lambda narrow: {**spec, "encoding": {"y": along, **encoding, **_SAYS}}
+    return lambda narrow: {**spec, "encoding": {"y": along, **encoding, **_HOVER}}
 
 
 def _marks(field: str, names: Sequence[str], values: Sequence[Any], legend: Spec | None = _BELOW) -> Spec:
@@ -281,7 +285,7 @@ def _marks(field: str, names: Sequence[str], values: Sequence[Any], legend: Spec
     return {"field": field, "type": "nominal", "sort": list(names), "scale": scale, "legend": legend}
 
 
-def _said(name: str, values: Mapping[str, Any]) -> str:
+def _hover_text(name: str, values: Mapping[str, Any]) -> str:
     """Return what a mark says: its name, and its values by the titles of the axes."""
     texts = [f"{title}: {v:.4g}" if isinstance(v, float) else f"{title}: {v}" for title, v in values.items()]
     return "; ".join([name, *texts])

@@ -75,7 +75,7 @@ class RecordedTask:
         return [r for r in self.records if self.runs is None or r.job in self.runs]
 
     def of_runs(self) -> RecordedTask:
-        """Return the task with the records of its shown runs alone, by their best times."""
+        """Return the task with the records of its shown runs only."""
         return self if self.runs is None else replace(self, records=self.shown_records, plan=None, runs=None)
 
     @cached_property

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from relax_tune.database.counts import TaskStats, UnitStats
 from relax_tune.database.records import Target
 from relax_tune.database.store import Store
-from relax_tune.tuner.report.analysis import importance, roofline, side_by_side
+from relax_tune.tuner.report.analysis import comparison, importance, roofline
 from relax_tune.tuner.report.devices import recorded_units
 from relax_tune.tuner.report.listings import target_facts
 from relax_tune.tuner.report.pictures import convergence, failures, model_time, regret, time_over_shape, variants_table
@@ -31,7 +31,7 @@ class Limits:
         tasks: Number of tasks of a device with a separate figure.
         records: Records of a device to read for figures; None for all.
         named: A part of the names of the tasks to show; empty for all.
-        other: Another store, whose times stand beside these, and its name; None without.
+        other: Another store, to compare with, and its name; None without.
     """
 
     tasks: int = TASKS
@@ -48,7 +48,7 @@ class DeviceView:
         tasks: Tasks with their records, the costliest first; empty where reading them would take too long.
         notes: Sentences on invalid records, and on what is left out.
         counts: Counts of the tasks in the database.
-        others: The tasks of another store, to stand beside these; None without.
+        others: The tasks of another store, to compare with; None without.
     """
 
     target: Target
@@ -73,7 +73,7 @@ def sections_of(devices: Sequence[DeviceView], facts: Facts, notes: Sequence[str
 
 
 def device_section(view: DeviceView, anchor: str, name: str = "") -> Section:
-    """Return the section of a device: its facts, and the figures over all tasks. name: of the records that stand beside these"""
+    """Return the section of a device: its facts, and the figures over all tasks. name: of the records to compare with"""
     tasks = view.tasks
     figures: list[Figure] = [
         model_time(tasks, f"{anchor}-time"),
@@ -85,7 +85,7 @@ def device_section(view: DeviceView, anchor: str, name: str = "") -> Section:
         roofline(tasks, f"{anchor}-roofline"),
     ]
     if view.others is not None:
-        figures.insert(0, side_by_side(tasks, view.others, name, f"{anchor}-beside"))
+        figures.insert(0, comparison(tasks, view.others, name, f"{anchor}-comparison"))
     units = recorded_units(view.units, [r for t in tasks for r in t.records], f"{anchor}-units")
     title = f"Device {view.target.kind}: {view.target.name}"
     shown = figures if tasks or not view.counts else ()
@@ -99,8 +99,8 @@ def tasks_sections(view: DeviceView, anchor: str, most: int) -> list[Section]:
     figures = tuple(time_over_shape(t, f"{anchor}-task{n}") for n, t in enumerate(shown, 1))
     tables = (_tasks_table(view),) if view.counts else ()
     variants = tuple(variants_table(t, f"{anchor}-task{n}") for n, t in enumerate(shown, 1) if t.named_variants)
-    name, said = view.target.name, notes if len(view.tasks) > most else ()
-    pictures = Section(f"{anchor}-tasks", f"Tasks on {name}", (), said, figures, tables)
+    name, shown_notes = view.target.name, notes if len(view.tasks) > most else ()
+    pictures = Section(f"{anchor}-tasks", f"Tasks on {name}", (), shown_notes, figures, tables)
     return [pictures, *([Section(f"{anchor}-variants", f"Variants on {name}", tables=variants)] if variants else [])]
 
 

@@ -14,7 +14,7 @@ from tests.tuner.report.test_report import GENERIC, TUNED, inside, place, report
 from relax_tune.database.records import Measurement, VariantRecord
 from relax_tune.database.store import open_store
 from relax_tune.ir.text.parser import parse_prim_func
-from relax_tune.tuner.report.analysis import importance, importances, omega_squared, roofline, side_by_side, work_of
+from relax_tune.tuner.report.analysis import comparison, importance, importances, omega_squared, roofline, work_of
 from relax_tune.tuner.report.charts import drawn
 from relax_tune.tuner.report.recorded import RecordedTask
 
@@ -29,7 +29,7 @@ def candidates(effect: dict[int, float]) -> list[Measurement]:
     return rows
 
 
-def test_importance_of_the_parameter_that_decides_is_high() -> None:
+def test_importance_of_a_deciding_parameter_is_high() -> None:
     task = RecordedTask("w", "w", candidates({1: 1.0, 2: 2.0, 4: 8.0}))
     shares = {i.parameter: i for i in importances(task)}
     assert shares["T"].share > 0.99 and shares["T"].best == 1 and shares["T"].candidates == 9
@@ -78,7 +78,7 @@ def test_report_has_hover_texts_links_to_variants_and_a_roofline(inside: Path) -
 @pytest.mark.ccompiler
 @pytest.mark.process
 @pytest.mark.slow
-def test_work_of_a_matmul_counts_its_operations_and_bytes_once(inside: Path) -> None:  # noqa: F811
+def test_work_of_a_matmul_counts_operations_and_bytes_once(inside: Path) -> None:  # noqa: F811
     with open_store("sqlite:///r.db", read_only=True) as store:
         text = next(w.text for w in store.workloads(None) if w.hint.startswith("fused_matmul"))
     func = parse_prim_func(text)
@@ -92,28 +92,28 @@ def test_work_of_a_matmul_counts_its_operations_and_bytes_once(inside: Path) -> 
     )
 
 
-def test_two_runs_stand_side_by_side_by_their_own_records() -> None:
+def test_comparison_of_runs_reads_records_of_each() -> None:
     slow, fast = times("a", GENERIC, {8: 4e-5}, job="one"), times("b", TUNED, {8: 1e-5}, job="two")
     one, two = (RecordedTask("w", "w", [*slow, *fast], runs=frozenset({run})) for run in ("one", "two"))
-    figure = side_by_side([two], [one], "one", "x")
+    figure = comparison([two], [one], "one", "x")
     assert figure.table is not None and figure.table.rows == (("w", "10.0 us", "40.0 us", "4.00x", "1"),)
     assert figure.summary.startswith("These records are 4.00x as fast as one over 1 tasks")
-    assert side_by_side([two], [], "one", "x").chart is None
+    assert comparison([two], [], "one", "x").chart is None
 
 
 @pytest.mark.ccompiler
 @pytest.mark.process
 @pytest.mark.slow
-def test_report_beside_a_database_and_of_some_tasks(inside: Path) -> None:  # noqa: F811
+def test_report_compares_databases_and_leaves_tasks_out(inside: Path) -> None:  # noqa: F811
     pytest.importorskip("vl_convert", reason="vl-convert-python is not installed (extra report)")
     document = json.loads(
-        report("--db", "r.db", "--beside", "plain.db", "--task", "matmul", "--out", "beside.html", "--json")
+        report("--db", "r.db", "--compare", "plain.db", "--task", "matmul", "--out", "compared.html", "--json")
     )
     figures = {f["title"]: f for s in document["sections"] for f in s["figures"]}
-    rows = figures["Beside plain.db"]["rows"]
+    rows = figures["Compared with plain.db"]["rows"]
     assert rows and all(row["as fast"] == "1.00x" and "matmul" in row["task"] for row in rows)
     assert all("matmul" in title for title in figures if title.startswith("Time over shape"))
-    assert "--beside expects a database or the start of the id" in report("--db", "r.db", "--beside", "zz", code=2)
+    assert "--compare expects a database or the start of the id" in report("--db", "r.db", "--compare", "zz", code=2)
 
 
 def test_titles_of_points_are_text_and_narrow_pictures_have_none() -> None:

@@ -62,12 +62,12 @@ def report(
         str | None,
         typer.Option("--task", metavar="TEXT", help="Show only tasks whose names contain this. [default: all]"),
     ] = None,
-    beside: Annotated[
+    compare: Annotated[
         str | None,
         typer.Option(
-            "--beside",
+            "--compare",
             metavar="RUN|DATABASE",
-            help="Another run of this database, by the start of its id, or another database, whose times stand beside these.",
+            help="Another run of this database, by the start of its id, or another database, to compare with.",
         ),
     ] = None,
     json: Json = False,
@@ -84,7 +84,7 @@ def report(
     check_needed(chosen.scheduler, *(settings.given[name] for name in ("ca", "certificate", "key")))
     environment()  # says what to install before anything is read
     with contextlib.ExitStack() as stack:
-        other = None if beside is None else _beside(stack, beside, subject, chosen)
+        other = None if compare is None else _compared_store(stack, compare, subject, chosen)
         reported = _collect(subject, chosen, bound or [], Limits(tasks, None, task or "", other))
     tls = tls_files(chosen.ca, chosen.certificate, chosen.key)
     lent = None if chosen.scheduler is None else lent_now(chosen.scheduler, tls, chosen.wait_secs)
@@ -98,17 +98,21 @@ def report(
         say(make_console(), f"wrote {path} ({size / 1e6:.1f} MB)")
 
 
-def _beside(stack: contextlib.ExitStack, beside: str, subject: str | None, chosen: Settings) -> tuple[JobQueue, str]:
-    """Open the store whose times stand beside the subject's. Raises UserError unless it is a database or one run."""
+def _compared_store(
+    stack: contextlib.ExitStack, compare: str, subject: str | None, chosen: Settings
+) -> tuple[JobQueue, str]:
+    """Open the store to compare with. Raises UserError unless it is a database or one run."""
     own = subject if subject is not None and _is_database(subject) else chosen.db
-    store = stack.enter_context(contextlib.closing(open_queue(beside if _is_database(beside) else own, read_only=True)))
-    if _is_database(beside):
-        return store, beside
-    runs = [run.id for run in store.jobs() if run.id.startswith(beside)]
+    store = stack.enter_context(
+        contextlib.closing(open_queue(compare if _is_database(compare) else own, read_only=True))
+    )
+    if _is_database(compare):
+        return store, compare
+    runs = [run.id for run in store.jobs() if run.id.startswith(compare)]
     if len(runs) != 1:
         known = ", ".join(runs[:20]) or "none; see `relax-tune jobs runs`"
         raise UserError(
-            f"--beside expects a database or the start of the id of one run, got {beside!r:.80}; it fits {known}"
+            f"--compare expects a database or the start of the id of one run, got {compare!r:.80}; it fits {known}"
         )
     return store, runs[0]
 
