@@ -33,6 +33,7 @@ from relax_tune.runtime.program.program import SIZE_LIMIT, LaunchStep, Program, 
 from relax_tune.runtime.program.scalars import compile_scalars, constant_values
 from relax_tune.runtime.program_memory import ProgramMemory
 from relax_tune.runtime.shapes import Recorder
+from relax_tune.summary import bounds_advice
 
 # Bindings of an executor, the least recently used one first out. A binding holds launches; memory belongs to the
 # executor.
@@ -236,7 +237,7 @@ class Executor:
                 source = f" (from {known})" if (known := origin(index)) else ""
                 raise UserError(
                     f"{program.name}: expected {symbol.name} {limit}, got {value}{source}; {advice} "
-                    f"(bounds={{{symbol.name!r}: (LOW, HIGH)}}, or --bound {symbol.name}=LOW:HIGH)"
+                    f"({bounds_advice(symbol.name, 'LOW', 'HIGH')})"
                 )
         try:
             return self._evaluate(key)

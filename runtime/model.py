@@ -179,7 +179,7 @@ def _check_device(artifact: ModelSource, kind: str, opened: Device) -> None:
     if opened.info.kind != kind:
         raise ArtifactError(
             f"artifact {name}: expected a device of kind {kind}, got "
-            f"{opened.info.kind} ({opened.info.name}); build it with --target {opened.info.kind}"
+            f"{opened.info.kind} ({opened.info.name}); build it for target {opened.info.kind}"
         )
     stored = _measured(artifact, kind)
     measured = stored if isinstance(stored, dict) else {}

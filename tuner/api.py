@@ -8,20 +8,18 @@ Tests: `tests/tuner/e2e/test_api.py`.
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, Union, cast
+from typing import Any, Union
 
 from relax_tune.database.jobs.queue import open_queue
 from relax_tune.database.jobs.submitted import ATTEMPTS, SubmittedJob
 from relax_tune.database.records import Target
-from relax_tune.errors import RelaxTuneError, UserError, warn
+from relax_tune.errors import UserError, warn
 from relax_tune.ir.check.examine import examine
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.function import IRModule
@@ -45,7 +43,7 @@ from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.job.replaced_weights import stored_import, with_arrays, with_model
 from relax_tune.tuner.job.stores import Database, opened_store
 from relax_tune.tuner.measure.cluster.address import check_needed
-from relax_tune.tuner.option import Command, with_arguments
+from relax_tune.tuner.option import Command
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
 from relax_tune.tuner.quality.activation_loss import with_activation_loss
 from relax_tune.tuner.quality.choose import built_choice, read_goal, tuned_choice
@@ -53,10 +51,9 @@ from relax_tune.tuner.report.progress import ProgressBar
 from relax_tune.tuner.report.texts import seconds_text
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.service.submission import SubmitOptions, submit_model
-from relax_tune.tuner.settings import Policy, Settings, merge_settings, settings_taken_by
+from relax_tune.tuner.settings import Policy, Settings, merge_settings, shows_settings
 
 Model = Union[IRModule, ModelSource]
-F = TypeVar("F", bound=Callable[..., Any])
 _SHOWN = 5
 """The most notes of one call that become warnings each."""
 
@@ -115,31 +112,7 @@ class TuneResult(Summarised):
         }
 
 
-def _shows_settings(command: Command) -> Callable[[F], F]:
-    """Make a decorator that adds a function's settings to its signature, for `help` and editors; its errors name arguments, not flags."""
-
-    def decorate(inner: F) -> F:
-        @functools.wraps(inner)
-        def call(*arguments: Any, **named: Any) -> Any:
-            try:
-                return inner(*arguments, **named)
-            except RelaxTuneError as error:
-                error.args = tuple(with_arguments(a) if isinstance(a, str) else a for a in error.args)
-                raise
-
-        function = cast(F, call)
-        defaults = {f.name: f.default for f in fields(Settings)}
-        signature = inspect.signature(inner)
-        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        names = [n for n in settings_taken_by(command) if n not in signature.parameters]
-        more = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=defaults[n]) for n in names]
-        vars(function)["__signature__"] = signature.replace(parameters=[*own, *more])
-        return function
-
-    return decorate
-
-
-@_shows_settings("tune")
+@shows_settings("tune")
 def tune(
     model: Model,
     *,
@@ -202,7 +175,7 @@ def tune(
             return tune_result(job, work, built)
 
 
-@_shows_settings("build")
+@shows_settings("build")
 def build(
     model: Model,
     *,
@@ -310,7 +283,7 @@ def _warn_of(notes: Sequence[str]) -> None:
         warn(f"{len(notes) - _SHOWN} more notes are in the field `notes` of the result")
 
 
-@_shows_settings("submit")
+@shows_settings("submit")
 def submit(
     model: Model,
     *,
