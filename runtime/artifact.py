@@ -25,7 +25,8 @@ from relax_tune.runtime.device.c_objects import CompiledObjects, check_families,
 from relax_tune.runtime.hashed_zip import MANIFEST, FileFormat, Member, read_file, read_text, write_file
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import library_kernels
-from relax_tune.runtime.model import DeviceSpec, Model, choose_function, open_model, source_facts
+from relax_tune.runtime.model import DeviceSpec, Model, choose_function, open_model
+from relax_tune.runtime.model_source import source_facts
 from relax_tune.runtime.program.host_program import (
     HostProgram,
     Transfer,
@@ -43,6 +44,7 @@ from relax_tune.runtime.program.program import (
     verify_program,
 )
 from relax_tune.runtime.program.scalars import constant_values
+from relax_tune.runtime.replaced_weights import replaced_constants, replaced_key
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec, function_specs
 from relax_tune.runtime.stored_weights import weights_from_bytes, weights_to_bytes
@@ -415,6 +417,27 @@ class Artifact(Summarised):
         kernels = [kernel for program in programs for kernel in program.kernels]
         kernels += library_kernels(programs)
         return replace(self, objects=tuple(compile_objects(kernels, name) for name in names))
+
+    def with_weights(self, arrays: Mapping[str, Any]) -> Artifact:
+        """Return the artifact with other weights of the same shapes and types: its programs, kernels and plans stay as they are.
+
+        Args:
+            arrays: By the names in `constants`, which the model has too unless the build computed with a weight;
+                `rt.replace_weights` takes a whole model. Arrays of other libraries are read as in calls.
+
+        Raises:
+            UserError: A name, a shape or a type differs, or integers that may be indices.
+        """
+        extra = self.manifest["extra"]
+        constants = replaced_constants(self.constants, arrays)
+        key = replaced_key(extra.get("model"), {name: constants[name] for name in arrays})
+        return self.of_weights(constants, key)
+
+    def of_weights(self, constants: Mapping[str, NDArray[Any]], model: str) -> Artifact:
+        """Return the artifact with these constants. model: their identity. Raises ArtifactError unless its programs have them."""
+        check_constants(self.programs, constants, self.host_programs)
+        manifest = {**self.manifest, "extra": {**self.manifest["extra"], "model": model}}
+        return replace(self, constants=constants, manifest=manifest, path="")
 
     def without_objects(self) -> Artifact:
         """Return the artifact without compiled kernels: opening it compiles its source."""

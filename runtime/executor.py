@@ -33,6 +33,7 @@ from relax_tune.runtime.program.program import SIZE_LIMIT, LaunchStep, Program, 
 from relax_tune.runtime.program.scalars import compile_scalars, constant_values
 from relax_tune.runtime.program_memory import ProgramMemory
 from relax_tune.runtime.shapes import Recorder
+from relax_tune.summary import bounds_advice
 
 # Bindings of an executor, the least recently used one first out. A binding holds launches; memory belongs to the
 # executor.
@@ -119,15 +120,26 @@ class Executor:
         try:
             with device.turn:
                 values = constant_values(program.scalars, len(program.symbols))
-                # Preparing steps depend on no symbol (`load_constants` refuses others), so they read none of these zeros.
-                numbers = [0 if value is None else value for value in values]
-                run = lambda step: self._launch_of(step, numbers, self.memory.buffer)()
+                run = self._prepare_step(values)
                 load_constants(program, values, self._weights, self.memory.shared, run, self.memory.constants)
                 self.device.synchronize()
         except BaseException:
             if self._owns_weights:
                 self._weights.close()
             raise
+
+    def _prepare_step(self, values: Sequence[int | None]) -> Callable[[LaunchStep], None]:
+        # Preparing steps depend on no symbol (`load_constants` refuses others), so they read none of these zeros.
+        numbers = [0 if value is None else value for value in values]
+        return lambda step: self._launch_of(step, numbers, self.memory.buffer)()
+
+    def pack_weights(self) -> None:
+        """Pack the constants again after their elements have changed. The caller has the turn of the device."""
+        self.check_open()
+        run = self._prepare_step(constant_values(self.program.scalars, len(self.program.symbols)))
+        for step in self.program.prepare:
+            run(step)
+        self.device.synchronize()
 
     def match(
         self,
@@ -225,7 +237,7 @@ class Executor:
                 source = f" (from {known})" if (known := origin(index)) else ""
                 raise UserError(
                     f"{program.name}: expected {symbol.name} {limit}, got {value}{source}; {advice} "
-                    f"(bounds={{{symbol.name!r}: (LOW, HIGH)}}, or --bound {symbol.name}=LOW:HIGH)"
+                    f"({bounds_advice(symbol.name, 'LOW', 'HIGH')})"
                 )
         try:
             return self._evaluate(key)

@@ -12,9 +12,7 @@ import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol, TypeVar
-
-from numpy.typing import NDArray
+from typing import Any, TypeVar
 
 from relax_tune.errors import ArtifactError, ModelStateError, UserError, warn
 from relax_tune.runtime.after_fork import watch
@@ -30,16 +28,16 @@ from relax_tune.runtime.executor import CLOSED, FORKED, Executor
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.memory.buffer_pool import BufferPool, pool_of
 from relax_tune.runtime.memory.weights import DeviceWeights, read_by_calls
-from relax_tune.runtime.program.host_program import HostProgram, parts_of
-from relax_tune.runtime.program.placement import Placement
-from relax_tune.runtime.program.program import Program
+from relax_tune.runtime.model_source import ModelSource, source_facts
+from relax_tune.runtime.program.host_program import parts_of
+from relax_tune.runtime.replaced_weights import check_same
 from relax_tune.runtime.results import Results, named
 from relax_tune.runtime.shapes import ShapeProfile
-from relax_tune.runtime.signature import Spec, function_specs
+from relax_tune.runtime.signature import Spec
 from relax_tune.runtime.vm.instructions import Host
 from relax_tune.runtime.vm.machine import VirtualMachine
 from relax_tune.runtime.vm.policy import PlacementOptions
-from relax_tune.summary import Facts, Summarised, counted, listed, span
+from relax_tune.summary import Facts, Summarised, listed
 
 T = TypeVar("T")
 INITIAL_STATE = "initial_state"
@@ -47,35 +45,6 @@ INITIAL_STATE = "initial_state"
 
 _WORKING = threading.local()
 """`model`: the one whose asynchronous call this thread is busy with."""
-
-
-class ModelSource(Protocol):
-    """The parts of an `Artifact` that a running model needs."""
-
-    @property
-    def programs(self) -> tuple[Program, ...]: ...
-    @property
-    def host_programs(self) -> tuple[HostProgram, ...]: ...
-    @property
-    def constants(self) -> Mapping[str, NDArray[Any]]: ...
-    @property
-    def manifest(self) -> Mapping[str, Any]: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def objects(self) -> tuple[CompiledObjects, ...]: ...
-    @property
-    def device_kind(self) -> str: ...
-    @property
-    def placement(self) -> Placement: ...
-    @property
-    def functions(self) -> tuple[str, ...]: ...
-    @property
-    def program(self) -> Program: ...
-    @property
-    def inputs(self) -> tuple[Spec, ...]: ...
-    @property
-    def outputs(self) -> tuple[Spec, ...]: ...
 
 
 def choose_function(functions: Mapping[str, T], name: str | None, where: str = "") -> T:
@@ -215,7 +184,7 @@ def _check_device(artifact: ModelSource, kind: str, opened: Device) -> None:
     if opened.info.kind != kind:
         raise ArtifactError(
             f"artifact {name}: expected a device of kind {kind}, got "
-            f"{opened.info.kind} ({opened.info.name}); build it with --target {opened.info.kind}"
+            f"{opened.info.kind} ({opened.info.name}); build it for target {opened.info.kind}"
         )
     stored = _measured(artifact, kind)
     measured = stored if isinstance(stored, dict) else {}
@@ -227,29 +196,6 @@ def _check_device(artifact: ModelSource, kind: str, opened: Device) -> None:
             f"artifact {name} was tuned on another device ({', '.join(differing)} differ): "
             "results are right, other kernels may be faster on this one"
         )
-
-
-def source_facts(source: ModelSource) -> list[tuple[str, str]]:
-    """Return what is shown of an artifact or a model: signatures, bounds, tasks, size."""
-    every: dict[str, Program | HostProgram] = {p.name: p for p in source.programs}
-    every |= {d.name: d for d in source.host_programs}
-    facts, spans = list[tuple[str, str]](), dict[str, str]()
-    for name in source.functions:
-        function = every[name]
-        inputs, outputs = function_specs(function)
-        facts.append((name, f"({', '.join(map(str, inputs))}) -> {', '.join(map(str, outputs))}"))
-        if isinstance(function, Program):
-            spans |= {s.name: span(s.name, s.lower, s.upper) for s in function.symbols}
-    more = [("functions", listed(source.functions, 8))] if len(facts) > 4 else []
-    facts = [*facts[:4], *more, *([("bounds", listed(list(spans.values()), 8))] if spans else [])]
-    extra = source.manifest["extra"]
-    count, lacking = extra.get("tasks"), extra.get("unmeasured")
-    if isinstance(count, int) and isinstance(lacking, list):
-        names = f"; not {listed([str(n) for n in lacking])}" if lacking else ""
-        facts.append(("tasks", f"{count - len(lacking)} of {count} measured{names}"))
-    kernels = sum(len(p.kernels) for p in source.programs)
-    size = sum(a.nbytes for a in source.constants.values()) / 1e6
-    return [*facts, ("size", f"{counted(kernels, 'kernel')}, {size:.1f} MB of constants")]
 
 
 class Model(Summarised):
@@ -530,6 +476,41 @@ class Model(Summarised):
 
     def _refused(self) -> ModelStateError:
         return ModelStateError(f"{self._name()}: expected an open model, got {self._refusal}")
+
+    def replace_weights(self, weights: ModelSource | Mapping[str, Any]) -> None:
+        """Compute with other weights of the same shapes and types from the next call on, in the memory of the present ones.
+
+        Sessions and bound calls go on with them. A call of a model that branches or depends on data must not run meanwhile.
+
+        Args:
+            weights: An artifact of the same programs (`rt.replace_weights`, `Artifact.with_weights`), or some arrays by the names of
+                `Artifact.with_weights`.
+
+        Raises:
+            UserError: Weights of another model, or a model over several devices.
+            ModelStateError: The model is closed.
+        """
+        if self._refusal:
+            raise self._refused()
+        given = self.artifact.with_weights(weights) if isinstance(weights, Mapping) else weights
+        check_same(self.artifact, given, self._name())
+        with contextlib.ExitStack() as turns:
+            for resident in self._weights.values():
+                turns.enter_context(resident.device.turn)
+            for executor in self.executors.values():
+                executor.refuse_within()
+            try:
+                for resident in self._weights.values():
+                    resident.replace(given.constants)
+                for executor in self.executors.values():
+                    executor.pack_weights()
+            except BaseException:
+                self._refusal = "one whose weights were replaced in part"
+                for executor in self.executors.values():
+                    executor.refusal = executor.refusal or self._refusal
+                raise
+            self._virtual_machine.replace_weights(given.constants)
+            self.artifact = given
 
     def close(self) -> None:
         """Free memory, and close the device if this opened it, after the running call. May be called twice.

@@ -189,7 +189,7 @@ class ShapeProfile:
         except (OSError, ValueError) as error:
             problem = getattr(error, "strerror", None) or "no text"
             raise UserError(
-                f"{path}: expected a shape profile, got: {problem}; make one with --record-shapes"
+                f"{path}: expected a shape profile, got: {problem}; make one with `relax-tune run --record-shapes FILE`"
             ) from None
         try:
             return ShapeProfile.from_json(text)

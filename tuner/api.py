@@ -1,4 +1,4 @@
-"""The Python interface of `import relax_tune as rt`: `rt.tune`, `rt.build`, `rt.submit`. The commands use the same parts.
+"""The Python interface of `import relax_tune as rt`: `rt.tune`, `rt.build`, `rt.replace_weights`, `rt.submit`. Commands use its parts.
 
 Settings come from arguments only; no variable and no file is read (the command line reads them, see `tuner/settings`).
 
@@ -8,26 +8,24 @@ Tests: `tests/tuner/e2e/test_api.py`.
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, Union, cast
+from typing import Any, Union
 
 from relax_tune.database.jobs.queue import open_queue
 from relax_tune.database.jobs.submitted import ATTEMPTS, SubmittedJob
 from relax_tune.database.records import Target
-from relax_tune.errors import RelaxTuneError, UserError, warn
+from relax_tune.errors import UserError, warn
 from relax_tune.ir.check.examine import examine
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.load import ModelSource, load_model
 from relax_tune.ir.rewrite.rules import Rule
-from relax_tune.runtime.artifact import Artifact
+from relax_tune.runtime.artifact import Artifact, load_artifact
 from relax_tune.summary import Facts, Summarised, counted, listed
 from relax_tune.tuner.emit.build import BuildResult, check_policy
 from relax_tune.tuner.emit.unmeasured import MORE, check_required, other_notes, unmeasured_warning
@@ -42,9 +40,10 @@ from relax_tune.tuner.job.devices import (
 from relax_tune.tuner.job.job import Build, Job, device_infos, job_for
 from relax_tune.tuner.job.lowered_model import Bounds
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
+from relax_tune.tuner.job.replaced_weights import stored_import, with_arrays, with_model
 from relax_tune.tuner.job.stores import Database, opened_store
 from relax_tune.tuner.measure.cluster.address import check_needed
-from relax_tune.tuner.option import Command, with_arguments
+from relax_tune.tuner.option import Command
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
 from relax_tune.tuner.quality.activation_loss import with_activation_loss
 from relax_tune.tuner.quality.choose import built_choice, read_goal, tuned_choice
@@ -52,10 +51,9 @@ from relax_tune.tuner.report.progress import ProgressBar
 from relax_tune.tuner.report.texts import seconds_text
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.service.submission import SubmitOptions, submit_model
-from relax_tune.tuner.settings import Policy, Settings, merge_settings, settings_taken_by
+from relax_tune.tuner.settings import Policy, Settings, merge_settings, shows_settings
 
 Model = Union[IRModule, ModelSource]
-F = TypeVar("F", bound=Callable[..., Any])
 _SHOWN = 5
 """The most notes of one call that become warnings each."""
 
@@ -114,31 +112,7 @@ class TuneResult(Summarised):
         }
 
 
-def _shows_settings(command: Command) -> Callable[[F], F]:
-    """Make a decorator that adds a function's settings to its signature, for `help` and editors; its errors name arguments, not flags."""
-
-    def decorate(inner: F) -> F:
-        @functools.wraps(inner)
-        def call(*arguments: Any, **named: Any) -> Any:
-            try:
-                return inner(*arguments, **named)
-            except RelaxTuneError as error:
-                error.args = tuple(with_arguments(a) if isinstance(a, str) else a for a in error.args)
-                raise
-
-        function = cast(F, call)
-        defaults = {f.name: f.default for f in fields(Settings)}
-        signature = inspect.signature(inner)
-        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        names = [n for n in settings_taken_by(command) if n not in signature.parameters]
-        more = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=defaults[n]) for n in names]
-        vars(function)["__signature__"] = signature.replace(parameters=[*own, *more])
-        return function
-
-    return decorate
-
-
-@_shows_settings("tune")
+@shows_settings("tune")
 def tune(
     model: Model,
     *,
@@ -201,7 +175,7 @@ def tune(
             return tune_result(job, work, built)
 
 
-@_shows_settings("build")
+@shows_settings("build")
 def build(
     model: Model,
     *,
@@ -258,6 +232,44 @@ def build(
         return artifact.compiled_for(kinds) if kinds else artifact
 
 
+def replace_weights(
+    artifact: Artifact | str | Path,
+    weights: Model | Mapping[str, Any],
+    *,
+    bounds: Bounds | None = None,
+    rules: Sequence[Rule] = (),
+    **options: Any,
+) -> Artifact:
+    """Return a built artifact with the weights of another checkpoint. Nothing is timed or compiled.
+
+    Programs, kernels and plans stay as they are, and weights that the build packed or computed with are computed again.
+    `Model.replace_weights` takes the result while the model is open.
+
+    Args:
+        artifact: An artifact, or its file.
+        weights: A path or module of the same structure, as for `build`; or some arrays, by the names of `Artifact.constants` and of
+            weights that are packed there.
+        bounds: As for `load_model`; None: the bounds that the artifact was built for.
+        rules: The rewriting rules that the artifact was built with.
+        options: Further arguments of `load_model`, such as `adapter`, `pooling` and `trust`.
+
+    Raises:
+        UserError: A name, a shape or a type differs, or the model becomes another program.
+        ParseError: The path has no model.
+        ArtifactError: There is no artifact, or one from an earlier version.
+    """
+    built = artifact if isinstance(artifact, Artifact) else load_artifact(artifact)
+    if isinstance(weights, Mapping):
+        return with_arrays(built, weights)
+    if not isinstance(weights, IRModule):
+        stored = stored_import(built)
+        given = {**stored, **options, **({} if bounds is None else {"bounds": bounds})}
+        return with_model(built, load_model(weights, **given), rules)
+    if bounds is not None or options:
+        raise UserError("bounds and options apply to a model that is loaded, got a module; give them to load_model")
+    return with_model(built, weights, rules)
+
+
 def _report(listeners: Sequence[Callable[[TuningProgress], None]], news: TuningProgress) -> None:
     for listener in listeners:
         listener(news)
@@ -271,7 +283,7 @@ def _warn_of(notes: Sequence[str]) -> None:
         warn(f"{len(notes) - _SHOWN} more notes are in the field `notes` of the result")
 
 
-@_shows_settings("submit")
+@shows_settings("submit")
 def submit(
     model: Model,
     *,
@@ -308,7 +320,7 @@ def submit(
 
 
 def _settings(command: Command, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
-    paths = {n: str(p) for n in ("profile", "samples") if isinstance(p := overrides.get(n), Path)}
+    paths = {n: str(p) for n in ("profile", "samples", "adapter") if isinstance(p := overrides.get(n), Path)}
     merged = merge_settings(command, settings, {**overrides, **paths})
     if command == "submit":
         check_submitted(merged)
@@ -324,7 +336,7 @@ def tune_result(job: DeviceJob, work: TuningSummary, built: BuildResult) -> Tune
 
 def _module(model: Model, bounds: Bounds | None, settings: Settings) -> IRModule:
     if not isinstance(model, IRModule):
-        return load_model(model, bounds, settings.cache_dtype, trust=settings.trust_model)
+        return load_model(model, bounds, **settings.import_options)
     if bounds is not None:
         raise UserError(
             "bounds apply to a model that is loaded, got a module; give them to load_model, or to "

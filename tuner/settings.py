@@ -13,14 +13,16 @@ Tests: `tests/tuner/test_settings.py`, `tests/docs/test_settings.py`.
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
-from relax_tune.errors import UserError, warn
+from relax_tune.errors import RelaxTuneError, UserError, warn
 from relax_tune.tuner.allowed_files import is_allowed
 from relax_tune.tuner.option import (
     BUILD,
@@ -39,9 +41,11 @@ from relax_tune.tuner.option import (
     has_password,
     option,
     variable_of,
+    with_arguments,
 )  # fmt: skip
 from relax_tune.tuner.search.registry import strategy_names
 
+F = TypeVar("F", bound=Callable[..., Any])
 Effort = Literal["auto", "quick", "normal", "full"]
 Policy = Literal["measured", "stored", "predicted", "library", "generic"]
 Qkv = Literal["separate", "merged"]
@@ -250,6 +254,14 @@ class Settings:
         commands=PROGRAM,
         choices=get_args(Precision),
     )
+    adapter: str | None = option(
+        None,
+        "LoRA adapter, as PEFT saves one, that is merged into the weights of an encoder or decoder from a Hugging Face folder.",
+        commands=tuple(c for c in PROGRAM if c != "submit"),
+        default="none",
+        metavar="FOLDER",
+        reaches_out=True,
+    )
     caches: Caches = option(
         "model",
         "State of the caches when kernels are timed. warm: as the previous launch left them. model: without the weights, if the model's "
@@ -340,6 +352,11 @@ class Settings:
             raise UserError(f"--weights {self.weights} expects --precision and --activations f32, got {other}; drop it")
 
     @property
+    def import_options(self) -> dict[str, Any]:
+        """The arguments of `load_model`."""
+        return {"cache_dtype": self.cache_dtype, "trust": self.trust_model, "adapter": self.adapter}
+
+    @property
     def ends_early(self) -> bool:
         """Whether a task ends as soon as it has little to gain."""
         return self.effort == "auto" and self.trials is None
@@ -382,6 +399,30 @@ _OPTIONAL = frozenset(f.name for f in fields(Settings) if f.default is None)
 def settings_taken_by(command: Command) -> tuple[str, ...]:
     """Return the names of the settings that a command takes, in declared order."""
     return tuple(name for name, declared in OPTIONS.items() if command in declared.commands)
+
+
+def shows_settings(command: Command) -> Callable[[F], F]:
+    """Make a decorator that adds a function's settings to its signature, for `help` and editors; its errors name arguments, not flags."""
+
+    def decorate(inner: F) -> F:
+        @functools.wraps(inner)
+        def call(*arguments: Any, **named: Any) -> Any:
+            try:
+                return inner(*arguments, **named)
+            except RelaxTuneError as error:
+                error.args = tuple(with_arguments(a) if isinstance(a, str) else a for a in error.args)
+                raise
+
+        function = cast(F, call)
+        defaults = {f.name: f.default for f in fields(Settings)}
+        signature = inspect.signature(inner)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        names = [n for n in settings_taken_by(command) if n not in signature.parameters]
+        more = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=defaults[n]) for n in names]
+        vars(function)["__signature__"] = signature.replace(parameters=[*own, *more])
+        return function
+
+    return decorate
 
 
 def describe() -> str:

@@ -48,6 +48,7 @@ def load_model(
     example_inputs: Sequence[Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
+    adapter: str | Path | None = None,
 ) -> IRModule:
     """Import a model as one cross-level program, with dynamic dims as symbols.
 
@@ -68,6 +69,7 @@ def load_model(
             program.
         example_inputs, example_kwargs: Of a torch module: arguments of `forward`, by position and by name, for torch.export.
         dynamic_shapes: Of a torch module: as for `torch.export.export`; without any, all dims are as in the examples.
+        adapter: Folder of a LoRA adapter that PEFT saved, which is merged into the weights of a Hugging Face encoder or decoder.
 
     Raises:
         ParseError: A file that is not a model of its format.
@@ -76,7 +78,8 @@ def load_model(
         BuildError: An importer of another distribution that is not a function, or returns something else than a module.
     """
     bounds = checked_bounds(bounds)
-    options = {"cache_dtype": None if cache_dtype == "f32" else cache_dtype, "pooling": pooling, "normalize": normalize}
+    cache = None if cache_dtype == "f32" else cache_dtype
+    options = {"cache_dtype": cache, "pooling": pooling, "normalize": normalize, "adapter": adapter}
     if is_torch_module(model):
         _refuse_options(options, "a torch module")
         return load_torch_export(export_module(model, example_inputs, example_kwargs, dynamic_shapes), bounds)
@@ -95,15 +98,15 @@ def load_model(
 
 
 def _load_path(path: Path, bounds: Bounds, cache_dtype: CacheType, options: Mapping[str, Any], trust: bool) -> IRModule:
-    pooling, normalize = options["pooling"], options["normalize"]
+    of_folder = {name: value for name, value in options.items() if name != "cache_dtype"}
     if not path_exists(path):
         raise UserError(
             f"{path}: no such file or folder; give the folder of a Hugging Face model, a .gguf, .onnx, .pt2 or .relax file"
         )
     if path.is_dir() and (path / "config.json").exists():
-        return load_hf(path, pooling, normalize, bounds, cache_dtype=cache_dtype)
+        return load_hf(path, bounds=bounds, cache_dtype=cache_dtype, **of_folder)
     if path.is_file() and path.suffix == gguf.SUFFIX:
-        _refuse_options({k: v for k, v in options.items() if k != "cache_dtype"}, str(path))
+        _refuse_options(of_folder, str(path))
         return gguf.load_gguf(path, bounds, cache_dtype)
     if path.is_file() and path.suffix in (".onnx", ".pt2", text.SUFFIX):
         _refuse_options(options, str(path))
@@ -114,7 +117,7 @@ def _load_path(path: Path, bounds: Bounds, cache_dtype: CacheType, options: Mapp
     if imported is not None:
         return imported
     if path.is_dir():
-        return load_hf(path, pooling, normalize, bounds, cache_dtype=cache_dtype)  # raises: which file is missing
+        return load_hf(path, bounds=bounds, cache_dtype=cache_dtype, **of_folder)  # raises: which file is missing
     _refuse_options(options, str(path))
     raise UserError(
         f"{path}: expected the folder of a Hugging Face model (config.json and model.safetensors), a .gguf, .onnx, .pt2 or "

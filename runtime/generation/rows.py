@@ -19,6 +19,7 @@ from relax_tune.runtime.generation.decoder import Decoder, DecodingState
 from relax_tune.runtime.generation.logits import LogitsProcessor, draw, needs_processing, process_logits, take_likeliest
 from relax_tune.runtime.generation.sources import START, Source, check_sources, read_ids, read_sources, stack_sources
 from relax_tune.runtime.generation.stopping import Stopper, StopRules
+from relax_tune.summary import bounds_advice
 
 Ids = NDArray[np.int64]
 Row = Ids | Source
@@ -92,7 +93,8 @@ class Request:
         most = self.decoder.most_rows
         if most is not None and beams > most:
             raise UserError(
-                f"num_beams: expected at most {most}, the rows that the model takes, got {beams}; build it with --bound b=1:{beams}"
+                f"num_beams: expected at most {most}, the rows that the model takes, got {beams}; build it with "
+                f"{bounds_advice('b', 1, beams)}"
             )
         lengths: dict[int, list[int]] = {}
         # Rows of equal length need no padding: each row then has the positions and masks that it has without the

@@ -67,6 +67,12 @@ class DeviceWeights:
             self._packed[key] = self.device.alloc(nbytes, lasting=True)
         return self._packed[key], fresh
 
+    def replace(self, constants: Mapping[str, NDArray[Any]]) -> None:
+        """Write other constants of the same types and shapes over these. Executors pack theirs again (`Executor.pack_weights`)."""
+        self._arrays = constants
+        for name, buffer in self._constants.items():
+            self.device.upload(buffer, np.ascontiguousarray(constants[name]))
+
     def close(self) -> None:
         """Free all memory. May be called twice."""
         with self.device.turn:

@@ -363,6 +363,10 @@ class VirtualMachine:
             weight = self._weights[name] = self._pool.upload(weight)
         return weight
 
+    def replace_weights(self, constants: Mapping[str, NDArray[Any]]) -> None:
+        """Load other constants from now on."""
+        self._weights = {name: read_only(constants[name]) for name in self._weights}
+
     def await_reads(self, i: Instruction, frame: CallFrame) -> list[tuple[int, Pending]]:
         """Wait for the values that an instruction reads. Returns the registers that were pending, with their pending values."""
         pending = []

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from relax_tune.tuner.kernels.kernel import kernel as kernel, source as source, Kernel as Kernel
     from relax_tune.tuner.kernels.timing import KernelTiming as KernelTiming
     from relax_tune.tuner.search.named import SearchSpace as SearchSpace, Search as Search
-    from relax_tune.tuner.api import build as build
+    from relax_tune.tuner.api import build as build, replace_weights as replace_weights
     from relax_tune.tuner.pack.pack import make_pack as make_pack, read_pack as read_pack, ModelPack as ModelPack
     from relax_tune.tuner.pack.install import install as install, Installation as Installation
     from relax_tune.tuner.api import submit as submit

@@ -54,6 +54,11 @@ def span(name: str, lower: int, upper: int | None) -> str:
     return f"{name} from {lower}" + ("" if upper is None else f" to {upper}")
 
 
+def bounds_advice(name: str, low: object, high: object) -> str:
+    """Return how bounds of a symbol are given, in Python and to commands."""
+    return f"bounds={{{name!r}: ({low}, {high})}}, or --bound {name}={low}:{high}"
+
+
 def _short(line: str) -> str:
     line = printable(line).replace("\n", " ")
     return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 4]} ..."

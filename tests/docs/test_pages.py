@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ir.frontend.hf.test_adapter import write as write_adapter
 from tests.ir.frontend.hf.test_images_and_sound import write as write_senses
 from tests.ir.frontend.torch.test_importer import torch_python
 from tests.support import gguf_files, tiny_decoders
@@ -96,6 +97,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(tmp_path: Path, records: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the models that pages speak of and records of the encoder, where each task gets one trial."""
     make_bert(tmp_path / "encoder")
+    make_bert(tmp_path / "finetuned", seed=1)
+    (tmp_path / "adapted").mkdir()
+    write_adapter(tmp_path / "adapted", "bert")[1].rename(tmp_path / "lora")
     for name in ("records.db", "shared.db"):
         shutil.copy(records, tmp_path / name)
     (tmp_path / "decoder").mkdir()

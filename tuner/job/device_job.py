@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from relax_tune.database.records import Measurement, Regime, ShapeHistogram, Target, canonical_json
 from relax_tune.database.reference import admit
@@ -315,8 +316,10 @@ class DeviceJob:
                 target `c`, where kernels read them in the mapped file.
         """
         programs, constants = tuple(built.programs.values()), self.lowered.module.constants
+        recipe: Mapping[str, Any] = {}
         if self.device.kind == "c" if pack is None else pack:
-            programs, constants = pack_weights(programs, built.packings, constants)
+            packed = pack_weights(programs, built.packings, constants)
+            programs, constants, recipe = packed.programs, packed.constants, packed.recipe
         names = {b.name for p in programs for b in p.buffers if b.role == "const"}
         constants = {n: a for n, a in constants.items() if n in names}
         host_weights = {w.name for d in built.host_programs for w in d.weights}
@@ -326,6 +329,7 @@ class DeviceJob:
         extra = {
             "fingerprint": dict(self.target.fingerprint),
             INDEPENDENT_ROWS: independent_rows(self.lowered),
+            "lowering": self.model.facts(),
             "model": self.key,
             "notes": list(built.notes),
             "self_test": built.self_test,
@@ -334,6 +338,8 @@ class DeviceJob:
             "tasks": len(built.plans),
             "unmeasured": [name for name, plan in built.plans.items() if not plan.times],
         }
+        if recipe:
+            extra["packed"] = recipe
         if built.quality is not None:
             extra["quality"] = built.quality
         return new_artifact(programs, constants, extra, built.host_programs, self.device.kind)

@@ -178,6 +178,7 @@ class Job:
         functions = tuple(p.record(placed.names[n]) for n, p in (build.placements or {}).items())
         extra: dict[str, Any] = {
             "fingerprints": {k: dict(part.target.fingerprint) for k, part in self.parts.items()},
+            "lowering": self.first.model.facts(),
             "model": self.first.key,
             "notes": list(build.notes),
             "self_test": {k: built.self_test for k, built in build.parts.items()},

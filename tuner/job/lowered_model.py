@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from relax_tune.tuner.settings import Settings
 Bounds = Mapping[str, tuple[int, int]]
 """Least and largest value of each symbol, by name."""
 
+LOWERING = ("qkv", "attention", "precision", "activations", "weights", "checks", "cache_dtype")
+"""Settings that decide the program that a model becomes."""
 WeightType = Literal["bf16", "f16", "int8", "int4"]
 """A type that a weight may be stored in instead of its declared one."""
 
@@ -52,9 +54,25 @@ class LoweredModel:
             self.module, self.settings, self.rules, self.verify, self.several_devices, self.weight_types
         )
 
+    def facts(self) -> dict[str, Any]:
+        """Return what decides the lowered program, and its digest, for an artifact whose weights may be replaced."""
+        return {
+            "digest": lowered_digest(self.lowered),
+            "bounds": {b.var.name: [b.lower, b.upper] for b in self.module.bounds if not b.implied},
+            "settings": {name: getattr(self.settings, name) for name in LOWERING},
+            "weight_types": dict(sorted(self.weight_types.items())),
+            "several_devices": self.several_devices,
+        }
+
     @cached_property
     def key(self) -> str:
         return model_key(self.module)
+
+
+def lowered_digest(lowered: LoweredModule) -> str:
+    """Return a digest of a lowered program without the elements of its weights."""
+    text = print_text(replace(lowered.module, constants={}))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def model_key(module: IRModule) -> str:

@@ -20,7 +20,9 @@ from relax_tune.errors import UserError
 from relax_tune.ir.check.verify import verify
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.emit.build import BuildResult
+from relax_tune.tuner.emit.unmeasured import MORE, unmeasured_warning
 from relax_tune.tuner.job.device_job import DeviceJob
+from relax_tune.tuner.job.devices import with_concrete_target
 from relax_tune.tuner.job.lowered_model import LoweredModel
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.learn.device_records import similar_targets
@@ -28,7 +30,7 @@ from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.pack.pack import SHAPING, ModelPack, read_pack
 from relax_tune.tuner.search.registry import check_strategy
-from relax_tune.tuner.settings import Settings, merge_settings
+from relax_tune.tuner.settings import Settings, merge_settings, shows_settings
 
 BUDGET = 200
 """Default number of candidates, of all tasks together."""
@@ -126,18 +128,23 @@ class Installer:
         measure: bool = True,
         report: Callable[[TuningProgress], None] = lambda _: None,
         notice: Callable[[str], None] = lambda _: None,
+        required: bool = False,
     ) -> Installation:
         """Tune within the budget, and build. Raises as `DeviceJob.tune` and `DeviceJob.tested_build`.
 
-
         Args:
             measure: False builds from the records of the store, or else by the plans of the pack.
+            required: A task without a usable record in the end is an error.
+
+        Raises:
+            BuildError: Required records are missing.
         """
         like = [t.name for t in similar_targets(self.pack.records, job.target) if self._measured(t.key)]
         with _timed(self.secs, "measure"):
             work = job.tune(runner, report, notice) if measure else TuningSummary()
         with _timed(self.secs, "build"):
             built = job.tested_build(runner)
+            unmeasured_warning([built.plans], "measured", job.store, job.device.name, required, MORE)
             built = replace(built, notes=(*built.notes, *self._notes(job)))
             artifact = job.artifact(built)
         if measure:
@@ -166,6 +173,7 @@ def _timed(secs: dict[str, float], stage: str) -> Iterator[None]:
     secs[stage] = time.perf_counter() - start
 
 
+@shows_settings("install")
 def install(
     path: str | os.PathLike[str],
     *,
@@ -175,6 +183,7 @@ def install(
     measure: bool = True,
     trust_records: bool = False,
     on_progress: Callable[[TuningProgress], None] | None = None,
+    require_measured: bool = False,
     **overrides: Any,
 ) -> Installation:
     """Install a pack on a device of this machine; `Installation.artifact` is the built artifact.
@@ -185,18 +194,21 @@ def install(
         digest: Hash that the pack must have, as `relax-tune pack` printed it.
         measure: False measures nothing, and builds by the plans of the pack for tasks without records.
         trust_records: Records of a device with the same key in the pack count as measurements of this machine.
+        on_progress: Called after every batch.
+        require_measured: A task that has no usable record in the end is an error.
         overrides: Fields of `Settings` by name, such as `target="c"`.
 
     Raises:
         ArtifactError: The pack is refused.
         UserError, MeasureError, DatabaseError, BuildError: As `tune` and `build`.
     """
-    chosen = merge_settings("install", settings, overrides)
+    chosen = with_concrete_target(merge_settings("install", settings, overrides))
     check_strategy(chosen.strategy)
     installer = Installer.read(path, chosen, digest)
     with contextlib.closing(LocalRunner(chosen.target)) as runner, _opened(chosen.db if db is None else db) as store:
         job = installer.open(runner, store, trust_records)
-        return installer.run(job, runner, measure, on_progress or (lambda _: None))
+        report = on_progress or (lambda _: None)
+        return installer.run(job, runner, measure, report, required=require_measured)
 
 
 @contextlib.contextmanager

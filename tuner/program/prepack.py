@@ -16,6 +16,8 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.plain_loops import with_blocks
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.interp.reference import evaluate_prim
+from relax_tune.ir.text.parser import parse_prim_func
+from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.program.program import LaunchStep, Program
 
 Array = NDArray[Any]
@@ -36,10 +38,26 @@ class PackingStep:
     result: int
 
 
+@dataclass(frozen=True)
+class PackedWeights:
+    """Weights in the layouts of kernels.
+
+    Attributes:
+        programs: Programs over the packed weights.
+        constants: The weights that they name.
+        recipe: How the packed weights are computed from others, as `read_recipe` reads it: texts of functions, and for each weight
+            the number of its function, the position of the result among its parameters, and the names of the others.
+    """
+
+    programs: tuple[Program, ...]
+    constants: dict[str, Array]
+    recipe: dict[str, Any]
+
+
 def pack_weights(
     programs: Sequence[Program], packings: Mapping[str, Sequence[PackingStep | None]], constants: Mapping[str, Array]
-) -> tuple[tuple[Program, ...], dict[str, Array]]:
-    """Run the packing steps that only move weights. Returns programs over the packed weights, and the weights they name.
+) -> PackedWeights:
+    """Run the packing steps that only move weights.
 
     Results are bit-identical. A step that computes with floats stays in its program, since devices round differently.
 
@@ -47,6 +65,7 @@ def pack_weights(
         packings: Every step of `prepare`, in order, by program; None for a library's own step, which depends on the machine.
     """
     packed_weights: dict[str, Array] = {}
+    texts, steps = dict[str, int](), dict[str, dict[str, Any]]()
     repacked: list[Program] = []
     for program in programs:
         arrays = {i: constants[b.name] for i, b in enumerate(program.buffers) if b.role == "const"}
@@ -64,11 +83,65 @@ def pack_weights(
             names = " ".join((step.target, *(buffers[i].name for i in packing.sources)))
             name = f"packed.{hashlib.blake2b(names.encode(), digest_size=8).hexdigest()}"
             packed_weights[name] = arrays[packing.result] = array
+            text = print_text(packing.func, normalise=True)
+            sources = [buffers[i].name for i in packing.sources]
+            target = packing.func.buffers.index(packing.target)
+            steps[name] = {"function": texts.setdefault(text, len(texts)), "target": target, "sources": sources}
             buffers[packing.result] = replace(buffers[packing.result], name=name, role="const")
         repacked.append(_without_unread(replace(program, buffers=tuple(buffers), prepare=tuple(prepare))))
     # Weights that only packing read are left out: the artifact would otherwise hold them twice.
     named = {b.name for p in repacked for b in p.buffers if b.role == "const"}
-    return tuple(repacked), {n: a for n, a in {**constants, **packed_weights}.items() if n in named}
+    remaining = {n: a for n, a in {**constants, **packed_weights}.items() if n in named}
+    return PackedWeights(tuple(repacked), remaining, {"functions": list(texts), "steps": steps} if steps else {})
+
+
+@dataclass(frozen=True, eq=False)
+class RecipeStep:
+    """How a packed weight is computed.
+
+    Attributes:
+        func: Moves elements from its other parameters to the parameter number `target`.
+        sources: Names of the weights that these parameters are.
+    """
+
+    func: PrimFunc
+    target: int
+    sources: tuple[str, ...]
+
+    @property
+    def inputs(self) -> dict[str, Buffer]:
+        """The parameters by the names of the weights that they are."""
+        others = [b for k, b in enumerate(self.func.buffers) if k != self.target]
+        return dict(zip(self.sources, others, strict=True))
+
+
+def read_recipe(data: Mapping[str, Any]) -> dict[str, RecipeStep]:
+    """Return the steps of `PackedWeights.recipe` by the weight that each computes.
+
+    Raises:
+        ParseError, KeyError, IndexError, TypeError or ValueError: The data are something else.
+    """
+    functions = [parse_prim_func(text) for text in data.get("functions", ())]
+    steps = {
+        str(name): RecipeStep(functions[step["function"]], int(step["target"]), tuple(map(str, step["sources"])))
+        for name, step in dict(data.get("steps", {})).items()
+    }
+    for step in steps.values():
+        if not 0 <= step.target < len(step.func.buffers) or len(step.inputs) != len(step.func.buffers) - 1:
+            raise ValueError(f"{step.func.name}: expected a target and a source for each other parameter")
+    return steps
+
+
+def packed_again(recipe: Mapping[str, RecipeStep], constants: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights of a recipe, packed from constants. Raises KeyError for a constant that is missing."""
+    result: dict[str, Array] = {}
+    for name, step in recipe.items():
+        arrays = [result[source] if source in result else constants[source] for source in step.sources]
+        array = packed(PackingStep(step.func, step.func.buffers[step.target], (), 0), arrays)
+        if array is None:
+            raise ValueError(f"{name}: expected a function that moves elements, got one that computes")
+        result[name] = array
+    return result
 
 
 def packed(packing: PackingStep, sources: Sequence[Array]) -> Array | None:

@@ -40,6 +40,8 @@ _PLACE = "d height transform viewBox width x x2 y y2 font-size font-weight text-
 _ATTRIBUTES = frozenset([*_PAINT.split(), *_PLACE.split()])
 _DEFAULTS = {"opacity": "1", "stroke-dasharray": "1,0", "stroke-width": "1", "fill-opacity": "1"}
 _LONG_NUMBER = re.compile(r"(\d+\.\d\d)\d+")
+_HOVER: Spec = {"description": {"field": "hover", "type": "nominal"}}
+"""Encoding of what a mark says when the pointer is over it. Descriptions that Vega makes would parse titles as expressions."""
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 
@@ -50,34 +52,39 @@ def drawn(figure: Figure) -> tuple[str, str]:
 
 
 def _svg(make: MakeSpec, narrow: bool) -> str:
-    return _converted(dumps(_dressed(make(narrow), narrow), allow_nan=False))
+    return _converted(dumps(_dressed(make(narrow), narrow), allow_nan=False), not narrow)
 
 
 @lru_cache(maxsize=256)
-def _converted(spec: str) -> str:
+def _converted(spec: str, titled: bool) -> str:
     try:
         import vl_convert
     except ImportError:
         raise UserError(
             "drawing pictures needs vl-convert-python, which is not installed; pip install 'relax-tune[report]'"
         ) from None
-    return cleaned(vl_convert.vegalite_to_svg(spec, allowed_base_urls=[]))
+    return cleaned(vl_convert.vegalite_to_svg(spec, allowed_base_urls=[]), titled)
 
 
-def cleaned(text: str) -> str:
+def cleaned(text: str, titled: bool = True) -> str:
     """Return a picture without invisible elements and with known attributes only, which also makes it shorter.
+
+    Args:
+        text: The SVG.
+        titled: Points and bars say what they show when the pointer is over them. Phones have no pointer.
 
     Raises:
         UserError: The picture has unknown elements, such as a script.
     """
     root = ElementTree.fromstring(text)
-    for element in root.iter():
+    for element in list(root.iter()):
         if element.tag not in _TAGS:
             raise UserError(f"expected a picture of lines, areas and text, got the element {element.tag!r:.80}")
         for child in list(element):
             empty = child.tag.endswith(("}text", "}g")) and not len(child) and not (child.text or "").strip()
             if child.get("display") == "none" or empty or child.get("class") == "background":
                 element.remove(child)
+        label = element.get("aria-label", "") if titled else ""
         attributes = {
             k: _LONG_NUMBER.sub(r"\1", v) for k, v in element.items() if k in _ATTRIBUTES and _DEFAULTS.get(k) != v
         }
@@ -85,6 +92,8 @@ def cleaned(text: str) -> str:
             attributes.pop("stroke-dasharray", None)  # symbols of the legend inherit the dash of their line
         element.attrib.clear()
         element.attrib.update(attributes)
+        if label:
+            ElementTree.SubElement(element, f"{{{_SVG}}}title").text = label
     for name in ("width", "height"):
         root.attrib.pop(name, None)
     ElementTree.register_namespace("", _SVG)
@@ -145,21 +154,28 @@ def lines(
     log_x: bool = False,
     log_y: bool = False,
     backdrop: Sequence[Mapping[str, Any]] = (),
+    points: Sequence[Mapping[str, Any]] = (),
     order: Sequence[str] = (),
     thick: str = "",
 ) -> MakeSpec:
-    """Return a picture of lines: rows with `x`, `y` and `series`.
+    """Return a picture of lines: rows with `x`, `y` and `series`. Above 60 lines, since it is one specification.
 
     Args:
         x, y: Titles of the axes, with their units.
         series: Names of the lines, in order.
         step: Draw steps: a value holds until the next row.
         backdrop: Rows with `x` and `y` that are drawn as faint dots.
+        points: Rows with `x`, `y` and `series`, the name of each, that are drawn as dots of one colour.
         order: Texts of an ordinal x axis, in order.
         thick: Name of a line that is drawn broad, under the others.
     """
-    shown = [_texts(row) for row in rows]
-    behind = [_texts(row) for row in backdrop]
+    shown, behind, single = (
+        [
+            _texts({**row, "hover": _hover_text(row.get("series", "another candidate"), {x: row["x"], y: row["y"]})})
+            for row in part
+        ]
+        for part in (rows, backdrop, points)
+    )
     names = [printable(name) for name in series]
     broad = f"datum.series === {dumps(printable(thick))}"
 
@@ -170,7 +186,8 @@ def lines(
             across = {**across, "type": "ordinal", "sort": ordered, "scale": {}, "axis": {"labelAngle": -40}}
         elif log_x:
             powers = _powers([row["x"] for row in shown], 5 if narrow else 12)
-            across |= {"scale": {"type": "log", "base": 2}, "axis": {"values": powers, "format": "d"}}
+            axis = {"values": powers, "format": "d" if min(powers) >= 1 else "~g"}
+            across |= {"scale": {"type": "log", "base": 2}, "axis": axis}
         up: Spec = {
             "field": "y",
             "title": y,
@@ -179,14 +196,20 @@ def lines(
             "axis": {"format": "~g"},
         }
         if log_y:
-            span, ticks = _decades([row["y"] for row in (*shown, *behind)])
+            span, ticks = _decades([row["y"] for row in (*shown, *behind, *single)])
             up |= {"scale": {"type": "log", "domain": span, "nice": False}, "axis": {"format": "~g", "values": ticks}}
         place: Spec = {"x": across, "y": up}
         layers: list[Spec] = []
         if behind:
             faint = {"type": "point", "color": _INK, "opacity": 0.25, "size": 12, "shape": "circle"}
-            layers.append({"data": {"values": behind}, "mark": faint, "encoding": place})
-        return {"data": {"values": shown}, "layer": [*layers, *_line_layers(place, names, broad, step)]}
+            layers.append(
+                {"data": {"values": behind}, "mark": {**faint, "aria": True}, "encoding": {**place, **_HOVER}}
+            )
+        layers += _line_layers(place, names, broad, step)
+        if single:
+            mark = {"type": "point", "color": COLOURS[1], "size": 70, "aria": True}
+            layers.append({"data": {"values": single}, "mark": mark, "encoding": {**place, **_HOVER}})
+        return {"data": {"values": shown}, "layer": layers}
 
     return make
 
@@ -202,7 +225,8 @@ def _line_layers(place: Spec, names: Sequence[str], broad: str, step: bool) -> l
         {"mark": line, "encoding": {**place, "color": colour, "strokeDash": dash}},
     ]
     if not step:
-        layers.append({"mark": {"type": "point"}, "encoding": {**place, "color": colour, "shape": shape}})
+        point = {"type": "point", "aria": True}
+        layers.append({"mark": point, "encoding": {**place, "color": colour, "shape": shape, **_HOVER}})
     return layers
 
 
@@ -221,7 +245,7 @@ def bars(
     if parts:
         encoding["color"] = _marks("part", parts, COLOURS)
     bar = {"type": "bar", "color": COLOURS[MEANINGS.get(meaning, 0)]}
-    return _named_rows(rows, name, bar, encoding, grid=False)
+    return _named_rows(rows, name, bar, encoding, x, grid=False)
 
 
 def dots(rows: Sequence[Mapping[str, Any]], *, x: str, name: str, series: Sequence[str]) -> MakeSpec:
@@ -231,12 +255,17 @@ def dots(rows: Sequence[Mapping[str, Any]], *, x: str, name: str, series: Sequen
         "color": _marks("series", series, COLOURS),
         "shape": _marks("series", series, SHAPES),
     }
-    return _named_rows(rows, name, {"type": "point", "size": 70}, encoding, grid=True)
+    return _named_rows(rows, name, {"type": "point", "size": 70}, encoding, x, grid=True)
 
 
-def _named_rows(rows: Sequence[Mapping[str, Any]], name: str, mark: Spec, encoding: Spec, *, grid: bool) -> MakeSpec:
-    """Return a picture with a row of marks for each name, in the order of the rows."""
-    shown = [_texts(row) for row in rows]
+def _named_rows(
+    rows: Sequence[Mapping[str, Any]], name: str, mark: Spec, encoding: Spec, x: str, *, grid: bool
+) -> MakeSpec:
+    """Return a picture with a row of marks for each name, in the order of the rows. x: title of the values"""
+    parts = [", ".join(str(row[k]) for k in ("name", "part", "series") if k in row) for row in rows]
+    shown = [
+        _texts({**row, "hover": _hover_text(part, {x: row["value"]})}) for part, row in zip(parts, rows, strict=True)
+    ]
     names = list(dict.fromkeys(row["name"] for row in shown))
     axis = {
         "titleAnchor": "start",
@@ -246,8 +275,8 @@ def _named_rows(rows: Sequence[Mapping[str, Any]], name: str, mark: Spec, encodi
         **({"grid": True} if grid else {}),
     }
     along = {"field": "name", "type": "nominal", "sort": names, "title": printable(name), "axis": axis}
-    spec: Spec = {"data": {"values": shown}, "mark": mark, "height": {"step": 24}, "autosize": _ROWS}
-    return lambda narrow: {**spec, "encoding": {"y": along, **encoding}}
+    spec: Spec = {"data": {"values": shown}, "mark": {**mark, "aria": True}, "height": {"step": 24}, "autosize": _ROWS}
+    return lambda narrow: {**spec, "encoding": {"y": along, **encoding, **_HOVER}}
 
 
 def _marks(field: str, names: Sequence[str], values: Sequence[Any], legend: Spec | None = _BELOW) -> Spec:
@@ -256,16 +285,22 @@ def _marks(field: str, names: Sequence[str], values: Sequence[Any], legend: Spec
     return {"field": field, "type": "nominal", "sort": list(names), "scale": scale, "legend": legend}
 
 
+def _hover_text(name: str, values: Mapping[str, Any]) -> str:
+    """Return what a mark says: its name, and its values by the titles of the axes."""
+    texts = [f"{title}: {v:.4g}" if isinstance(v, float) else f"{title}: {v}" for title, v in values.items()]
+    return "; ".join([name, *texts])
+
+
 def _texts(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row with its texts printable."""
     return {k: printable(v) if isinstance(v, str) else v for k, v in row.items()}
 
 
-def _powers(values: Sequence[int], most: int) -> list[int]:
+def _powers(values: Sequence[float], most: int) -> list[float]:
     """Return at most `most` powers of two that span the values."""
     low, high = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
     every = max(1, -(-(high - low + 1) // most))
-    return [2**n for n in range(low, high + 1, every)]
+    return [2.0**n for n in range(low, high + 1, every)]
 
 
 def _decades(values: Sequence[float]) -> tuple[list[float], list[float]]:

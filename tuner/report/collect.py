@@ -58,7 +58,8 @@ class _Reader:
             records = self.store.query(self.target.key, workload.key, regime=regime)
             if records:
                 suffix = "" if regime == "warm" else f" ({regime} caches)"
-                tasks.append(RecordedTask(workload.key, f"{named(workload.key, workload.hint)}{suffix}", records, plan))
+                name = f"{named(workload.key, workload.hint)}{suffix}"
+                tasks.append(RecordedTask(workload.key, name, records, plan, text=workload.text, regime=regime))
         return tasks
 
     def view(self, tasks: Sequence[RecordedTask], counts: Sequence[TaskStats] = ()) -> DeviceView:
@@ -155,7 +156,18 @@ def of_plan_set(store: Store, model: str, limits: Limits) -> Subject:
 def _subject(
     title: str, devices: Sequence[DeviceView], facts: Facts, notes: Sequence[str], limits: Limits, store: Store
 ) -> Subject:
+    if limits.other is not None:
+        devices = [replace(view, others=_others(view, *limits.other)) for view in devices]
     return Subject(title, tuple(sections_of(devices, (*facts, ("database", store.where)), notes, limits)))
+
+
+def _others(view: DeviceView, store: Store, name: str) -> tuple[RecordedTask, ...]:
+    """Return the tasks of another store on the same device, or of the run of this name."""
+    target = store.target(view.target.key)
+    if target is None:
+        return ()
+    runs = frozenset(run.id for run in store.jobs() if run.id == name)
+    return of_device(store, target, {t.key for t in view.tasks}, runs or None).tasks
 
 
 def models_of(store: Store, target: str) -> dict[str, set[str]]:
@@ -212,6 +224,9 @@ def of_job(job: DeviceJob, name: str, limits: Limits) -> Subject:
         task = task_variants.task
         weights = {shape_of(p): w for p, w in zip(task.domain.points, task.domain.weights)}
         records, plan = job.records(task.key, task.regime), reader.read(plans.get(task.key))
-        tasks.append(RecordedTask(task.key, task.name, records, plan, symbol_labels(task), len(task.sites), weights))
+        labels, sites = symbol_labels(task), len(task.sites)
+        tasks.append(
+            RecordedTask(task.key, task.name, records, plan, labels, sites, weights, text=task.text, regime=task.regime)
+        )
     facts = (("model", name), ("key", job.key), ("device", f"{job.target.kind}, {job.target.name}"))
     return _subject(f"Model {name}", [reader.view(tasks)], facts, notes, limits, job.store)

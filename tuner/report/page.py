@@ -16,7 +16,7 @@ from urllib.parse import quote
 from relax_tune.errors import UserError
 from relax_tune.printable import printable
 from relax_tune.tuner.report.charts import drawn
-from relax_tune.tuner.report.subject import Figure, PageLink, Subject, TrialCount
+from relax_tune.tuner.report.subject import Anchor, Figure, PageLink, Subject, TrialCount
 
 _CODE = re.compile(r"`([^`]*)`")
 _TONES = {"failed": "bad", "interrupted": "bad", "done": "good"}
@@ -43,6 +43,7 @@ def environment() -> Any:
     templates.globals.update(pictures=_pictures, tones=_TONES)
     templates.filters["href"] = _href
     templates.tests["link"] = lambda cell: isinstance(cell, PageLink)
+    templates.tests["anchor"] = lambda cell: isinstance(cell, Anchor)
     templates.tests["progress"] = lambda cell: isinstance(cell, TrialCount)
     templates.filters["prose"] = _prose
     return templates

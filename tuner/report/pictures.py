@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from relax_tune.database.records import Measurement
+from relax_tune.database.records import Measurement, VariantRecord
+from relax_tune.errors import RelaxTuneError
+from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.plan.plans import Shape
 from relax_tune.tuner.plan.task_rows import variant_text
 from relax_tune.tuner.report.charts import ALL_TASKS, DISPATCHED, FAILED, bars, lines, unit_of
 from relax_tune.tuner.report.recorded import GROUPS, RecordedTask, SearchStep, all_tasks, point_of
-from relax_tune.tuner.report.subject import Figure, table
+from relax_tune.tuner.report.subject import Anchor, Cell, Figure, Table, table
 from relax_tune.tuner.report.texts import ratio_text, seconds_text
 
 LINES = 7
@@ -66,11 +68,11 @@ def time_over_shape(task: RecordedTask, anchor: str) -> Figure:
         thick=DISPATCHED,
     )
     groups = [g for g in GROUPS if any(task.best(s, g) is not None for s in task.shapes)]
-    rows = [
+    rows: list[list[Cell]] = [
         [
             task.shape_text(s),
-            *(seconds_text(task.best(s, g)) for g in groups),
-            _dispatched_text(task, s),
+            *(_to_variant(seconds_text(task.best(s, g)), task.fastest(s, g), anchor) for g in groups),
+            _to_variant(_dispatched_text(task, s), task.dispatched(s), anchor),
             seconds_text(task.dispatched_secs(s)),
             _percent(task.regret(s)),
         ]
@@ -79,6 +81,37 @@ def time_over_shape(task: RecordedTask, anchor: str) -> Figure:
     numbers = (*(f"best {g}" for g in groups), "its time", "behind the best")
     columns = ("shape", *numbers[:-2], "dispatched", *numbers[-2:])
     return Figure(anchor, title, _shape_summary(task, contenders), chart, table(columns, rows, numbers))
+
+
+def variants_table(task: RecordedTask, anchor: str) -> Table:
+    """Return the variants that the figure of a task names, with their times and steps. anchor: id of the figure"""
+    rows: list[list[Cell]] = []
+    for key in task.named_variants:
+        variant, times = task.variants.get(key), task.medians.get(key, {})
+        if variant is None and task.plan is not None:
+            variant = task.plan[1].get(key)
+        if variant is not None:
+            timed = ", ".join(f"{task.shape_text(s)}: {seconds_text(times[s])}" for s in task.shapes if s in times)
+            place = Anchor(variant_text(variant), _place(key, anchor), True)
+            rows.append([place, key[:12], timed or "-", _steps(variant)])
+    caption = "`relax-tune show MODEL --task NAME --of KEY --what source` prints the source of a variant."
+    return table(("variant", "key", "median times", "steps"), rows, title=f"Variants: {task.name}", caption=caption)
+
+
+def _steps(variant: VariantRecord) -> str:
+    """Return the steps of a schedule as Python."""
+    try:
+        return Trace.from_json(variant.trace).as_python(variant.values) or "-"
+    except (RelaxTuneError, ValueError, KeyError, TypeError):  # several parts, or steps of a later version
+        return variant.trace
+
+
+def _to_variant(text: str, key: str | None, anchor: str) -> Cell:
+    return text if key is None else Anchor(text, _place(key, anchor))
+
+
+def _place(key: str, anchor: str) -> str:
+    return f"{anchor}-{key[:12]}"
 
 
 def _quantiles(values: Sequence[float], most: int) -> list[float]:

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -54,6 +54,8 @@ class RecordedTask:
         calls: Number of calls in one run of the model; None if unknown.
         weights: Anchors with their weights; empty for the shapes that most batches have, with equal weights.
         runs: Ids of the runs whose search and failures are shown; None for all.
+        text: Text of the tensor function; empty if unknown.
+        regime: State of the caches of its records.
     """
 
     key: str
@@ -64,11 +66,17 @@ class RecordedTask:
     calls: int | None = None
     weights: Mapping[Shape, float] | None = None
     runs: frozenset[str] | None = None
+    text: str = ""
+    regime: str = "warm"
 
     @cached_property
     def shown_records(self) -> list[Measurement]:
         """Records of the shown runs."""
         return [r for r in self.records if self.runs is None or r.job in self.runs]
+
+    def of_runs(self) -> RecordedTask:
+        """Return the task with the records of its shown runs only."""
+        return self if self.runs is None else replace(self, records=self.shown_records, plan=None, runs=None)
 
     @cached_property
     def _pooled(self) -> tuple[dict[str, dict[Shape, float]], dict[str, VariantRecord]]:
@@ -132,6 +140,17 @@ class RecordedTask:
         """Return the median seconds of the dispatched variant at a shape; None if it was not timed there."""
         key = self.dispatched(shape)
         return None if key is None else self.medians.get(key, {}).get(shape)
+
+    def fastest(self, shape: Shape, group: Group) -> str | None:
+        """Return the key of the variant of a group with the smallest median seconds at a shape."""
+        timed = ((rows[shape], key) for key, rows in self.medians.items() if shape in rows)
+        return min((t for t in timed if group_of(self.variants[t[1]]) == group), default=(0.0, None))[1]
+
+    @cached_property
+    def named_variants(self) -> tuple[str, ...]:
+        """Keys of the variants that are dispatched at a shape, or the fastest of their group there."""
+        keys = (k for s in self.shapes for k in (self.dispatched(s), *(self.fastest(s, g) for g in GROUPS)))
+        return tuple(dict.fromkeys(k for k in keys if k is not None))
 
     def regret(self, shape: Shape) -> float | None:
         """Return the relative excess of the dispatched variant's time over the best time on record at a shape."""

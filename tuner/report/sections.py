@@ -6,13 +6,15 @@ Tests: `tests/tuner/report/test_report.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relax_tune.database.counts import TaskStats, UnitStats
 from relax_tune.database.records import Target
+from relax_tune.database.store import Store
+from relax_tune.tuner.report.analysis import comparison, importance, roofline
 from relax_tune.tuner.report.devices import recorded_units
 from relax_tune.tuner.report.listings import target_facts
-from relax_tune.tuner.report.pictures import convergence, failures, model_time, regret, time_over_shape
+from relax_tune.tuner.report.pictures import convergence, failures, model_time, regret, time_over_shape, variants_table
 from relax_tune.tuner.report.recorded import RecordedTask
 from relax_tune.tuner.report.subject import Cell, Facts, Figure, PageLink, Section, Table, table
 from relax_tune.tuner.report.texts import moment_text, named, seconds_text
@@ -28,10 +30,14 @@ class Limits:
     Attributes:
         tasks: Number of tasks of a device with a separate figure.
         records: Records of a device to read for figures; None for all.
+        named: A part of the names of the tasks to show; empty for all.
+        other: Another store, to compare with, and its name; None without.
     """
 
     tasks: int = TASKS
     records: int | None = None
+    named: str = ""
+    other: tuple[Store, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class DeviceView:
         tasks: Tasks with their records, the costliest first; empty where reading them would take too long.
         notes: Sentences on invalid records, and on what is left out.
         counts: Counts of the tasks in the database.
+        others: The tasks of another store, to compare with; None without.
     """
 
     target: Target
@@ -49,18 +56,24 @@ class DeviceView:
     units: tuple[UnitStats, ...]
     notes: tuple[str, ...] = ()
     counts: tuple[TaskStats, ...] = ()
+    others: tuple[RecordedTask, ...] | None = None
 
 
 def sections_of(devices: Sequence[DeviceView], facts: Facts, notes: Sequence[str], limits: Limits) -> list[Section]:
     """Return all sections of a report: an overview with these facts and notes, and the devices."""
     sections = [Section("overview", "Overview", (*facts, *_counts(devices)), tuple(notes))]
     for number, view in enumerate(devices, 1):
-        sections += [device_section(view, f"device{number}"), tasks_section(view, f"device{number}", limits.tasks)]
+        anchor = f"device{number}"
+        view = replace(view, tasks=tuple(t for t in view.tasks if limits.named in t.name))
+        sections += [
+            device_section(view, anchor, limits.other[1] if limits.other else ""),
+            *tasks_sections(view, anchor, limits.tasks),
+        ]
     return sections
 
 
-def device_section(view: DeviceView, anchor: str) -> Section:
-    """Return the section of a device: its facts, and the figures over all tasks."""
+def device_section(view: DeviceView, anchor: str, name: str = "") -> Section:
+    """Return the section of a device: its facts, and the figures over all tasks. name: of the records to compare with"""
     tasks = view.tasks
     figures: list[Figure] = [
         model_time(tasks, f"{anchor}-time"),
@@ -68,22 +81,27 @@ def device_section(view: DeviceView, anchor: str) -> Section:
         convergence(tasks, f"{anchor}-trials", "trials"),
         convergence(tasks, f"{anchor}-seconds", "seconds"),
         failures(tasks, f"{anchor}-failures"),
+        importance(tasks, f"{anchor}-importance"),
+        roofline(tasks, f"{anchor}-roofline"),
     ]
+    if view.others is not None:
+        figures.insert(0, comparison(tasks, view.others, name, f"{anchor}-comparison"))
     units = recorded_units(view.units, [r for t in tasks for r in t.records], f"{anchor}-units")
     title = f"Device {view.target.kind}: {view.target.name}"
     shown = figures if tasks or not view.counts else ()
     return Section(anchor, title, target_facts(view.target), view.notes, (*shown, units))
 
 
-def tasks_section(view: DeviceView, anchor: str, most: int) -> Section:
-    """Return the section of a device's tasks: their counts, and a figure for each of the costliest."""
+def tasks_sections(view: DeviceView, anchor: str, most: int) -> list[Section]:
+    """Return the sections of a device's tasks: their counts, a figure for each of the costliest, and the variants that these name."""
     shown = view.tasks[:most]
     notes = (f"The {len(shown)} costliest of {len(view.tasks)} tasks have a picture.",)
     figures = tuple(time_over_shape(t, f"{anchor}-task{n}") for n, t in enumerate(shown, 1))
     tables = (_tasks_table(view),) if view.counts else ()
-    return Section(
-        f"{anchor}-tasks", f"Tasks on {view.target.name}", (), notes if len(view.tasks) > most else (), figures, tables
-    )
+    variants = tuple(variants_table(t, f"{anchor}-task{n}") for n, t in enumerate(shown, 1) if t.named_variants)
+    name, shown_notes = view.target.name, notes if len(view.tasks) > most else ()
+    pictures = Section(f"{anchor}-tasks", f"Tasks on {name}", (), shown_notes, figures, tables)
+    return [pictures, *([Section(f"{anchor}-variants", f"Variants on {name}", tables=variants)] if variants else [])]
 
 
 def _tasks_table(view: DeviceView) -> Table:

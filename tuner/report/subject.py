@@ -34,6 +34,23 @@ class PageLink:
 
 
 @dataclass(frozen=True, slots=True)
+class Anchor:
+    """A text that leads to a place of the same page, or that is this place.
+
+    Attributes:
+        id: Id of the place.
+        is_target: Whether it is the place.
+    """
+
+    text: str
+    id: str
+    is_target: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
 class TrialCount:
     """Measured and planned candidates."""
 
@@ -44,7 +61,7 @@ class TrialCount:
         return f"{self.measured}/{self.planned}"
 
 
-Cell = str | PageLink | TrialCount
+Cell = str | PageLink | Anchor | TrialCount
 Facts = tuple[tuple[str, Cell], ...]
 """Names and values."""
 

@@ -51,7 +51,7 @@ def run(order: WorkOrder, emit: Emit) -> int:
         path = content.fetch_model(order.model, folder / "model")
         profile = None if order.profile is None else str(content.fetch_file(order.profile, folder / "profile.json"))
         chosen = order.settings(profile)
-        module = load_model(path, order.bounds or None, chosen.cache_dtype, trust=chosen.trust_model)
+        module = load_model(path, order.bounds or None, **chosen.import_options)
         with (
             contextlib.closing(open_runner(chosen, _tell)) as runner,
             open_store(chosen.db, wait_secs=chosen.wait_secs, notice=_tell) as store,

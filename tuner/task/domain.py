@@ -261,7 +261,9 @@ def _prime(most: int, least: int) -> int:
 def _value(e: Expr, values: Mapping[Var, int]) -> int:
     result = as_int(simplify(substitute(e, {v: const(x) for v, x in values.items()})))
     if result is None:
-        raise UserError(f"the size {e!r} depends on symbols without declared bounds; declare them with --bound")
+        raise UserError(
+            f"the size {e!r} depends on symbols without declared bounds; declare them (bounds=, or --bound)"
+        )
     return result
 
 

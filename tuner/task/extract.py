@@ -137,7 +137,7 @@ def _tuned_ranges(
         matches = [v for v in ranges if v.name == name]
         if not matches:
             known = ", ".join(v.name for v in ranges) or "none"
-            raise UserError(f"--bound {name}: expected a symbol of the model, which has {known}")
+            raise UserError(f"bound of {name}: expected a symbol of the model, which has {known}")
         ranges.update(dict.fromkeys(matches, narrower))
     return ranges
 

@@ -21,6 +21,7 @@ from relax_tune.runtime.model import Model
 from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.program.scalars import WIDTH, Opcode
 from relax_tune.runtime.signature import TensorSpec
+from relax_tune.summary import bounds_advice
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -55,7 +56,7 @@ class SizeLimit:
         """Return a remedy for a size of `count` above the limit."""
         if self.symbol is None:
             return "give a shorter text"
-        return f"build it with a larger bound (--bound {self.symbol}=1:{count}, in Python bounds)"
+        return f"build it with a larger bound ({bounds_advice(self.symbol, 1, count)})"
 
 
 def limit_of(artifact: Artifact, dim: int) -> SizeLimit:

@@ -68,7 +68,8 @@ class GgufFile:
         self._read()
 
     def wrong(self, expected: str, actual: object) -> ParseError:
-        return ParseError(f"{self.path}: expected {expected}, got {actual!r:.80}; download the file again")
+        got = actual if isinstance(actual, str) else repr(actual)  # a text is a statement of this module
+        return ParseError(f"{self.path}: expected {expected}, got {got:.80}; download the file again")
 
     def _read(self) -> None:
         if self.data[: len(MAGIC)] != MAGIC:
@@ -86,12 +87,12 @@ class GgufFile:
         for _ in range(keys):
             name = self._text("the name of a key")
             if name in self.fields:
-                raise self.wrong("each key once", name)
+                raise self.wrong("each key once", f"{name!r} twice")
             self.fields[name] = self._value(self._one("I"), name)
         for _ in range(tensors):
             name = self._text("the name of a tensor")
             if name in self.tensors:
-                raise self.wrong("each tensor once", name)
+                raise self.wrong("each tensor once", f"{name!r} twice")
             self.tensors[name] = self._tensor(name)
         self._place()
 
@@ -114,8 +115,11 @@ class GgufFile:
             raise self.wrong(f"general.alignment as a power of two up to {MOST_ALIGNMENT}", alignment)
         first = -(-self._at // alignment) * alignment
         for name, t in self.tensors.items():
-            if t.begin % alignment or first + t.begin > len(self.data):
+            if t.begin % alignment:
                 raise self.wrong(f"the place of tensor {name} in the file, a multiple of {alignment}", t.begin)
+            if first + t.begin >= len(self.data):
+                end = f"the end of the file after {len(self.data)} bytes"
+                raise self.wrong(f"tensor {name} at byte {first + t.begin} of the file", end)
             self.tensors[name] = Stored(t.shape, t.kind, first + t.begin)
 
     def bytes_of(self, name: str, size: int) -> NDArray[np.uint8]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.frontend.gguf.file import GgufFile
+from relax_tune.summary import listed
 
 READABLE = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
@@ -83,10 +84,10 @@ class GgufWeights:
         """Return the dims of a tensor. Raises ParseError if it is missing."""
         if name not in self.file.tensors:
             layer = name.rpartition(".")[0].partition(".weight")[0]
-            near = sorted(n for n in self.names if n.startswith(layer))[:6] or sorted(self.names)[:6]
+            near = sorted(n for n in self.names if n.startswith(layer)) or sorted(self.names)
+            present = f"there are {listed(near, 6)}" if near else "the file has no tensors"
             raise ParseError(
-                f"{self.path}: expected a tensor {name!r:.80}, got none; there are {', '.join(near)} and others; is the file complete, "
-                "and of this architecture?"
+                f"{self.path}: expected a tensor {name!r:.80}, got none; {present}; is the file complete, and of this architecture?"
             )
         return self.file.tensors[name].shape
 

@@ -32,7 +32,8 @@ f32, attention_mask (b, s) i64)` gives `frame_mask (b, f) i64` before the keys, 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -40,6 +41,8 @@ from typing import Any, Literal, get_args
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.frontend.hf.adapter import CONFIG as ADAPTER
+from relax_tune.ir.frontend.hf.adapter import MERGE, AdaptedWeights
 from relax_tune.ir.frontend.hf.config import BATCH, Bounds, ConfigFields, SymbolRange, read_config, symbol_bounds, upper
 from relax_tune.ir.frontend.hf.families.decoders import DECODERS, read_decoder_as_encoder
 from relax_tune.ir.frontend.hf.families.encoder_decoders import ENCODER_DECODERS, read_encoder_decoder
@@ -97,6 +100,7 @@ def load_hf(
     bounds: Bounds | None = None,
     every_position: bool = False,
     cache_dtype: CacheType = "f32",
+    adapter: str | Path | None = None,
 ) -> IRModule:
     """Import a Hugging Face model by the `model_type` of its config.json.
 
@@ -111,21 +115,23 @@ def load_hf(
         bounds: inclusive (lower, upper) of the symbols `b`, `n`, `m`, `s`; default: at least 1, at most the positions of the model
         every_position: decoders: logits of `prefill` are (b, n, vocabulary)
         cache_dtype: decoders: type of stored keys and values
+        adapter: folder of a LoRA adapter, which is merged into the weights
 
     Raises:
         ParseError: for files that cannot be read or do not fit together.
         UserError: for bounds that the model cannot have.
     """
-    _check_names(pooling, cache_dtype)
     root = Path(folder)
+    _check_arguments(root, pooling, cache_dtype)
     modules = read_modules(root) if (root / MODULES).is_file() else None
     inner = root if modules is None else modules.inner
     static = modules is not None and modules.static
     data: Mapping[str, Any] = {"model_type": MODEL2VEC} if static else read_config(inner)
     where = str(inner / "config.json")
     requested = pooling is not None or normalize is not None
-    options = _EncoderOptions(root, inner, modules, pooling, normalize, bounds)
+    options = _EncoderOptions(root, inner, modules, pooling, normalize, bounds, adapter)
     if data.get("model_type") == MODEL2VEC:
+        _refuse_adapter(MODEL2VEC, adapter)
         _refuse_options_of_decoders(MODEL2VEC, cache_dtype, every_position)
         return _load_static(options, data, where)
     kind = _model_type(data, where)
@@ -136,17 +142,40 @@ def load_hf(
     if kind in LOADERS:
         ConfigFields(data, where).only(CONFIG, None)
         _refuse_options_of_decoders(kind, cache_dtype, every_position)
+        _refuse_adapter(kind, adapter)
         return LOADERS[kind](root, data, where, bounds)
     if kind in DECODERS or kind in WITH_IMAGES:
         stack = read_decoder(DECODERS[kind], data, where) if kind in DECODERS else read_text_model(data, where)
-        return load_decoder(stack, open_weights(root, data, where), bounds, every_position, cache_dtype)
+        with _opened(root, data, where, adapter) as weights:
+            return load_decoder(stack, weights, bounds, every_position, cache_dtype)
     data = with_preprocessor(data, inner)
     model = read_pair(data, where) if kind in PAIRS else read_encoder_decoder(data, where)
+    with _opened(root, data, where, adapter) as weights:
+        return _load_encoder_decoder(model, weights, bounds, every_position, cache_dtype)
+
+
+@contextmanager
+def _opened(root: Path, data: Mapping[str, Any], where: str, adapter: str | Path | None) -> Iterator[Weights]:
+    """Open the weights of a folder, with an adapter merged in, and warn in the end of what was not read."""
     weights = open_weights(root, data, where)
-    return _load_encoder_decoder(model, weights, bounds, every_position, cache_dtype)
+    if adapter is None:
+        yield weights
+        return
+    adapted = AdaptedWeights(weights, Path(adapter))
+    yield adapted
+    adapted.warn_of_unread()
 
 
-def _check_names(pooling: str | None, cache_dtype: str) -> None:
+def _refuse_adapter(kind: str, adapter: str | Path | None) -> None:
+    if adapter is not None:
+        raise UserError(f"adapter: expected an encoder or a decoder of text or sound, got {kind}; {MERGE}")
+
+
+def _check_arguments(root: Path, pooling: str | None, cache_dtype: str) -> None:
+    if (root / ADAPTER).is_file() and not (root / "config.json").exists():
+        raise ParseError(
+            f"{root}: expected a model, got the folder of a LoRA adapter; give the model, and this as adapter"
+        )
     for name, value, known in (("pooling", pooling or "none", Pooling), ("cache_dtype", cache_dtype, CacheType)):
         if value not in get_args(known):
             names = ", ".join(get_args(known))
@@ -204,6 +233,7 @@ class _EncoderOptions:
         root: folder of sentence-transformers' modules
         inner: folder of the first module
         pooling, normalize: replace the modules or head of the folder
+        adapter: folder of an adapter
     """
 
     root: Path
@@ -212,6 +242,7 @@ class _EncoderOptions:
     pooling: Pooling | None
     normalize: bool | None
     bounds: Bounds | None
+    adapter: str | Path | None
 
     @property
     def requested(self) -> list[Stage] | None:
@@ -261,8 +292,8 @@ def _load_encoder(options: _EncoderOptions, data: Mapping[str, Any], where: str)
     span = symbol_bounds(symbols, options.bounds)
     # texts whose words' logits are pooled are not pairs
     typed = head is not None and (modules is None or modules.head != TASKS["fill-mask"])
-    weights = open_weights(options.inner, data, where)
-    return encoder_module(stack, weights, span["b"], span.get("n"), stages, typed=typed, names=names)
+    with _opened(options.inner, data, where, options.adapter) as weights:
+        return encoder_module(stack, weights, span["b"], span.get("n"), stages, typed=typed, names=names)
 
 
 def with_preprocessor(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:

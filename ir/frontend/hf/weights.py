@@ -56,12 +56,16 @@ def _json(path: Path, expected: str) -> Any:
 
 
 class HfWeights:
-    """Tensors of a model folder, read one at a time from mapped files. Raises ParseError for unreadable files."""
+    """Tensors of a model folder, read one at a time from mapped files. Raises ParseError for unreadable files.
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / WEIGHTS
+    Args:
+        file: name of the file of all tensors
+    """
+
+    def __init__(self, folder: Path, file: str = WEIGHTS) -> None:
+        self.path = folder / file
         self._files: dict[str, tuple[Path, Any]] = {}
-        if not self.path.is_file() and (folder / INDEX).is_file():
+        if file == WEIGHTS and not self.path.is_file() and (folder / INDEX).is_file():
             self.path = folder / INDEX
             self._open_shards(folder)
         else:

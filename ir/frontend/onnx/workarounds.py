@@ -51,8 +51,10 @@ def fix_numbers(numbers: Mapping[str, int | None], node: str) -> str:
     Args:
         numbers: The inputs, with a value of each, if one is known.
     """
-    bounds = " ".join(f"--bound {name}={v}:{v}" for name, n in numbers.items() for v in ("VALUE" if n is None else n,))
-    return f"fix what the condition of If {node!r} reads, which leaves out its other side, such as {bounds}"
+    values = {name: "VALUE" if n is None else str(n) for name, n in numbers.items()}
+    python = ", ".join(f"{name!r}: ({v}, {v})" for name, v in values.items())
+    flags = " ".join(f"--bound {name}={v}:{v}" for name, v in values.items())
+    return f"fix what the condition of If {node!r} reads, which leaves out its other side, such as bounds={{{python}}}, or {flags}"
 
 
 def element_types() -> str:

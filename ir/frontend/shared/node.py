@@ -18,7 +18,10 @@ from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 
 Number = Union[int, float, bool]
-FIXED_DIMS = "export the model with numbers as these dims, or fix dims of an ONNX file by equal bounds (--bound n=4:4)"
+FIXED_DIMS = (
+    "export the model with numbers as these dims, or fix dims of an ONNX file by equal bounds (bounds={'n': (4, 4)}, or "
+    "--bound n=4:4)"
+)
 
 
 class WrongValueError(ParseError):

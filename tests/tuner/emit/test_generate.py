@@ -168,7 +168,7 @@ def test_generation_of_wrong_arguments_is_refused(llama: tuple[rt.Artifact, dict
         (
             three,
             {"num_beams": 5},
-            "expected at most 4, the rows that the model takes, got 5; build it with --bound b=1:5",
+            r"expected at most 4, .*, got 5; build it with bounds=\{'b': \(1, 5\)\}, or --bound b=1:5",
         ),
         (
             three,

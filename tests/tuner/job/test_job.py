@@ -223,7 +223,7 @@ def test_overrides_narrow_the_ranges_and_must_name_symbols() -> None:
     job = narrowed(device_job(feed_forward(), PAPER_DEVICE, MemoryStore(), QUICK), {"n": Range(4, 8)})
     assert all(p[0] in range(4, 9) for t in job.tasks for p in t.domain.points)
     assert job.build().program.symbols[0].upper == 128
-    with pytest.raises(UserError, match=r"--bound m.*has n"):
+    with pytest.raises(UserError, match=r"bound of m.*has n"):
         extract_tasks(job.lowered, 6, {"m": Range(1, 2)})
 
 

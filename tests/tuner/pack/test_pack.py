@@ -36,7 +36,7 @@ from relax_tune.tuner.job.lowered_model import model_key
 from relax_tune.tuner.learn.device_records import similar_targets
 from relax_tune.tuner.learn.similar_devices import winners
 from relax_tune.tuner.learn.warm_start import RecordedHistory
-from relax_tune.tuner.pack.install import Installation, Installer
+from relax_tune.tuner.pack.install import Installation, Installer, install
 from relax_tune.tuner.pack.pack import ModelPack, make_pack, read_pack
 from relax_tune.tuner.settings import Settings
 
@@ -308,6 +308,18 @@ def test_record_of_another_hand_in_a_pack_is_not_dispatched(packed: Path) -> Non
     for measure in (True, False):
         made, _ = installed(pack, measure=measure)
         assert all(foreign.key not in p.plan.variants for p in made.built.plans.values())
+
+
+def test_install_that_requires_records_refuses_plans_of_other_devices(packed: Path) -> None:
+    with pytest.raises(BuildError, match="expected a measured record of every task"):
+        install(packed, target="c", db="memory://", measure=False, require_measured=True)
+
+
+def test_install_takes_the_best_device_and_names_arguments(packed: Path) -> None:
+    made = install(packed, db="memory://", measure=False, self_test=False, target="cpu")
+    assert made.job.device.kind in ("c", "opencl")
+    with pytest.raises(UserError, match=r"^wait_secs= expects"):
+        install(packed, db="memory://", wait_secs=0)
 
 
 def test_install_notes_records_of_functions_made_otherwise(packed: Path) -> None:

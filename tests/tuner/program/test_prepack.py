@@ -145,6 +145,7 @@ def test_weights_read_unpacked_as_well_stay() -> None:
     variant = call.variants[0]
     step = replace(variant.steps[0], buffers=(*variant.steps[0].buffers, w1))
     calls = (replace(call, variants=(replace(variant, steps=(step,)),)), *program.calls[1:])
-    programs, constants = pack_weights([replace(program, calls=calls)], built.packings, job.lowered.module.constants)
+    done = pack_weights([replace(program, calls=calls)], built.packings, job.lowered.module.constants)
+    programs, constants = done.programs, done.constants
     assert "w1" in constants and "w2" not in constants
     assert [b.name for b in programs[0].buffers if b.name == "w1"] == ["w1"]

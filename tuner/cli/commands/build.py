@@ -97,7 +97,7 @@ def build(
     policy = check_policy(policy)
     check_required(require_measured, policy, "--require-measured")
     kinds = compiled_kinds(cpu.split(",") if cpu is not None else (), chosen.target)
-    module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
+    module = load_model(model, parse_bounds(bound or []), **chosen.import_options)
     goal = read_goal(chosen, module, policy)
     path = artifact_path(model, chosen.target, out)
     check_destination(path, model_key(module), overwrite)

@@ -97,7 +97,7 @@ def plan(
             "--check looks at the current plans and --restore changes them, got both; leave one of them out"
         )
     chosen = settings.load()
-    module = load_model(subject, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
+    module = load_model(subject, parse_bounds(bound or []), **chosen.import_options)
     with open_store(chosen.db, create=restore is None, read_only=restore is None) as store:
         job = device_job(module, device_info(chosen.target, store), store, chosen)
         if restore is not None:

@@ -177,7 +177,7 @@ def _show_model(
     settings: Settings,
     verify: bool,
 ) -> Subject:
-    module = load_model(model, bounds, settings.cache_dtype, trust=settings.trust_model)
+    module = load_model(model, bounds, **settings.import_options)
     passes = passes_for(
         settings.qkv, dtype(settings.precision), settings.attention, {}, settings.activations, settings.weights
     )
@@ -213,7 +213,7 @@ def _show_model_task(
     settings: Settings,
     verify: bool,
 ) -> Subject:
-    module = load_model(model, bounds, settings.cache_dtype, trust=settings.trust_model)
+    module = load_model(model, bounds, **settings.import_options)
     store, notes = _records_of(settings.db)
     with contextlib.closing(store):
         job = device_job(module, device_info(settings.target, store), store, settings, verify=verify)

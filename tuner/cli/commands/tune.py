@@ -82,7 +82,7 @@ def tune(
     chosen, console = settings.load(), make_console(stderr=json)
     _check(chosen, settings, compare)
     path = artifact_path(model, chosen.target, out)
-    module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
+    module = load_model(model, parse_bounds(bound or []), **chosen.import_options)
     goal = read_goal(chosen, module)
     check_destination(path, model_key(module), overwrite)
     tell = partial(say, console)

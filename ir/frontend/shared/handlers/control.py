@@ -82,8 +82,11 @@ def _deciding_bound(w: Writer, cond: ImportedValue) -> str:
         if side in values:
             first = values.index(side)
             last = next((k for k in range(first, len(values)) if values[k] is not side), len(values)) - 1
-            parts.append(f"{v.name}={sizes[first]}:{sizes[last]}")
-    return f"; a bound that decides {test!r} leaves one side, such as --bound {' or '.join(parts)}"
+            parts.append((sizes[first], sizes[last]))
+    python, flags = (
+        " or ".join(form.format(v.name, *ends) for ends in parts) for form in ("{{{0!r}: ({1}, {2})}}", "{0}={1}:{2}")
+    )
+    return f"; a bound that decides {test!r} leaves one side, such as bounds={python}, or --bound {flags}"
 
 
 def _common(w: Writer, a: TensorInfo, b: TensorInfo) -> TensorInfo:

@@ -182,7 +182,7 @@ HUGE = 1 << 62
 @pytest.mark.parametrize("data, message", [
     (b"", "cannot mmap an empty file"), (b"GGML....", "which begins with GGUF"),
     (b"GGUF\x03", "expected 4 bytes of the header"),
-    (header(version=1), "expected GGUF version 2 or 3"), (header(version=3 << 24), "got 'big-endian'"),
+    (header(version=1), "expected GGUF version 2 or 3"), (header(version=3 << 24), "got big-endian"),
     (header(HUGE), "expected at most"), (header(0, HUGE), "expected at most"), (header(9), "bytes of the header"),
     (header(0, 1, struct.pack("<Q", HUGE)), f"expected {HUGE} bytes of the name of a key"),
     (header(0, 1, text(b"\xff")), "the name of a key in UTF-8"),
@@ -195,8 +195,8 @@ HUGE = 1 << 62
     (header(1, 0, text(b"t") + struct.pack("<I", 1 << 31)), "expected 1 to 4 dims of tensor t"),
     (header(1, 0, tensor(b"t", 1 << 32, 1 << 32)), "dims of tensor t from 1 to"),
     (header(1, 0, tensor(b"t", 0)), "dims of tensor t from 1 to"),
-    (header(1, 0, tensor(b"t", 4, begin=HUGE)), "the place of tensor t"),
-    (header(1, 0, tensor(b"t", 4, begin=3)), "the place of tensor t"),
+    (header(1, 0, tensor(b"t", 4, begin=HUGE)), "got the end of the file after"),
+    (header(1, 0, tensor(b"t", 4, begin=3)), "the place of tensor t in the file, a multiple of 32, got 3;"),
     (header(1, 0, tensor(b"t", 1 << 30) + bytes(64)), "bytes of tensor t"),
     (header(1, 0, tensor(b"t", 4, kind=77) + bytes(64)), "expected a type among F32, F16, BF16, Q4_0"),
     (header(1, 0, tensor(b"t", 4, kind=26) + bytes(64)), "got I32"),
@@ -215,6 +215,20 @@ def test_gguf_cut_anywhere_is_a_parse_error(make_gguf: Callable[..., Path], tmp_
     for size in [*range(0, 600, 7), *range(600, len(data) - 40, 997)]:
         (tmp_path / "cut.gguf").write_bytes(data[:size])
         refused(tmp_path / "cut.gguf")
+
+
+def test_gguf_cut_in_half_names_the_end_of_the_file(make_gguf: Callable[..., Path], tmp_path: Path) -> None:
+    data = make_gguf().read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(data[: len(data) // 2])
+    assert f"got the end of the file after {len(data) // 2} bytes; download" in refused(tmp_path / "cut.gguf")
+
+
+def test_gguf_without_a_tensor_lists_the_others(tmp_path: Path) -> None:
+    (tmp_path / "none.gguf").write_bytes(header())
+    (tmp_path / "two.gguf").write_bytes(header(2, 0, tensor(b"a", 8) + tensor(b"b", 8, begin=32) + bytes(99)))
+    for name, present in (("none", "the file has no tensors;"), ("two", "there are a, b; is")):
+        with pytest.raises(ParseError, match=present):
+            GgufWeights(GgufFile(tmp_path / f"{name}.gguf")).shape("output.weight")
 
 
 def test_gguf_keys_without_effect_are_accepted(make_gguf: Callable[..., Path]) -> None:

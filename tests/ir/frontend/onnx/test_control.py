@@ -405,7 +405,7 @@ def test_branches_of_two_ranks_where_a_bound_decides(bounds: dict[str, tuple[int
 
 
 def test_branches_of_two_ranks_without_a_bound_names_the_bound() -> None:
-    with pytest.raises(ParseError, match=r"n == 1 leaves one side, such as --bound n=1:1 or n=2:"):
+    with pytest.raises(ParseError, match=r"n == 1 leaves one side, such as bounds={.n.: "):
         load_onnx(model(SQUEEZED))
 
 

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from relax_tune.database.store import open_store
-from relax_tune.tuner.cli.commands.options import Json, SettingFlags, print_json, with_settings
+from relax_tune.tuner.cli.commands.options import Json, RequireMeasured, SettingFlags, print_json, with_settings
 from relax_tune.tuner.cli.destination import Out, Overwrite, check_destination, default_path
 from relax_tune.tuner.cli.report.console import make_console, print_sections, say
 from relax_tune.tuner.cli.report.progress import ProgressView
@@ -51,6 +51,7 @@ def install(
             help="Count the pack's times of this very device as measured here, and keep them in the database.",
         ),
     ] = False,
+    require_measured: RequireMeasured = False,
     out: Out = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -75,7 +76,7 @@ def install(
         tell(f"device: {job.device.kind}, {job.device.name}")
         tell(f"database: {store.where}")
         with ProgressView([(t.name, len(t.sites)) for t in job.tasks], console) as view:
-            installation = installer.run(job, runner, measure, view.report, tell)
+            installation = installer.run(job, runner, measure, view.report, tell, require_measured)
         records = {name: job.records(c.task.key, c.task.regime) for name, c in job.task_variants.items()}
     rows = task_rows(job.task_variants, installation.built.plans, records)
     saved = installation.artifact.save(path)

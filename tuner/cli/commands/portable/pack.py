@@ -40,7 +40,7 @@ def pack(
     """
     chosen = settings.load()
     console = make_console(stderr=json)
-    module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
+    module = load_model(model, parse_bounds(bound or []), **chosen.import_options)
     store, notes = open_records(chosen.db)
     with store:
         contents = make_pack(module, store, chosen)

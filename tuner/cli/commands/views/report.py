@@ -58,6 +58,18 @@ def report(
     tasks: Annotated[
         int, typer.Option("--tasks", metavar="N", help="Tasks of each device with a picture, the costliest first.")
     ] = TASKS,
+    task: Annotated[
+        str | None,
+        typer.Option("--task", metavar="TEXT", help="Show only tasks whose names contain this. [default: all]"),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            "--compare",
+            metavar="RUN|DATABASE",
+            help="Another run of this database, by the start of its id, or another database, to compare with.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write an HTML report of what tuning did.
@@ -71,7 +83,9 @@ def report(
         raise UserError(f"--tasks expects a number of at least 0, got {tasks}")
     check_needed(chosen.scheduler, *(settings.given[name] for name in ("ca", "certificate", "key")))
     environment()  # says what to install before anything is read
-    reported = _collect(subject, chosen, bound or [], Limits(tasks))
+    with contextlib.ExitStack() as stack:
+        other = None if compare is None else _compared_store(stack, compare, subject, chosen)
+        reported = _collect(subject, chosen, bound or [], Limits(tasks, None, task or "", other))
     tls = tls_files(chosen.ca, chosen.certificate, chosen.key)
     lent = None if chosen.scheduler is None else lent_now(chosen.scheduler, tls, chosen.wait_secs)
     if lent is not None:
@@ -84,12 +98,31 @@ def report(
         say(make_console(), f"wrote {path} ({size / 1e6:.1f} MB)")
 
 
+def _compared_store(
+    stack: contextlib.ExitStack, compare: str, subject: str | None, chosen: Settings
+) -> tuple[JobQueue, str]:
+    """Open the store to compare with. Raises UserError unless it is a database or one run."""
+    own = subject if subject is not None and _is_database(subject) else chosen.db
+    store = stack.enter_context(
+        contextlib.closing(open_queue(compare if _is_database(compare) else own, read_only=True))
+    )
+    if _is_database(compare):
+        return store, compare
+    runs = [run.id for run in store.jobs() if run.id.startswith(compare)]
+    if len(runs) != 1:
+        known = ", ".join(runs[:20]) or "none; see `relax-tune jobs runs`"
+        raise UserError(
+            f"--compare expects a database or the start of the id of one run, got {compare!r:.80}; it fits {known}"
+        )
+    return store, runs[0]
+
+
 def _collect(subject: str | None, chosen: Settings, bounds: Sequence[str], limits: Limits) -> Subject:
     """Return what an argument names, with its records. Raises UserError for what is nothing of these."""
     database = subject if subject is not None and _is_database(subject) else None
     if subject is not None and database is None and is_model(subject) and not subject.endswith(SUFFIX):
         with open_queue(chosen.db, read_only=True) as store:
-            module = load_model(subject, parse_bounds(list(bounds)), chosen.cache_dtype, trust=chosen.trust_model)
+            module = load_model(subject, parse_bounds(list(bounds)), **chosen.import_options)
             return of_job(device_job(module, device_info(chosen.target, store), store, chosen), subject, limits)
     if bounds:
         raise UserError(f"--bound expects a MODEL, got {subject or chosen.db or default_url()!r:.80}; leave it out")
