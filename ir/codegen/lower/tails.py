@@ -51,7 +51,6 @@ from relax_tune.ir.core.stmt import (
     when,
 )
 
-
 _THREADS: tuple[LoopKind, ...] = ("parallel", "group", "item")
 
 
