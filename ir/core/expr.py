@@ -33,6 +33,7 @@ class Expr:
         dtype: element type of the value.
         value: the number of a literal, None for other nodes.
         op, args: name and operands of an operation, empty for other nodes.
+        children: operands or indices.
     """
 
     __slots__ = ("__weakref__", "dtype")
@@ -40,10 +41,7 @@ class Expr:
     value: Number | None = None
     op: str = ""
     args: tuple[Expr, ...] = ()
-
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        return ()
+    children: tuple[Expr, ...] = ()
 
     def __add__(self, other: ExprLike) -> Expr:
         return add(self, other)
@@ -136,9 +134,9 @@ class Op(Expr):
     inner: tuple[Var | Load, ...] | None
     reach: int
 
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        return self.args
+
+# Walks read `children` millions of times in a build: a second name of a slot needs no call, unlike a property.
+Op.children = Op.__dict__["args"]
 
 
 class Load(Expr):
@@ -149,9 +147,8 @@ class Load(Expr):
     indices: tuple[Expr, ...]
     inner: tuple[Var | Load, ...] | None
 
-    @property
-    def children(self) -> tuple[Expr, ...]:
-        return self.indices
+
+Load.children = Load.__dict__["indices"]
 
 
 _consts: WeakValueDictionary[tuple[object, ...], Const] = WeakValueDictionary()
@@ -434,17 +431,20 @@ def postorder(roots: Iterable[Expr]) -> Iterator[Expr]:
     """Yield every distinct node under `roots`, children first, without recursion."""
     visited: set[Expr] = set()
     for root in roots:
-        stack: list[tuple[Expr, bool]] = [(root, False)]
+        stack: list[Expr | None] = [root]
         while stack:
-            node, ready = stack.pop()
-            if node in visited:
+            node = stack.pop()
+            if node is None:  # the children of the next one are done
+                node = stack.pop()
+            elif node in visited:
                 continue
-            if ready or not node.children:
-                visited.add(node)
-                yield node
-            else:
-                stack.append((node, True))
-                stack.extend((c, False) for c in reversed(node.children) if c not in visited)
+            elif children := node.children:
+                stack += (node, None)
+                stack += children[::-1]
+                continue
+            assert node is not None
+            visited.add(node)
+            yield node
 
 
 def transform(e: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:

@@ -2,8 +2,9 @@
 
 A loop `o` has conditions `base + o*T + r < bound` below it, r from inner loops and at most R - 1. The conditions hold
 in its first F = clamp((bound - base - R + T) // T, 0, extent) iterations, which drop them. The rest keeps them
-(`peel`). If one tile loop of extent T remains, `pow2` runs it in pieces of descending powers of two, chosen by the bits
-of the remainder. `exact` runs one tile of the remaining height, among bodies for all heights. Results are unchanged.
+(`peel`), and a tile of several vectors runs one vector at a time there: a copy for each would be most of the code. If one
+tile loop of extent T remains, `pow2` runs it in pieces of descending powers of two, chosen by the bits of the remainder.
+`exact` runs one tile of the remaining height, among bodies for all heights. Results are unchanged.
 
 Tests: `tests/ir/codegen/test_schedules.py`, `tests/ir/codegen/test_text.py`.
 """
@@ -37,16 +38,20 @@ from relax_tune.ir.core.stmt import (
     For,
     IfThenElse,
     Let,
+    LoopKind,
     Stmt,
     accesses,
     loops,
     own_accesses,
     redirect,
+    rewrite,
     seq,
     stores,
     substitute_stmt,
     when,
 )
+
+_THREADS: tuple[LoopKind, ...] = ("parallel", "group", "item")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,7 +185,8 @@ class _Splitter:
         full, single = self._full(f, guards)
         dropped = {g.cond for g in guards}
         fast = _drop(f.body, dropped)
-        rest = self._pieces(f, guards, dropped) if f.tail in ("pow2", "exact") else None
+        in_pieces = f.tail in ("pow2", "exact")
+        rest = self._pieces(f, guards, dropped) if in_pieces else self._strips(f, guards, dropped)
         slow = self._clone(f.body, self._private(f)) if rest is None else rest
         known = as_constant(algebra.static(full))
         limit = Var(f"{f.var.name}_full")
@@ -249,13 +255,15 @@ class _Splitter:
             self.homes[copy] = self.homes[b]
         return redirect(n, lambda b, i: (fresh[b], i) if b in fresh else None) if fresh else n
 
-    def _pieces(self, f: For, guards: tuple[TileGuard, ...], conds: set[Expr]) -> Stmt | None:
-        """Return the last tile as pieces of T/2 .. 1 rows, or for `exact` as one of T-1 .. 1 rows; None if not applicable.
+    def _tile_loops(
+        self, f: For, guards: tuple[TileGuard, ...], conds: set[Expr], private: frozenset[Buffer]
+    ) -> set[Var] | None:
+        """Return the tile loops, and the loops that fill private buffers for them; None if the last tile cannot be cut.
 
         All conditions must agree on one bound, and each must have one tile loop of extent T. Every statement must be under the condition
         or store to memory private to the iteration.
         """
-        g, private = guards[0], self._private(f)
+        g = guards[0]
         if any((x.tile, x.rest) != (g.tile, g.rest) or x.reach != g.tile for x in guards):
             return None
         if g.tile < 2 or any(len(x.inner) != 1 or x.inner[0][1:] != (1, g.tile) for x in guards):
@@ -263,7 +271,44 @@ class _Splitter:
         if any(s.buffer not in private for s in _unguarded(f.body, conds)):
             return None
         tiles = {x.inner[0][0] for x in guards}
-        tiles |= _matching_tiles(f, tiles, g.tile, private)
+        return tiles | _matching_tiles(f, tiles, g.tile, private)
+
+    def _strips(self, f: For, guards: tuple[TileGuard, ...], conds: set[Expr]) -> Stmt | None:
+        """Return the last tile of several vectors as a loop over single vectors, the last one masked; None if not applicable.
+
+        A tile of constant width has no dead vectors, and items of a group share its barriers: both stay whole.
+        """
+        g, private, lanes, algebra = guards[0], self._private(f), self.lanes, self.algebra
+        if g.tile % lanes or g.tile <= lanes or as_constant(g.rest) is not None or loops(f.body, *_THREADS):
+            return None
+        tiles = self._tile_loops(f, guards, conds, private)
+        if tiles is None or any(m.kind != "vectorized" for m in loops(f.body) if m.var in tiles):
+            return None
+        left, strip, remaining = (Var(f"{f.var.name}_{name}") for name in ("left", "strip", "width"))
+        algebra.ranges[left] = (0, g.tile - 1)
+        algebra.ranges[strip] = (0, g.tile // lanes - 1)
+        algebra.ranges[remaining] = (1, lanes)
+        in_strip = {t: Var(t.name) for t in tiles}
+        algebra.ranges |= dict.fromkeys(in_strip.values(), (0, lanes - 1))
+        bounds = {x.cond: lt(in_strip[x.inner[0][0]], remaining) for x in guards}
+
+        def narrower(m: Stmt) -> Stmt:
+            return replace(m, var=in_strip[m.var], extent=const(lanes)) if isinstance(m, For) and m.var in tiles else m
+
+        body = map_conjuncts(f.body, lambda c: bounds.get(c, c))
+        body = substitute_stmt(body, {t: strip * lanes + v for t, v in in_strip.items()})
+        body = self._clone(rewrite(body, narrower), private)
+        amount = algebra.expr(plus(g.rest, {(f.var,): -g.tile}))
+        each = Let(remaining, minimum(left - strip * lanes, lanes), body)
+        every = For(strip, floordiv(left + (lanes - 1), const(lanes)), each)
+        return Let(left, maximum(minimum(amount, g.tile - 1), 0), every)
+
+    def _pieces(self, f: For, guards: tuple[TileGuard, ...], conds: set[Expr]) -> Stmt | None:
+        """Return the last tile as pieces of T/2 .. 1 rows, or for `exact` as one of T-1 .. 1 rows; None if not applicable."""
+        g, private = guards[0], self._private(f)
+        tiles = self._tile_loops(f, guards, conds, private)
+        if tiles is None:
+            return None
         algebra = self.algebra
         left = Var(f"{f.var.name}_left")
         algebra.ranges[left] = (0, g.tile - 1)

@@ -181,16 +181,21 @@ class CFamilyPrinter(CopyPrinter):
         parts = [] if count is None else [count]
         kind = INDEX if self.spans is not None else i64
         nonempty = count is None
+        within = count is None and len(conds) == 1
         for c in conds:
             slack = self.lane_slack(c)
-            low = self.algebra.interval(slack)[0]
+            low, high = self.algebra.interval(slack)
             nonempty = nonempty and low is not None and low > 0
+            within = within and high is not None and high <= lane.width
             kind = i64 if self.slack_type(slack) is i64 else kind
             parts.append(self.slack_text(slack, lane.width))
         smallest = parts[0]
         for p in parts[1:]:
             smallest = f"{self.prelude.helper('min', kind, 1)}({smallest}, {p})"
-        name, mask = self.fresh("n"), self.fresh("m")
+        if nonempty and within and smallest.isidentifier():  # in the scope around it, whose offsets it shares
+            self.active_lanes(smallest, body)
+            return
+        name = self.fresh("n")
         with self.indented("{"):
             if nonempty and smallest.isdigit():
                 name = str(min(int(smallest), lane.width))
@@ -199,15 +204,21 @@ class CFamilyPrinter(CopyPrinter):
                 self.line(self.constant(self.prelude.storage(kind), name, f"{least}({smallest}, {lane.width})"))
             # without active lanes the region is skipped: its bounds may be negative, and its addresses out of bounds
             with self.indented("{" if nonempty else f"if ({name} > 0) {{"):
-                iota = self.prelude.helper("iota", i32, lane.width)
-                splat = self.prelude.helper("splat", i32, lane.width)
-                active = f"{iota}() < {splat}({self.as_int32(name)})"
-                self.line(self.constant(self.temporary_type(bool_, lane.width), mask, active))
-                begin = len(self.lines)
-                with self.lanes_of(Lane(lane.var, lane.start, lane.width, lane.symbol, name, mask, lane.nontemporal)):
-                    self.statement(body)
-                if not any(re.search(rf"\b{mask}\b", line) for line in self.lines[begin:]):
-                    del self.lines[begin - 1]  # masked loads and stores take the number of lanes
+                self.active_lanes(name, body)
+
+    def active_lanes(self, count: str, body: Stmt) -> None:
+        """Print `body` for the first `count` lanes."""
+        lane, mask = self.lane, self.fresh("m")
+        assert lane is not None
+        iota = self.prelude.helper("iota", i32, lane.width)
+        splat = self.prelude.helper("splat", i32, lane.width)
+        active = f"{iota}() < {splat}({self.as_int32(count)})"
+        self.line(self.constant(self.temporary_type(bool_, lane.width), mask, active))
+        begin = len(self.lines)
+        with self.lanes_of(Lane(lane.var, lane.start, lane.width, lane.symbol, count, mask, lane.nontemporal)):
+            self.statement(body)
+        if not any(re.search(rf"\b{mask}\b", line) for line in self.lines[begin:]):
+            del self.lines[begin - 1]  # masked loads and stores take the number of lanes
 
     def declare(self, n: Declare) -> None:
         with self.indented("{"):

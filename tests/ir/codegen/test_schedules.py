@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.ir.codegen import codegen_cases as make
-from tests.ir.codegen.codegen_runner import CANARY, Compiled, opened
+from tests.ir.codegen.codegen_runner import CANARY, TARGETS, Compiled, opened
 from tests.support.effort import examples, some
 
 from relax_tune.ir.core.dtype import DType, bf16, bool_, f16, f32, f64, i8, i32, i64, u8
@@ -233,6 +233,20 @@ def test_nan_and_infinity_agree_with_numpy(device: tuple[str, Device]) -> None:
             with np.errstate(all="ignore"):
                 run_prim(func, [x, expected])
             np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("vectors", [2, 3, 6])
+def test_rest_of_a_tile_of_several_vectors(device: tuple[str, Device], vectors: int) -> None:
+    language, machine = device
+    lanes = TARGETS[language].lanes
+    tile = vectors * lanes
+    func = make.pointwise(language, (1, tile), ("serial", "vectorized"), ("peel", "peel"), lambda x: x * 2.0 + 1.0)
+    run = Compiled(machine, language, func)
+    for n in (0, 1, lanes - 1, lanes, lanes + 1, tile - 1, tile, tile + 1, 2 * tile + lanes + 3):
+        x = np.random.default_rng(n).standard_normal(n, np.float32)
+        (y,) = run([x, np.empty_like(x)])
+        np.testing.assert_array_equal(y, x * 2 + 1, err_msg=str(n))
 
 
 @pytest.mark.process

@@ -54,6 +54,16 @@ def test_accumulators_are_named_vectors(language: str) -> None:
     assert "* 64" in text and "< 64;" in text
 
 
+def test_wider_tiles_have_no_more_code_for_the_rest() -> None:
+    lanes = TARGETS["c"].lanes
+    masked = set()
+    for vectors in (2, 3, 6):
+        func = make.pointwise("c", (1, vectors * lanes), ("serial", "vectorized"), ("peel", "peel"), lambda x: x * 2.0)
+        text = body_of(generate(func, TARGETS["c"]).source)
+        masked.add((text.count("rt_loadm_"), text.count("rt_storem_")))
+    assert masked == {(1, 1)}
+
+
 def test_generate_is_deterministic() -> None:
     for language, target in TARGETS.items():
         first = generate(make.matmul(language, 4, 16, 8, "pow2"), target).source

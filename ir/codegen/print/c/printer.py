@@ -46,10 +46,11 @@ UNROLLED_TRIPS = 32
 # BRANCHES: conversion of branches to masks may give all vectors of a group of conditional reads the condition of the first (GCC PR
 # 114375 is another defect of such groups).
 # LANES: the vectoriser loses sums where lanes of a vector variable of 1024 bits are written under conditions in a loop, and takes 18 s
-# for a loop whose vectors are stored lane by lane, so that it may replace them by scalars.
+# for a loop whose vectors are stored lane by lane, so that it may replace them by scalars. Loop distribution prepares loops for it, and
+# compared all of these stores with each other: half of the time for a convolution.
 GCC_PASSES = {
     "BRANCHES": ("no-tree-loop-if-convert",),
-    "LANES": ("no-tree-loop-if-convert", "no-tree-loop-vectorize"),
+    "LANES": ("no-tree-loop-if-convert", "no-tree-loop-vectorize", "no-tree-loop-distribution"),
 }
 KEEP = """#if defined(__GNUC__) && !defined(__clang__)
 #define RT_KEEP_{0} __attribute__((optimize({1})))
