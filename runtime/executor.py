@@ -137,6 +137,12 @@ class Executor:
         """Pack the constants again after their elements have changed. The caller has the turn of the device."""
         self.check_open()
         run = self._prepare_step(constant_values(self.program.scalars, len(self.program.symbols)))
+        constants = self.memory.constants
+        constants |= {
+            i: self._weights.present(b.name)
+            for i, b in enumerate(self.program.buffers)
+            if b.role == "const" and i in constants
+        }
         for step in self.program.prepare:
             run(step)
         self.device.synchronize()

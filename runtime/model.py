@@ -501,9 +501,7 @@ class Model(Summarised):
                 executor.refuse_within()
             try:
                 for resident in self._weights.values():
-                    resident.replace(given.constants)
-                for executor in self.executors.values():
-                    executor.pack_weights()
+                    resident.replace(given.constants, self._pack_weights)
             except BaseException:
                 self._refusal = "one whose weights were replaced in part"
                 for executor in self.executors.values():
@@ -511,6 +509,10 @@ class Model(Summarised):
                 raise
             self._virtual_machine.replace_weights(given.constants)
             self.artifact = given
+
+    def _pack_weights(self) -> None:
+        for executor in self.executors.values():
+            executor.pack_weights()
 
     def close(self) -> None:
         """Free memory, and close the device if this opened it, after the running call. May be called twice.

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.device.base import Device, DeviceBuffer
+from relax_tune.runtime.device.memory import aligned_array
 from relax_tune.runtime.mapped_file import drop_pages, is_lasting
 from relax_tune.runtime.program.program import LaunchStep, Program
 
@@ -31,6 +32,8 @@ class DeviceWeights:
         self.device, self._arrays = device, constants
         self._constants: dict[str, DeviceBuffer] = {}
         self._packed: dict[Hashable, DeviceBuffer] = {}
+        self._in_place: dict[str, NDArray[Any]] = {}  # arrays that launches read where they are
+        self._kept: frozenset[str] | None = None  # all, until it is known what launches read
 
     def constant(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceBuffer:
         """Return the device buffer of a constant, placed on first use. Raises ArtifactError unless one of this dtype and shape exists."""
@@ -39,14 +42,29 @@ class DeviceWeights:
             raise ArtifactError(f"expected the constant {name}, got none of that name")
         if array.dtype != dtype or array.shape != shape:
             raise ArtifactError(f"constant {name}: expected {dtype} {shape}, got {array.dtype} {array.shape}")
-        buffer = self._constants.get(name)
+        return self.present(name)
+
+    def present(self, name: str) -> DeviceBuffer:
+        """Return the device buffer of a constant that exists, placed again if it was freed."""
+        array, buffer = self._arrays[name], self._constants.get(name)
         if buffer is None:
-            buffer = self.device.wrap(array) if is_lasting(array) else None
+            buffer = self._wrapped(name, array)
             if buffer is None:
                 buffer = self.device.alloc(array.nbytes, lasting=True)
                 self.device.upload(buffer, np.ascontiguousarray(array))
                 drop_pages(array)
             self._constants[name] = buffer
+        return buffer
+
+    def _wrapped(self, name: str, array: NDArray[Any]) -> DeviceBuffer | None:
+        """Return a buffer over an array that nobody writes, on devices whose launches can be given another array later; else None."""
+        buffer = self.device.wrap(array) if is_lasting(array) else None
+        if buffer is None:
+            return None
+        if not self.device.place(buffer, None):
+            self.device.free(buffer)
+            return None
+        self._in_place[name] = array
         return buffer
 
     def let_go(self, name: str) -> None:
@@ -55,9 +73,14 @@ class DeviceWeights:
             drop_pages(self._arrays[name])
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Free constants that no launch reads any more: those that were only packed."""
-        for name in self._constants.keys() - set(names):
+        """Free constants that no launch reads any more: those that were only packed. They come back while others replace them."""
+        self._kept = frozenset(names)
+        self._free_packed()
+
+    def _free_packed(self) -> None:
+        for name in self._constants.keys() - (self._constants.keys() if self._kept is None else self._kept):
             self.device.free(self._constants.pop(name))
+            self._in_place.pop(name, None)
             drop_pages(self._arrays[name])
 
     def packed(self, key: Hashable, nbytes: int) -> tuple[DeviceBuffer, bool]:
@@ -67,11 +90,22 @@ class DeviceWeights:
             self._packed[key] = self.device.alloc(nbytes, lasting=True)
         return self._packed[key], fresh
 
-    def replace(self, constants: Mapping[str, NDArray[Any]]) -> None:
-        """Write other constants of the same types and shapes over these. Executors pack theirs again (`Executor.pack_weights`)."""
+    def replace(self, constants: Mapping[str, NDArray[Any]], pack: Callable[[], None]) -> None:
+        """Replace these constants by others of the same types and shapes. pack: packs them again (`Executor.pack_weights`)"""
         self._arrays = constants
         for name, buffer in self._constants.items():
-            self.device.upload(buffer, np.ascontiguousarray(constants[name]))
+            array = np.ascontiguousarray(constants[name])
+            if name in self._in_place:
+                if not is_lasting(array):
+                    array = aligned_array(array.dtype, array.shape)
+                    array[...] = constants[name]
+                    array.flags.writeable = False
+                self.device.place(buffer, array)
+                self._in_place[name] = array
+            else:
+                self.device.upload(buffer, array)
+        pack()
+        self._free_packed()
 
     def close(self) -> None:
         """Free all memory. May be called twice."""
@@ -80,6 +114,7 @@ class DeviceWeights:
                 self.device.free(buffer)
             self._constants.clear()
             self._packed.clear()
+            self._in_place.clear()
 
 
 def read_by_calls(program: Program) -> set[str]:

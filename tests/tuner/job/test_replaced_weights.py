@@ -177,7 +177,7 @@ def test_types_of_weights_are_followed(folders: tuple[Path, Path]) -> None:
     settings = merge_settings("build", None, {"weights": "int8"})
     wanted = lowered_module(rt.load_model(folders[1], bounds=BOUNDS), settings).module.constants
     with pytest.warns(RelaxTuneWarning, match="weights int8"):
-        int8 = build(folders[0], bounds=BOUNDS, weights="int8")
+        int8 = build(folders[0], bounds=BOUNDS, weights="int8", pack=False)
     replaced = rt.replace_weights(int8, folders[1])
     assert any(a.dtype == np.int8 for a in replaced.constants.values())
     for name, array in replaced.constants.items():

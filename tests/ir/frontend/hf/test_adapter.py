@@ -139,7 +139,9 @@ def test_change_of_an_unread_part_causes_a_warning(tmp_path: Path) -> None:
 
 def test_tune_and_build_take_an_adapter(tmp_path: Path) -> None:
     base, adapter, _ = write(tmp_path, "bert")
-    built = rt.build(base, target="c", db="memory://", bounds=BOUNDS["bert"], adapter=adapter, self_test=False)
+    built = rt.build(
+        base, target="c", db="memory://", bounds=BOUNDS["bert"], adapter=adapter, self_test=False, pack=False
+    )
     merged = load_model(base, bounds=BOUNDS["bert"], adapter=adapter)
     name = "encoder.layer.0.attention.self.query.weight"
     np.testing.assert_array_equal(built.constants[name], merged.constants[name])
