@@ -203,8 +203,10 @@ RUNTIME: Mapping[str, Callable[[Any, Given, int], bool]] = {
     ),
     # a running sum over channels, which NaN and infinities never leave
     "LRN": lambda n, g, o: _not_finite(n, g),
-    # the sum of a row leaves NaN out
-    **dict.fromkeys(("Softmax", "LogSoftmax"), lambda n, g, o: _nan(n, g)),
+    # the sum of a row leaves NaN out, also that of infinity minus infinity
+    **dict.fromkeys(
+        ("Softmax", "LogSoftmax"), lambda n, g, o: _nan(n, g) or any(np.isposinf(a).any() for a in _floats(n, g))
+    ),
     # one score has no softmax and no sigmoid
     **dict.fromkeys(
         ("TreeEnsembleRegressor", "TreeEnsemble", "LinearRegressor"),
@@ -254,11 +256,11 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
     "Det": lambda n, g, o: _huge(n, g) or _not_finite(n, g),
     # processors have several unsigned integers for NaN
     "Cast": lambda n, g, o: _attribute(n, "to") in (12, 13) and _not_finite(n, g),
-    # a weight below the normal numbers, or 0, times infinity; in double precision the default scale is a root in single precision in
-    # the function body of the standard, in double precision in its reference
+    # a weight below the normal numbers, or 0, times infinity; scores that are NaN and masked; the default scale of doubles, which is a
+    # root in single precision in the function body of the standard, and in double precision in `onnx.reference`
     "Attention": lambda n, g, o: (
         _huge(n, g)
-        or (not n.domain and not np.isfinite(_argument(n, g, 2)).all())
+        or (not n.domain and (_nan(n, g) or not np.isfinite(_argument(n, g, 2)).all()))
         or (not n.domain and _attribute(n, "scale") is None and any(a.dtype.itemsize == 8 for a in _floats(n, g)))
     ),
     # processors have several signs and digits of NaN
