@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from tests.database.records_made import ZEN, failure, filled, timing
 
 from relax_tune.database.sql_store import SqlStore
 from relax_tune.database.store import open_store
+from relax_tune.printable import CONTROL
 
 
 @pytest.mark.parametrize(
@@ -39,3 +42,15 @@ def test_units_of_rows_with_bytes_have_names_of_text(tmp_path: Path, column: str
         with store._engine.begin() as connection:
             connection.execute(text(f"UPDATE places SET {column} = x'6634'"))
         assert all(isinstance(name, str) for u in store.units(ZEN.key) for name in (u.worker, u.host, u.unit))
+
+
+def test_notice_of_a_hostile_row_has_no_control_characters(tmp_path: Path) -> None:
+    """For any receiver: commands and warnings also replace them."""
+    notices: list[str] = []
+    with open_store(f"sqlite:///{tmp_path / 't.db'}", notice=notices.append) as store:
+        filled(store).add_measurements([timing("a", 1.0)])
+        with closing(sqlite3.connect(tmp_path / "t.db")) as connection:
+            connection.execute("UPDATE variants SET trace = char(27) || '[2J'")
+            connection.commit()
+        store.query(ZEN.key)
+    assert notices and not any(CONTROL.search(notice) for notice in notices)

@@ -50,7 +50,7 @@ class TaskState:
         visits: Number of records by variant and anchor.
         counts: Test for records that are valid on this device; others are ignored.
         finals, validations: Numbers of batches of contenders.
-        counted: Number of records in the store at the last reading, with those of invalid rows, which are not read.
+        counted: Number of records in the store at the last reading; invalid rows are counted too, and not read.
         lacking: Number of records, and the shapes at which contenders lacked times then.
         flying: Number of budgeted candidates that are being measured.
         under_way: `trials` if only candidates are being measured, `exclusive` if anything else is, empty if nothing is.

@@ -58,6 +58,7 @@ class DeviceProcess:
     """
 
     stop_phrase = "killed"
+    shares_steps = True
     departed = False  # any end may be the fault of the running request
 
     def __init__(

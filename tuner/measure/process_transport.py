@@ -47,10 +47,12 @@ class MeasuringProcess(Protocol):
         stop_phrase: how messages describe the end of a step over its deadline, such as `killed`.
         ended: True if no more messages will come.
         departed: True if the process ended and no request is to blame.
+        shares_steps: True if kernels could write the steps that it reports, so that a batch also ends by the supervisor's clock.
     """
 
     info: DeviceInfo
     stop_phrase: str
+    shares_steps: bool
 
     @property
     def ended(self) -> bool: ...
@@ -258,7 +260,7 @@ class ProcessTransport:
                 answer = process.receive(_POLL_SECS)
             except MeasureError as error:
                 return self._death(process, requests, str(error))
-            if time.monotonic() > end:
+            if process.shares_steps and time.monotonic() > end:
                 return Blame(
                     "timeout", self._step(process, requests)[1], f"the batch was not complete in time.{process.tail()}"
                 )

@@ -27,7 +27,7 @@ _NAME_BYTES = 255
 def model_files(path: Path) -> tuple[Path, list[str]]:
     """Return the folder of a model, and the names of the model's files in it.
 
-    A link in the folder may lead to the blobs of a hub's cache, and not elsewhere: the files are stored where others read them.
+    A link in the folder may lead only to the blobs of a hub's cache: the files are stored where others read them.
 
     Raises:
         UserError: The path is not a model, or a file of the model is missing or a link to another folder.

@@ -12,6 +12,7 @@ import pytest
 from tests.tuner.measure.measure_programs import LIMIT_SECS, request
 from tests.tuner.measure.test_local import prying
 
+from relax_tune.tuner.measure import process_transport
 from relax_tune.tuner.measure.device_process.sandbox import landlock_version
 from relax_tune.tuner.measure.local import LocalRunner
 
@@ -129,6 +130,22 @@ def test_kernel_with_a_clock_set_ahead_is_ended_at_the_deadline(runner: LocalRun
     request_ = replace(prying("attack", attack), deadline_secs=2.0)
     results = runner.submit([request_, request("good", "c")]).result(LIMIT_SECS)
     assert [(r.id, r.stage) for r in results] == [("attack", "timeout"), ("good", None)]
+
+
+def test_kernel_reporting_steps_for_ever_is_ended(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_transport, "_PREPARE_SECS", 5.0)
+    attack = (
+        "extern void *fopen(const char *, const char *); extern char *fgets(char *, int, void *), *strstr(const char *, const char *); "
+        "extern unsigned long strtoul(const char *, char **, int); extern int clock_gettime(int, void *); char line[4096]; "
+        'volatile unsigned long *at = 0; long now[2]; void *maps = fopen("/proc/self/maps", "r"); '
+        'while (maps && fgets(line, sizeof line, maps)) if (strstr(line, "progress")) at = (void *)strtoul(line, 0, 16); '
+        "for (volatile int go = 1; go;) { clock_gettime(1, now); at[0]++; at[5]++; "
+        "*(volatile double *)(at + 4) = now[0] + now[1] * 1e-9; }"
+    )
+    request_ = replace(prying("attack", attack), deadline_secs=2.0)
+    results = runner.submit([request_]).result(LIMIT_SECS / 2)
+    assert [r.stage for r in results] == ["timeout"]
+    assert [r.stage for r in runner.submit([request("good", "c")]).result(LIMIT_SECS)] == [None]
 
 
 def test_kernel_truncates_no_memory_of_the_supervisor(runner: LocalRunner) -> None:

@@ -168,7 +168,7 @@ def test_model_files_of_a_text_with_linked_weights_are_refused(tmp_path: Path) -
         model_files(tmp_path / "model" / "m.relax")
 
 
-def test_model_files_of_a_cache_of_the_hub_are_its_blobs(tmp_path: Path) -> None:
+def test_model_files_of_a_cache_of_the_hub_are_blobs(tmp_path: Path) -> None:
     blobs, folder = tmp_path / "models--o--m" / "blobs", tmp_path / "models--o--m" / "snapshots" / "1"
     blobs.mkdir(parents=True)
     folder.mkdir(parents=True)

@@ -45,6 +45,7 @@ class PageProcess:
     """The measuring of batches on one device of a page; see `process_transport.MeasuringProcess`."""
 
     stop_phrase = "the page's device was closed"
+    shares_steps = False
 
     def __init__(self, page: Page, info: DeviceInfo) -> None:
         self.info, self._page = info, page
