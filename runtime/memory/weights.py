@@ -58,7 +58,7 @@ class DeviceWeights:
 
     def _wrapped(self, name: str, array: NDArray[Any]) -> DeviceBuffer | None:
         """Return a buffer over an array that nobody writes, on devices whose launches can be given another array later; else None."""
-        buffer = self.device.wrap(array) if is_lasting(array) else None
+        buffer: DeviceBuffer | None = self.device.wrap(array) if is_lasting(array) else None
         if buffer is None:
             return None
         if not self.device.place(buffer, None):
