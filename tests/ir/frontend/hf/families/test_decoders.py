@@ -96,6 +96,7 @@ def test_longrope_has_one_rotation_a_program(tmp_path: Path) -> None:
         ("gemma2", {"head_dim": ...}, "head_dim: expected a whole number"),
         ("gemma2", {"sliding_window": ...}, "sliding_window: expected a number or null"),
         ("gemma3", {"rope_parameters": {"full_attention": {}, "chunked": {}}}, "rope_parameters: expected an object with sliding"),
+        ("phi3_short", {"original_max_position_embeddings": ...}, "original_max_position_embeddings: expected a whole"),
         ("rwkv", {"layer_norm_epsilon": 1e-3}, "layer_norm_epsilon: expected 1e-05, got 0.001"),
         ("falcon_h1", {"projectors_bias": True}, "projectors_bias: expected False, got True"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: expected None, got 50.0"),
@@ -199,6 +200,14 @@ def test_experts_stacked_in_one_tensor_give_the_logits(tmp_path: Path) -> None:
         stored[f"{layer}.gate_up_proj"] = np.concatenate([np.stack(parts["gate"]), np.stack(parts["up"])], axis=1)
         stored[f"{layer}.down_proj"] = np.stack(parts["down"])
     save_file(stored, path)
+    b, n = SHAPES[0]
+    np.testing.assert_allclose(last_positions(load_hf(folder), b, n), expected[f"logits_{b}_{n}"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("stated", [True, ...])
+def test_head_that_differs_from_a_tied_table_is_read(tmp_path: Path, stated: Any) -> None:
+    """transformers 5 ties no matrices of a file that differ."""
+    folder, expected = write_family(tmp_path, "gpt2_inverse", tie_word_embeddings=stated)
     b, n = SHAPES[0]
     np.testing.assert_allclose(last_positions(load_hf(folder), b, n), expected[f"logits_{b}_{n}"], atol=1e-4, rtol=0)
 
