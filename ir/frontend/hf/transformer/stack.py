@@ -260,7 +260,7 @@ class StackEmitter(AttentionBlocks):
             table = self.constant(full(name), lambda: get(name, vocabulary, width))
         if not names.word_bias:
             return g.call(Matmul(transpose_b=True), y, table, hint="logits")
-        # The product of an untied head has a bias of its own.
+        # An untied head has another bias than a tied one.
         own = f"{names.words}.bias"
         name = own if self.outside.has(own) else names.word_bias
         bias = self.constant(full(name), lambda: get(name, vocabulary))

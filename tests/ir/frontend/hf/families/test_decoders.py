@@ -205,14 +205,14 @@ def test_experts_stacked_in_one_tensor_give_the_logits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stated", [True, ...])
-def test_head_that_differs_from_a_tied_table_is_read(tmp_path: Path, stated: Any) -> None:
+def test_stored_head_replaces_a_tied_table(tmp_path: Path, stated: Any) -> None:
     """transformers 5 ties no matrices of a file that differ."""
     folder, expected = write_family(tmp_path, "gpt2_inverse", tie_word_embeddings=stated)
     b, n = SHAPES[0]
     np.testing.assert_allclose(last_positions(load_hf(folder), b, n), expected[f"logits_{b}_{n}"], atol=1e-4, rtol=0)
 
 
-def test_text_model_without_stated_sizes_has_those_of_its_type() -> None:
+def test_text_model_without_stated_sizes_has_default_sizes() -> None:
     fields = {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064}
     data = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": fields}
     stack = read_text_model(data, "config.json")

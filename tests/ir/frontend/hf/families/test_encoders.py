@@ -85,7 +85,7 @@ def test_encoder_with_other_fields_is_refused(name: str, changes: dict[str, Any]
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_head_of_words_that_differs_from_the_table_is_read(tied: bool, tmp_path: Path) -> None:
+def test_stored_head_of_words_replaces_a_tied_table(tied: bool, tmp_path: Path) -> None:
     results = write(tmp_path, "mpnet-untied", tie_word_embeddings=tied)
     inputs = MAKER["inputs"](2, 13, {})
     actual = evaluate_function(load_hf(tmp_path), [inputs["input_ids"], inputs["attention_mask"]])
