@@ -139,6 +139,13 @@ def _gemma3n(c: ConfigFields, spec: Stack) -> Stack:
     return replace(spec, altup=altup).with_layers(layer)
 
 
+def _phi3(c: ConfigFields, spec: Stack) -> Stack:
+    """Require the length that LongRoPE was first trained with at the top, where transformers puts 4096 if it is missing."""
+    if any(layer.rope is not None and layer.rope.limit is not None for layer in spec.layers):
+        c.whole("original_max_position_embeddings")
+    return spec
+
+
 def _olmo3(c: ConfigFields, spec: Stack) -> Stack:
     return ropes_by_type(c, spec, RopeStyle(500000.0), RopeStyle(500000.0))
 
@@ -344,7 +351,7 @@ DECODERS: Mapping[str, Family] = {
     "vaultgemma": replace(GEMMA2, names=Names(before_mlp="pre_feedforward_layernorm")),
     "phi3": replace(
         UNBIASED, names=PHI3, norm=RMS_1E5, windows=Windows(), only={"attention_bias": (False, None)},
-        rope=RopeStyle(part_key=PARTIAL, renamed={"su": "longrope", "yarn": "longrope"}),
+        rope=RopeStyle(part_key=PARTIAL, renamed={"su": "longrope", "yarn": "longrope"}), finish=_phi3,
     ),
     "mixtral": replace(
         UNBIASED, groups_needed=True, norm=RMS_1E5, rope=RopeStyle(1e6), windows=Windows(), experts=ExpertRule(BLOCK_EXPERTS, COUNTS[::-1])

@@ -56,7 +56,7 @@ def _t5_decoder(c: ConfigFields, stack: Stack, encoder: Family, scaled: bool | N
     return replace(
         stack,
         position_bias=replace(buckets, table=buckets.table.replace("encoder.", "decoder.")),
-        logits=replace(stack.logits, tied=True, stored_first=True, hidden_scale=stack.hidden**-0.5 if scaled else 1.0),
+        logits=replace(stack.logits, tied=True, hidden_scale=stack.hidden**-0.5 if scaled else 1.0),
     )  # fmt: skip
 
 
@@ -160,7 +160,7 @@ def _tied(c: ConfigFields, stack: Stack, side: str) -> Stack:
         names = replace(names, words=f"{side}.embed_tokens")
     elif not tied:
         names = replace(names, words=f"{side}.embed_tokens|shared")
-    return replace(stack, names=names, logits=replace(stack.logits, tied=tied, stored_first=True))
+    return replace(stack, names=names, logits=replace(stack.logits, tied=tied))
 
 
 def _bart(
@@ -209,7 +209,7 @@ def _texts(c: ConfigFields) -> Words:
 
 
 def _whisper_head(c: ConfigFields, stack: Stack) -> Stack:
-    return replace(stack, logits=replace(stack.logits, tied=c.truth("tie_word_embeddings", True), stored_first=True))
+    return replace(stack, logits=replace(stack.logits, tied=c.truth("tie_word_embeddings", True)))
 
 
 # Moonshine (Jeffries et al. 2024)
@@ -237,12 +237,8 @@ def _moonshine(side: str) -> Family:
         layers=f"{side}_num_hidden_layers|num_hidden_layers", heads=f"{side}_num_attention_heads|num_attention_heads",
         groups=f"{side}_num_key_value_heads", size=None, norm=NormRule("layer", 1e-5), qkv_bias=biased, mlp_bias=True,
         activation=(f"{side}_hidden_act", "gelu" if side == "encoder" else "silu"), causal=side == "decoder",
-        rope=RopeStyle(part=0.9, part_key="partial_rotary_factor", interleaved=True), tied=True, finish=_stored_first,
+        rope=RopeStyle(part=0.9, part_key="partial_rotary_factor", interleaved=True), tied=True,
     )  # fmt: skip
-
-
-def _stored_first(c: ConfigFields, stack: Stack) -> Stack:
-    return replace(stack, logits=replace(stack.logits, stored_first=True))
 
 
 LEARNED, SINUSOIDS = partial(_bart_words, offset=2), partial(_bart_words, sinusoids=interleaved_sinusoids)

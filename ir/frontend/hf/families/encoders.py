@@ -148,7 +148,7 @@ T5 = Names(
 
 
 def _mpnet(c: ConfigFields, stack: Stack) -> Stack:
-    # transformers computes 32 buckets, whatever the size of the table
+    # transformers computes 32 buckets for tables of any size
     c.only("relative_attention_num_buckets", 32, None)
     return replace(stack, position_bias=Buckets("encoder.relative_attention_bias", 32, 128))
 
@@ -225,10 +225,12 @@ def _deberta_v2(c: ConfigFields, stack: Stack) -> Stack:
         span, reach = (v if type(v) is int and v > 0 else None for v in limits)
         reach = reach or c.whole("max_position_embeddings")
         normed = "layer_norm" in str(c.data.get("norm_rel_ebd", "none")).lower()
-        names = ("key_proj", "query_proj") if c.truth("share_att_key", False) else ("pos_key_proj", "pos_query_proj")
+        key, query = (
+            ("key_proj", "query_proj") if c.truth("share_att_key", False) else ("pos_key_proj", "pos_query_proj")
+        )
         bias = Disentangled(
             "encoder.rel_embeddings.weight", "encoder.LayerNorm" if normed else "", span or reach, reach if span else None,
-            frozenset(terms), *(f"attention.self.{name}" for name in names),
+            frozenset(terms), f"attention.self.{key}", f"attention.self.{query}",
         )  # fmt: skip
     if not c.truth("position_biased_input", True):
         stack = replace(stack, names=replace(stack.names, positions=None))
@@ -244,8 +246,10 @@ def _deberta(c: ConfigFields, stack: Stack) -> Stack:
     stack = _deberta_v2(c, stack)
     if not isinstance(stack.position_bias, Disentangled):
         return stack
-    names = {"key": "attention.self.pos_proj", "query": "attention.self.pos_q_proj"}
-    return replace(stack, position_bias=replace(stack.position_bias, **names, key_bias=False))
+    bias = replace(
+        stack.position_bias, key="attention.self.pos_proj", query="attention.self.pos_q_proj", key_bias=False
+    )
+    return replace(stack, position_bias=bias)
 
 
 def _mobilebert(c: ConfigFields, stack: Stack) -> Stack:
@@ -289,7 +293,7 @@ def _t5(c: ConfigFields, stack: Stack, each_layer: bool = False) -> Stack:
     names = stack.names
     if not kind.startswith("gated-"):
         names = replace(names, gate=None, up=names.up.replace("wi_1", "wi"))
-    # transformers follows the activation that files state beside `feed_forward_proj`
+    # transformers prefers this field to `feed_forward_proj`
     activation = c.chosen("dense_act_fn", activations[kind], ACTIVATIONS)
     return replace(stack, names=names, activation=activation, position_bias=buckets)
 
@@ -394,7 +398,7 @@ ENCODERS: Mapping[str, Family] = {
     "eurobert": replace(  # Llama's layers without causality
         ENCODER, names=Names(), order="pre_norm", types=None, groups="num_key_value_heads", size="head_dim",
         norm=NormRule(eps=Key("rms_norm_eps", 1e-5)), activation=("hidden_act", "silu"), qkv_bias=Key("attention_bias", False),
-        out_bias=Key("attention_bias", False), mlp_bias=Key("mlp_bias", False), rope=RopeStyle(250000.0, kinds=ROPE),
+        out_bias=Key("attention_bias", False), mlp_bias=Key("mlp_bias", False), rope=RopeStyle(kinds=ROPE),
         outputs=Outputs(EUROBERT_HEADS), finish=_eurobert,
     ),
     "deberta": replace(

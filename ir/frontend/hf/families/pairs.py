@@ -37,8 +37,7 @@ def _trocr(c: ConfigFields, stack: Stack) -> Stack:
     """Read whether embeddings have a norm and a scale."""
     names = stack.names if c.truth("layernorm_embedding", True) else replace(stack.names, words_norm=None)
     scale = stack.hidden**0.5 if c.truth("scale_embedding", False) else 1.0
-    logits = replace(stack.logits, stored_first=True)
-    return replace(stack, names=names, logits=logits, embedding=replace(stack.words, scale=scale))
+    return replace(stack, names=names, embedding=replace(stack.words, scale=scale))
 
 
 def _generating(family: Family, prefix: str, heads: TaskHeads) -> Family:
@@ -56,7 +55,7 @@ def _bart(pre_norm: bool) -> Family:
 
 def _stored_head(c: ConfigFields, stack: Stack) -> Stack:
     tied = c.truth("tie_word_embeddings", True)
-    return replace(stack, logits=replace(stack.logits, tied=tied, stored_first=True))
+    return replace(stack, logits=replace(stack.logits, tied=tied))
 
 
 TROCR = replace(

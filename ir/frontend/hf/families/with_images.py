@@ -62,4 +62,4 @@ def read_text_model(data: Mapping[str, Any], where: str) -> Stack:
     )  # fmt: skip
     stack = read_decoder(family, data, where)
     # Which of the two configurations states whether embeddings are tied has changed; a file holds the matrix unless they are.
-    return replace(stack, logits=replace(stack.logits, tied=True, stored_first=True))
+    return replace(stack, logits=replace(stack.logits, tied=True))

@@ -200,15 +200,13 @@ class Logits:
     """Product that gives the logits of the next token.
 
     Attributes:
-        tied: its matrix is the table of token embeddings
-        stored_first: a matrix in the file takes precedence over a tied one
+        tied: its matrix is the table of token embeddings, unless the file has another one
         hidden_scale: factor of the last hidden state
         scale, divisor, cap: of the logits; `cap * tanh(logits / cap)`
         by_words: the head of masked words (`TaskHeads`) gives them
     """
 
     tied: bool = True
-    stored_first: bool = False
     hidden_scale: float = 1.0
     scale: float = 1.0
     divisor: float = 1.0

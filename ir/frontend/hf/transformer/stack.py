@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import const
-from relax_tune.ir.core.graph import GVar, Value
+from relax_tune.ir.core.graph import Constant, GVar, Value
 from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.transformer.altup import altup_layers
 from relax_tune.ir.frontend.hf.transformer.attention import AttentionBlocks
@@ -255,16 +255,23 @@ class StackEmitter(AttentionBlocks):
             rest = get(f"{names.word_rest}.weight", width - s.words.width, vocabulary)
             words = self.parameters.get(f"{s.names.words}.weight", vocabulary, s.words.width)
             table = self.constant(full(names.word_rest), lambda: np.concatenate([words, rest.T], axis=1))
-        elif not tied or names.word_width:
+        elif not tied or names.word_width or self.differs(f"{names.words}.weight", table, vocabulary, width):
             name = f"{names.words}.weight"
             table = self.constant(full(name), lambda: get(name, vocabulary, width))
         if not names.word_bias:
             return g.call(Matmul(transpose_b=True), y, table, hint="logits")
-        # The product of an untied head has a bias of its own.
+        # An untied head has another bias than a tied one.
         own = f"{names.words}.bias"
-        name = own if not tied and self.outside.has(own) else names.word_bias
+        name = own if self.outside.has(own) else names.word_bias
         bias = self.constant(full(name), lambda: get(name, vocabulary))
         return g.call(Add(), g.call(Matmul(transpose_b=True), y, table), bias, hint="logits")
+
+    def differs(self, name: str, table: Value, *shape: int) -> bool:
+        """Return whether the file has a matrix of a head that is not the table of tokens."""
+        if not self.outside.has(name):
+            return False
+        assert isinstance(table, Constant)
+        return not np.array_equal(self.outside.get(name, *shape), self.parameters.arrays[table.name])
 
     def head_normed(self, x: GVar, name: str, width: int) -> GVar:
         """Emit a norm of a head."""
@@ -279,9 +286,9 @@ class StackEmitter(AttentionBlocks):
         def stored() -> NDArray[Any]:
             return self.outside.get(name, s.vocabulary, s.words.width)
 
-        if s.logits.tied and not (s.logits.stored_first and self.outside.has(name)):
+        if s.logits.tied and not self.outside.has(name):
             return words, True
-        # files often repeat the tied table as the head
-        if s.logits.stored_first and np.array_equal(stored(), self.parameters.arrays[words.name]):
+        # Files often repeat the tied table as the head. transformers ties no head that differs from the table.
+        if np.array_equal(stored(), self.parameters.arrays[words.name]):
             return words, True
         return self.constant(name, lambda: np.ascontiguousarray(stored().T)), False

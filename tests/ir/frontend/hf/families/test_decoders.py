@@ -96,6 +96,7 @@ def test_longrope_has_one_rotation_a_program(tmp_path: Path) -> None:
         ("gemma2", {"head_dim": ...}, "head_dim: expected a whole number"),
         ("gemma2", {"sliding_window": ...}, "sliding_window: expected a number or null"),
         ("gemma3", {"rope_parameters": {"full_attention": {}, "chunked": {}}}, "rope_parameters: expected an object with sliding"),
+        ("phi3_short", {"original_max_position_embeddings": ...}, "original_max_position_embeddings: expected a whole"),
         ("rwkv", {"layer_norm_epsilon": 1e-3}, "layer_norm_epsilon: expected 1e-05, got 0.001"),
         ("falcon_h1", {"projectors_bias": True}, "projectors_bias: expected False, got True"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: expected None, got 50.0"),
@@ -203,7 +204,15 @@ def test_experts_stacked_in_one_tensor_give_the_logits(tmp_path: Path) -> None:
     np.testing.assert_allclose(last_positions(load_hf(folder), b, n), expected[f"logits_{b}_{n}"], atol=1e-4, rtol=0)
 
 
-def test_text_model_without_stated_sizes_has_those_of_its_type() -> None:
+@pytest.mark.parametrize("stated", [True, ...])
+def test_stored_head_replaces_a_tied_table(tmp_path: Path, stated: Any) -> None:
+    """transformers 5 ties no matrices of a file that differ."""
+    folder, expected = write_family(tmp_path, "gpt2_inverse", tie_word_embeddings=stated)
+    b, n = SHAPES[0]
+    np.testing.assert_allclose(last_positions(load_hf(folder), b, n), expected[f"logits_{b}_{n}"], atol=1e-4, rtol=0)
+
+
+def test_text_model_without_stated_sizes_has_default_sizes() -> None:
     fields = {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064}
     data = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": fields}
     stack = read_text_model(data, "config.json")

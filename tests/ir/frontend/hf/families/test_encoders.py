@@ -84,6 +84,15 @@ def test_encoder_with_other_fields_is_refused(name: str, changes: dict[str, Any]
         load_hf(tmp_path)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_stored_head_of_words_replaces_a_tied_table(tied: bool, tmp_path: Path) -> None:
+    results = write(tmp_path, "mpnet-untied", tie_word_embeddings=tied)
+    inputs = MAKER["inputs"](2, 13, {})
+    actual = evaluate_function(load_hf(tmp_path), [inputs["input_ids"], inputs["attention_mask"]])
+    visible = inputs["attention_mask"] == 1
+    np.testing.assert_allclose(actual[visible], results["logits_2_13"][visible], rtol=1e-4, atol=1e-4)
+
+
 def test_model_of_images_has_no_other_symbols_and_pooling(tmp_path: Path) -> None:
     write(tmp_path, "dinov2_with_registers")
     assert [b.var.name for b in load_hf(tmp_path, bounds={"b": (1, 4)}).bounds] == ["b"]
