@@ -43,7 +43,7 @@ def test_edge_inputs_are_zeros_large_numbers_and_least_integers() -> None:
     assert [*least["ids"]] == [5, 5] and [*least["mask"]] == [1, 0]
 
 
-def test_stored_cases_keep_their_order(tmp_path: Path) -> None:
+def test_stored_cases_keep_the_order_of_inputs(tmp_path: Path) -> None:
     store_cases(tmp_path, "m", [{"b": X, "a": np.int64([k])} for k in range(11)])
     cases = stored_cases(tmp_path, "m")
     assert len(cases) == 14 and [*cases[10]] == ["b", "a"] and cases[10]["a"] == [10]

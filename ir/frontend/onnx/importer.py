@@ -96,7 +96,7 @@ def load_onnx(source: Source, bounds: Bounds | None = None) -> IRModule:
 
     A named dim (`dim_param`) is one symbol wherever the name occurs in the inputs. An unnamed dim is a separate symbol, called
     `<input>_<axis>`; so is one whose name is a placeholder, such as `?`, `None` or `unk__7`. Symbols are at least 1 unless a
-    bound is lower; those called `past...`, the positions in a cache, are at least 0. Where two named dims meet in a broadcast,
+    bound is lower; symbols called `past...`, the positions in a cache, are at least 0. Where two named dims meet in a broadcast,
     either may be 1. Other undecided equalities of dims are assumed, and checked at run time. Initializers become constants that
     view the data of the file.
 

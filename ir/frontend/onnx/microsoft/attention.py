@@ -352,7 +352,7 @@ def _cache(w: Writer, node: OnnxNode, batch: Expr, length: Expr) -> Cache:
 def _window_cache(w: Writer, node: OnnxNode, batch: Expr, length: Expr) -> WindowCache:
     (total,) = node.sizes(w, 6, scalar=True)
     window = node.integer("local_window_size", -1)
-    if window < 1 or not node.has(3) or not node.flag("causal", True):
+    if window < 1 or not (node.has(3) and node.has(4)) or not node.flag("causal", True):
         raise node.refuse("expected sliding_window_cache with a cache, local_window_size above 0 and causal 1")
     capacity = node.item(3).shape[2]
     if not w.require(ge(capacity, window)):
@@ -398,7 +398,7 @@ def _grouped(w: Writer, node: OnnxNode) -> list[ImportedValue]:
     old = [node.operand(w, p) if node.has(p) else None for p in (3, 4)]
     old = [None if t is None else w.viewed(t, [batch, const(shared), tensor_dims(t)[2], size]) for t in old]
     if isinstance(cache, WindowCache):
-        k, v = (w.concat(2, *filter(None, pair)) for pair in zip(old, (k, v), strict=True))
+        k, v = (w.concat(2, before, t) for before, t in zip(old, (k, v), strict=True) if before is not None)
         y = _grouped_scores(w, node, q, k, v, cache.before, places, cache.positions(w))
         return [w.of(joined_heads(w, y)), *(w.of(cache.evicted(w, t)) for t in (k, v))]
     k, v = (cache.extended(w, before, t) for before, t in zip(old, (k, v), strict=True))
@@ -421,7 +421,7 @@ def _grouped_scores(
     Args:
         before: number of positions of each batch before this call.
         places: positions of the queries, (batch, length).
-        positions: those of the keys, (batch, size); by default their indices.
+        positions: positions of the keys, (batch, size); by default their indices.
     """
     batch, heads, length, _ = tensor_dims(q)
     element, size = element_of(q), tensor_dims(k)[2]

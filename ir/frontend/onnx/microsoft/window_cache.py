@@ -1,7 +1,7 @@
 """The cache of GroupQueryAttention that holds the positions of a window only, and evicts the oldest.
 
 Its contract is in the documentation of the operator of ONNX Runtime 1.32: of `T` positions in total, the first `resident(T)` rows of a
-cache of `C` rows are the latest ones in order, whatever calls they came in; the rows behind them are not specified.
+cache of `C` rows are the latest ones in order, in any division into calls; the rows behind them are not specified.
 
 Tests: `tests/ir/frontend/onnx/microsoft/test_attention.py`.
 """
@@ -19,6 +19,14 @@ NOWHERE = 1 << 30
 """The position of a row that holds none: behind all positions."""
 
 
+def _column(w: Writer, value: Value) -> Value:
+    return w.reshape(value, [*tensor_dims(value), const(1)])
+
+
+def _row(w: Writer, size: Expr) -> Value:
+    return w.reshape(w.iota(size), [const(1), size])
+
+
 @dataclass(frozen=True, slots=True)
 class WindowCache:
     """A cache of the latest positions of each batch.
@@ -26,7 +34,7 @@ class WindowCache:
     Attributes:
         before, ends: Number of positions of each batch before and after this call, (batch,) int64.
         capacity: Number of rows of the cache.
-        length: Number of new positions of a call, of which those from `ends` on are padding.
+        length: Number of new positions of a call; the ones from `ends` on are padding.
         window: Number of positions that a query attends to, at most `capacity`.
     """
 
@@ -36,15 +44,9 @@ class WindowCache:
     length: Expr
     window: int
 
-    @property
-    def size(self) -> Expr:
-        """Rows that queries attend to: those of the old cache, then the new ones."""
-        return add(self.capacity, self.length)
-
     def places(self, w: Writer, length: Expr) -> Value:
         """Return the positions of the new rows, (batch, length)."""
-        b = tensor_dims(self.before)[0]
-        return w.add(w.reshape(self.before, [b, const(1)]), w.reshape(w.iota(length), [const(1), length]))
+        return w.add(_column(w, self.before), _row(w, length))
 
     def resident(self, w: Writer, total: Value) -> Value:
         """Return how many of `total` positions the cache holds. total, result: (batch,) int64."""
@@ -54,27 +56,26 @@ class WindowCache:
         return w.sub(total, w.mul(times, evicted))
 
     def positions(self, w: Writer) -> Value:
-        """Return the position of each row that queries attend to, (batch, size) int64, or `NOWHERE`."""
-        batch = tensor_dims(self.before)[0]
-        column = lambda v: w.reshape(v, [batch, const(1)])
-        row = lambda n: w.reshape(w.iota(n), [const(1), n])
-        held = column(self.resident(w, self.before))
-        old = w.add(w.sub(column(self.before), held), row(self.capacity))
-        old = w.where(w.less(row(self.capacity), held), old, NOWHERE)
-        new = w.add(column(self.before), row(self.length))
-        new = w.where(w.less(new, column(self.ends)), new, NOWHERE)
+        """Return the position of each row that queries attend to, in the old cache and then in the new rows, or `NOWHERE`.
+
+        Result: (batch, capacity + length) int64.
+        """
+        filled = _column(w, self.resident(w, self.before))
+        old = w.add(w.sub(_column(w, self.before), filled), _row(w, self.capacity))
+        old = w.where(w.less(_row(w, self.capacity), filled), old, NOWHERE)
+        new = w.add(_column(w, self.before), _row(w, self.length))
+        new = w.where(w.less(new, _column(w, self.ends)), new, NOWHERE)
         return w.concat(1, old, new)
 
     def evicted(self, w: Writer, rows: Value) -> Value:
         """Return the cache after this call, (batch, heads, capacity, width); rows: of the old cache, then the new ones."""
         batch, heads, _, width = tensor_dims(rows)
-        column = lambda v: w.reshape(v, [batch, const(1)])
-        place = w.reshape(w.iota(self.capacity), [const(1), self.capacity])
-        left = w.sub(column(self.ends), column(self.resident(w, self.ends)))
+        place = _row(w, self.capacity)
+        left = w.sub(_column(w, self.ends), _column(w, self.resident(w, self.ends)))
         position = w.add(left, place)
-        known = w.less(position, column(self.ends))
-        behind = w.sub(position, column(self.before))
-        first = w.sub(column(self.before), column(self.resident(w, self.before)))
+        known = w.less(position, _column(w, self.ends))
+        behind = w.sub(position, _column(w, self.before))
+        first = w.sub(_column(w, self.before), _column(w, self.resident(w, self.before)))
         source = w.where(w.less(behind, 0), w.sub(position, first), w.add(behind, w.size(self.capacity)))
         source = w.where(known, source, 0)
         index = w.broadcast_to(

@@ -26,9 +26,7 @@ def test_linear_resize_of_integers_is_onnxruntime_s(dtype: Any, low: int) -> Non
 def test_other_resizes_of_integers_are_refused_and_follow_a_cast(options: dict[str, Any]) -> None:
     x = whole(0, 100, 2, 3, 5, 7, dtype=np.uint8)
     proto, _ = model_of("Resize", [Input(x, "b 3 h w"), None, SCALES], domain="", **options)
-    with pytest.raises(
-        ParseError, match=r"operator Resize .*expected floats for mode .*workaround: cast the input to float32"
-    ):
+    with pytest.raises(ParseError, match=r"operator Resize .*workaround: cast the input to float32"):
         load_onnx(proto)
     floats, inputs = model_of("Resize", [Input(x.astype(np.float32), "b 3 h w"), None, SCALES], domain="", **options)
     compare(floats, inputs, by_onnxruntime(floats, inputs), rtol=1e-4, atol=1e-4)
