@@ -19,7 +19,7 @@ def guarded(token: str | None, **options: Any) -> App:
     return Guard(app, token, **options)
 
 
-def test_post_is_refused_unless_the_application_takes_it() -> None:
+def test_post_is_refused_unless_listed() -> None:
     assert ask(guarded(None), "/", method="POST").status == 405
     posts = guarded(None, methods=("GET", "POST"))
     assert ask(posts, "/", method="POST").text == "inside"
