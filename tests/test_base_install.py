@@ -83,3 +83,5 @@ def test_base_install_command_of_the_tuner_names_the_extra(folder: Path) -> None
     for arguments in (("tune", "m.relax"), ("build", "m.relax"), ("db", "stats")):
         done = command(folder, *arguments)
         assert (done.returncode, done.stdout) == (2, "") and "pip install 'relax-tune[tune]'" in done.stderr
+    done = command(folder, "serve", "m.rta")
+    assert (done.returncode, done.stdout) == (2, "") and "pip install 'relax-tune[serve]'" in done.stderr

@@ -15,6 +15,10 @@ from relax_tune.tuner.serve.policy import Shape
 
 CORRECTION = 0.25
 """Share of the difference between an expected and a measured time that the next expectation takes over."""
+MOST_SHAPES = 1 << 16
+"""Compared shapes that are remembered."""
+NOTICEABLE = 0.02
+"""Relative change of a time from which shapes are compared anew: comparing them all takes longer than small calls."""
 
 
 def log_axis(lower: int, upper: int) -> tuple[int, ...]:
@@ -42,6 +46,7 @@ class ShapeCosts:
         self._times: dict[tuple[int, int], float] = {}
         self._skipped: set[tuple[int, int]] = set()
         self._logs: dict[tuple[int, int], float] = {}
+        self._shapes: dict[tuple[int, int], Shape] = {}
 
     def missing(self) -> list[tuple[int, int]]:
         """Return the points of the grid that are still to be timed, those with the least work first."""
@@ -70,13 +75,19 @@ class ShapeCosts:
         """Record the time of a point of the grid, or correct the points around another shape by it."""
         if rows in self.rows and length in self.lengths:
             old = self._times.get((rows, length))
-            self._times[rows, length] = secs if old is None else old * (secs / old) ** CORRECTION
+            self._set((rows, length), secs if old is None else old * (secs / old) ** CORRECTION)
         elif self._times:
             ratio = secs / self.secs(rows, length)
             for point, weight in self._around(rows, length):
                 if point in self._times:
-                    self._times[point] *= ratio ** (CORRECTION * weight)
-        self._logs = {}
+                    self._set(point, self._times[point] * ratio ** (CORRECTION * weight))
+
+    def _set(self, point: tuple[int, int], secs: float) -> None:
+        """Set the time of a point; what was derived from the times is dropped if this changes it noticeably."""
+        is_new = point not in self._times
+        self._times[point] = secs
+        if is_new or (self._logs and abs(math.log(secs) - self._logs[point]) > NOTICEABLE):
+            self._logs, self._shapes = {}, {}
 
     def secs(self, rows: int, length: int) -> float:
         """Return the expected time of a shape. Without any measured time it is proportional to the work."""
@@ -89,9 +100,15 @@ class ShapeCosts:
 
     def cheapest(self, rows: int, length: int) -> Shape:
         """Return the shape of at least `rows` and `length` that takes the least time, the smallest one of equal times."""
-        more_rows = self._above(self.rows, rows) if self._pads[0] else (rows,)
-        longer = self._above(self.lengths, length) if self._pads[1] else (length,)
-        return min((Shape(r, n, self.secs(r, n)) for r in more_rows for n in longer), key=lambda s: s.secs)
+        shape = self._shapes.get((rows, length))
+        if shape is None:
+            if len(self._shapes) >= MOST_SHAPES:
+                self._shapes.clear()
+            more_rows = self._above(self.rows, rows) if self._pads[0] else (rows,)
+            longer = self._above(self.lengths, length) if self._pads[1] else (length,)
+            shapes = [Shape(r, n, self.secs(r, n)) for r in more_rows for n in longer]
+            shape = self._shapes[rows, length] = min(shapes, key=lambda s: s.secs)
+        return shape
 
     @staticmethod
     def _above(axis: Sequence[int], value: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -75,7 +75,7 @@ class Generator:
         """Return settings of generation with the ids of the folder. Raises UserError for a wrong value."""
         return GenerationConfig(**{**self._ids, **settings})
 
-    async def pieces(self, prompts: Sequence[Sequence[int]], config: GenerationConfig) -> AsyncIterator[Piece]:
+    async def pieces(self, prompts: Sequence[Sequence[int]], config: GenerationConfig) -> AsyncGenerator[Piece, None]:
         """Yield what each token adds to the texts, `config.num_return_sequences` for each prompt. Closing it ends the generation.
 
         Raises:

@@ -10,7 +10,7 @@ import base64
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -181,7 +181,15 @@ async def _complete(call: ActiveRequest, chat: bool) -> Response | Stream:
     options = document.get("stream_options") or {}
     if not isinstance(options, dict):
         raise RequestError(f"stream_options: expected an object, got {options!r:.80}")
-    return _events(job, _truth(options, "include_usage"))
+    with_usage = _truth(options, "include_usage")
+    stream = job.generator.pieces(job.prompts, job.config)
+    # a prompt that the model refuses is answered with a status, before the stream begins
+    first = await call.until_gone(_next(stream))
+    return _events(job, first, stream, with_usage)
+
+
+async def _next(pieces: AsyncGenerator[Piece, None]) -> Piece:
+    return await anext(pieces)
 
 
 def _truth(document: Mapping[str, Any], name: str) -> bool:
@@ -263,7 +271,7 @@ def _config(generator: Generator, document: Mapping[str, Any], chat: bool, longe
 
 
 async def _collected(job: _Job) -> list[Piece]:
-    async with aclosing(job.generator.pieces(job.prompts, job.config)) as pieces:  # type: ignore[type-var]
+    async with aclosing(job.generator.pieces(job.prompts, job.config)) as pieces:
         return [piece async for piece in pieces]
 
 
@@ -281,7 +289,9 @@ def _answer(job: _Job, pieces: Sequence[Piece]) -> dict[str, Any]:
     return job.document(kind, choices, job.usage(sum(p.tokens for p in pieces)))
 
 
-async def _events(job: _Job, with_usage: bool) -> AsyncIterator[bytes]:
+async def _events(
+    job: _Job, first: Piece, others: AsyncGenerator[Piece, None], with_usage: bool
+) -> AsyncIterator[bytes]:
     """Yield the server-sent events of a stream: an event for each token with text, and the end of each text."""
     kind = "chat.completion.chunk" if job.chat else "text_completion"
 
@@ -302,17 +312,24 @@ async def _events(job: _Job, with_usage: bool) -> AsyncIterator[bytes]:
                 yield _event(job.document(kind, [start], None))
         for row, text in enumerate(job.echo):
             yield chunk(row, text, None)
-        async with aclosing(job.generator.pieces(job.prompts, job.config)) as pieces:  # type: ignore[type-var]
-            async for piece in pieces:
-                generated += piece.tokens
-                if piece.text or piece.finish:
-                    yield chunk(piece.row, piece.text, piece.finish)
+        async for piece in _chained(first, others):
+            generated += piece.tokens
+            if piece.text or piece.finish:
+                yield chunk(piece.row, piece.text, piece.finish)
         if with_usage:
             yield _event(job.document(kind, [], job.usage(generated)))
         yield b"data: [DONE]\n\n"
     except Exception as error:  # the status is sent already
         known = as_request_error(error)
         yield _event(dict(error_body(known.status, f"{known}")))
+    finally:
+        await others.aclose()
+
+
+async def _chained(first: Piece, others: AsyncGenerator[Piece, None]) -> AsyncIterator[Piece]:
+    yield first
+    async for piece in others:
+        yield piece
 
 
 def _event(document: Mapping[str, Any]) -> bytes:

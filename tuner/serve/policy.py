@@ -24,7 +24,7 @@ class Shape(NamedTuple):
 
 
 class Costs(Protocol):
-    """What shapes cost."""
+    """What shapes cost. It is asked for the same shape many times in each plan."""
 
     def cheapest(self, rows: int, length: int) -> Shape:
         """Return the shape of at least `rows` and `length` that takes the least time."""
@@ -65,7 +65,10 @@ class PlannedBatch:
 
 def next_batch(waiting: Iterable[Waiting], now: float, costs: Costs, most_rows: int | None) -> PlannedBatch:
     """Return the batch to run now; arguments as of `schedule`, with at least one request."""
-    return schedule(waiting, now, costs, most_rows)[0]
+    requests = list(waiting)
+    if len(requests) == 1:
+        return PlannedBatch((requests[0],), costs.cheapest(requests[0].rows, requests[0].length))
+    return schedule(requests, now, costs, most_rows)[0]
 
 
 def schedule(waiting: Iterable[Waiting], now: float, costs: Costs, most_rows: int | None) -> list[PlannedBatch]:
@@ -84,7 +87,7 @@ def schedule(waiting: Iterable[Waiting], now: float, costs: Costs, most_rows: in
         most_rows: Most rows of a batch; None: any number.
     """
     urgent = sorted(waiting, key=lambda w: (w.due, w.number))[:HORIZON]
-    shape_of = _remembered(costs)
+    shape_of = costs.cheapest
     late = {w.number for w in urgent if now + shape_of(w.rows, w.length).secs > w.due}
     by_length = sorted(urgent, key=lambda w: (w.group, w.length, w.number))
     cheap = _consecutive(by_length, 0.0, shape_of, most_rows, lambda w: math.inf)
@@ -94,19 +97,6 @@ def schedule(waiting: Iterable[Waiting], now: float, costs: Costs, most_rows: in
         return cheap
     due = lambda w: math.inf if w.number in late else w.due
     return _consecutive(urgent, now, shape_of, most_rows, due) or cheap
-
-
-def _remembered(costs: Costs) -> Callable[[int, int], Shape]:
-    shapes: dict[tuple[int, int], Shape] = {}
-
-    def shape_of(rows: int, length: int) -> Shape:
-        key = rows, length
-        shape = shapes.get(key)
-        if shape is None:
-            shape = shapes[key] = costs.cheapest(rows, length)
-        return shape
-
-    return shape_of
 
 
 def _is_late(batches: Sequence[PlannedBatch], now: float, late: set[int]) -> bool:

@@ -17,7 +17,7 @@ def test_changes_of_plans_are_the_shapes_behind_guards() -> None:
 
 
 @pytest.mark.ccompiler
-def test_shapes_of_an_encoder_are_timed_within_its_bounds(files: Files) -> None:
+def test_shapes_of_an_encoder_are_timed_within_the_bounds(files: Files) -> None:
     with load_artifact(files.artifact("encoder")).open() as model:
         program = model.executors["main"].program
         batch, length = (symbol_number(program, name) for name in "bn")

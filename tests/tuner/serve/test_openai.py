@@ -199,6 +199,13 @@ def test_wrong_request_is_answered_in_the_form_of_openai(server: Server, name: s
     assert reason in answer.json["error"]["message"] and answer.json["error"]["type"] == "invalid_request_error"
 
 
+def test_stream_of_a_refused_prompt_is_an_error(server: Server) -> None:
+    body = {"model": "decoder", "prompt": [9999], "stream": True}
+    answer = server.ask("/v1/completions", body)
+    assert answer.status == 400 and "9999" in answer.json["error"]["message"]
+    assert server.serving.active == 0
+
+
 def test_disconnecting_client_ends_the_stream(server: Server) -> None:
     body = {"model": "decoder", "prompt": "w1", "max_tokens": 30, "temperature": 0, "n": 1, "stream": True}
     labels = {"model": "decoder", "version": "1"}

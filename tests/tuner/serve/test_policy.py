@@ -107,6 +107,25 @@ def test_without_urgency_batches_of_similar_length_are_the_cheapest(
     assert math.isclose(sum(b.shape.secs for b in schedule(relaxed, 0, costs, most)), least)
 
 
+@given(requests(most=24), st.lists(st.integers(0, 60), min_size=24, max_size=24), tables, bounds)
+def test_every_arriving_request_is_answered_once_in_the_end(
+    arriving: list[Waiting], gaps: list[int], costs: Table, most: int | None
+) -> None:
+    """A device that is never idle while requests wait, with arrivals between its batches."""
+    arrivals = [(sum(gaps[: w.number + 1]), w) for w in arriving]
+    now, queue, answered = 0.0, list[Waiting](), list[int]()
+    while arrivals or queue:
+        while arrivals and (not queue or arrivals[0][0] <= now):
+            at, request = arrivals.pop(0)
+            now = max(now, at)
+            queue.append(request)
+        batch = next_batch(queue, now, costs, most)
+        now += batch.shape.secs
+        answered += [w.number for w in batch.members]
+        queue = [w for w in queue if w not in batch.members]
+    assert sorted(answered) == [w.number for w in arriving]
+
+
 class Flat:
     """Costs that no number of rows changes."""
 
