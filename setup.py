@@ -18,7 +18,8 @@ def readme() -> str:
     """Return README.md with its relative links pointing into the repository, at the tag of this version."""
     project = tomllib.loads((HERE / "pyproject.toml").read_text("utf-8"))["project"]
     base = f"{project['urls']['Repository']}/blob/v{project['version']}/"
-    return re.sub(r"\]\((?![a-z]+:|#)", rf"]({base}", (HERE / "README.md").read_text("utf-8"))
+    text = re.sub(r"\]\((?![a-z]+:|#)([^)]+\.svg)\)", rf"]({base}\1?raw=true)", (HERE / "README.md").read_text("utf-8"))
+    return re.sub(r"\]\((?![a-z]+:|#)", rf"]({base}", text)
 
 
 setup(

@@ -5,7 +5,7 @@ Tests: `tests/tuner/text/test_encoder.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,10 +14,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from relax_tune.errors import UserError, warn
+from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.frontend.source import find_model
 from relax_tune.runtime.artifact import Artifact, load_artifact
 from relax_tune.runtime.signature import TensorSpec
 from relax_tune.tuner.api import build
+from relax_tune.tuner.job.lowered_model import model_key
+from relax_tune.tuner.job.replaced_weights import stored_import
 from relax_tune.tuner.text.folder import sentence_folder
 from relax_tune.tuner.text.tokens import cosine, encode, limit_of, open_tokenizer
 
@@ -30,10 +33,11 @@ class TextModel:
     Args:
         folder: Folder of a Hugging Face model, with a tokenizer.json.
         artifact: File of the built model. The model is built, and saved there, if the file does not exist; None builds it each time.
+            An existing file has to be of this model, if the folder has its weights.
         options: Arguments of `rt.build` by name, such as `target`, `db` and `bounds`, for a model that is built here.
 
     Raises:
-        UserError: No such folder, no tokenizer, or a model that takes no token ids.
+        UserError: No such folder, no tokenizer, an artifact of another model, or a model that takes no token ids.
     """
 
     def __init__(self, folder: str | Path, artifact: str | Path | None = None, **options: Any) -> None:
@@ -45,11 +49,29 @@ class TextModel:
 
     def _opened(self, artifact: str | Path | None, options: dict[str, Any]) -> Artifact:
         if artifact is not None and Path(artifact).exists():
-            return load_artifact(artifact)
+            existing = load_artifact(artifact)
+            self._check_model(existing, options)
+            return existing
         built = build(self.folder, **options)
         if artifact is not None:
             built.save(artifact)
         return built
+
+    def _check_model(self, artifact: Artifact, options: Mapping[str, Any]) -> None:
+        """Raise UserError for the artifact of another model, where the folder has weights and the artifact says how it was imported."""
+        extra = artifact.manifest["extra"]
+        if "lowering" not in extra or not any(self.folder.rglob("*.safetensors")):
+            return
+        given = {name: options[name] for name in ("adapter", "trust") if name in options}
+        try:
+            same = model_key(load_model(self.folder, **{**stored_import(artifact), **given})) == extra["model"]
+        except UserError:  # it cannot have the artifact's bounds
+            same = False
+        if not same:
+            raise UserError(
+                f"{artifact.path}: expected the artifact of {self.folder}, got one of another model; name another file, delete this "
+                "one to build it, or give the folder and the adapter that it was built from"
+            )
 
     def close(self) -> None:
         """Free the memory of the model."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,10 @@ from relax_tune.runtime.generate import generate
 from relax_tune.runtime.generation.config import GenerationConfig, read_token_ids
 from relax_tune.runtime.generation.decoder import DECODE, PREFILL
 from relax_tune.tuner.text.encoder import TextModel, listed
-from relax_tune.tuner.text.tokens import SizeLimit, encode, limit_of, limited, read_tokens, shown
+from relax_tune.tuner.text.tokens import SizeLimit, encode, limit_of, limited, limited_tokens, shown
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 Row = dict[str, Any]
 LOGITS = "logits"
@@ -81,10 +84,11 @@ class _Head(TextTask):
                 f"{', '.join(results)}; choose the task of its architecture"
             )
 
-    def logits(self, texts: Sequence[str]) -> list[NDArray[np.float64]]:
-        """Return the logits of each text: (classes,), or (tokens, classes)."""
-        tokens = limited(self.tokenizer, texts, self._limit)
-        return [row.astype(np.float64) for row in encode(self.model, tokens, self._most_rows)[LOGITS]]
+    def logits(self, texts: Sequence[str]) -> list[tuple[Encoding, NDArray[np.float64]]]:
+        """Return the tokens and the logits of each text: (classes,), or (tokens, classes)."""
+        read = limited_tokens(self.tokenizer, texts, self._limit)
+        rows = encode(self.model, [e.ids for e in read], self._most_rows)[LOGITS]
+        return [(tokens, row.astype(np.float64)) for tokens, row in zip(read, rows, strict=True)]
 
     def label(self, number: int) -> str:
         """Return the name of a class."""
@@ -112,7 +116,7 @@ class TextClassification(_Head):
     ) -> list[Any]:
         _refuse(unknown, "top_k, function_to_apply")
         results: list[Any] = []
-        for logits in self.logits(texts):
+        for _, logits in self.logits(texts):
             scores = self._scores(logits, function_to_apply)
             order = np.argsort(-scores, kind="stable")
             rows = [{"label": self.label(n), "score": float(scores[n])} for n in map(int, order)]
@@ -143,7 +147,7 @@ class TokenClassification(_Head):
     def results(self, texts: Sequence[str], *, ignore_labels: Sequence[str] = ("O",), **unknown: Any) -> list[Any]:
         _refuse(unknown, "ignore_labels")
         results: list[list[Row]] = []
-        for logits, read in zip(self.logits(texts), read_tokens(self.tokenizer, texts), strict=True):
+        for read, logits in self.logits(texts):
             rows: list[Row] = []
             for index, scores in enumerate(map(softmax, logits)):
                 best = int(np.argmax(scores))
@@ -167,7 +171,7 @@ class FillMask(_Head):
     def results(self, texts: Sequence[str], *, top_k: int = 5, **unknown: Any) -> list[Any]:
         _refuse(unknown, "top_k")
         mask, results = self._mask(), list[Any]()
-        for text, logits, read in zip(texts, self.logits(texts), read_tokens(self.tokenizer, texts), strict=True):
+        for text, (read, logits) in zip(texts, self.logits(texts), strict=True):
             places = [n for n, i in enumerate(read.ids) if i == mask]
             if not places:
                 token = self.tokenizer.id_to_token(mask)

@@ -122,9 +122,20 @@ def limited(
     special: bool = True,
 ) -> list[list[int]]:
     """Return token ids as `tokenize` does. special: with the tokens that the tokenizer adds to a text"""
+    return [list(e.ids) for e in limited_tokens(tokenizer, texts, limit, cut, special)]
+
+
+def limited_tokens(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    limit: SizeLimit,
+    cut: Callable[[str], None] | None = None,
+    special: bool = True,
+) -> list[Encoding]:
+    """Return the tokens of every text with their places in it, as `limited` does."""
     tokenizer.no_truncation()
-    read = _read(tokenizer, texts, special)
-    for text, ids in zip(texts, read):
+    read = read_tokens(tokenizer, texts, special)
+    for text, ids in zip(texts, (e.ids for e in read)):
         if limit.most is not None and len(ids) > limit.most:
             most = f"at most {limit.most} tokens" + f" ({limit.symbol} <= {limit.most})" * bool(limit.symbol)
             if cut is None:
@@ -135,22 +146,18 @@ def limited(
             cut(
                 f"text {shown(text)} is cut: the artifact takes {most}, and {len(ids) - limit.most} of {len(ids)} are left out"
             )
-    if limit.most is None or all(len(ids) <= limit.most for ids in read):
+    if limit.most is None or all(len(e.ids) <= limit.most for e in read):
         return read
     # special tokens of the tokenizer may exceed the limit
     why = f"truncation: expected a limit that leaves room for words, got {limit.most}"
     with _defects(lambda error: UserError(f"{why}: {error!s:.200}")):
         tokenizer.enable_truncation(limit.most)
-    return _read(tokenizer, texts, special)
+    return read_tokens(tokenizer, texts, special)
 
 
 def shown(text: str) -> str:
     """Return the start of a text, quoted."""
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
-
-
-def _read(tokenizer: Tokenizer, texts: Sequence[str], special: bool) -> list[list[int]]:
-    return [list(e.ids) for e in read_tokens(tokenizer, texts, special)]
 
 
 def read_tokens(tokenizer: Tokenizer, texts: Sequence[str], special: bool = True) -> list[Encoding]:

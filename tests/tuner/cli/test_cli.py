@@ -529,3 +529,9 @@ def test_arrays_of_bfloat16_come_back_from_a_file(tmp_path: Path) -> None:
     found = read_arrays(tmp_path / "x.npz")
     assert {n: a.dtype for n, a in found.items()} == {n: a.dtype for n, a in arrays.items()}
     np.testing.assert_array_equal(found["x"].astype(int), [[0, 1, 2], [3, 4, 5]])
+
+
+@pytest.mark.parametrize("command", ["tune", "build", "plan", "report", "show --task x"])
+def test_no_device_is_chosen_for_a_model_that_is_missing(command: str) -> None:
+    done = RUNNER.invoke(app, [*command.split(), "missing.onnx"])
+    assert done.exit_code == 2 and done.stderr.startswith("error: missing.onnx: no such file"), done.stderr

@@ -40,6 +40,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_artifact_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = make_bert(tmp_path / "other", seed=3)
+    shutil.copy(folder / "m.rta", other / "m.rta")
+    with pytest.raises(UserError, match="got one of another model"):
+        rt.SentenceEncoder(other, other / "m.rta")
+    (other / "model.safetensors").unlink()  # a server may have the artifact and the tokenizer only
+    rt.SentenceEncoder(other, other / "m.rta").close()
+
+
 @pytest.fixture(scope="module")
 def hidden(folder: Path) -> Any:
     """The last hidden state of words in NumPy."""

@@ -13,6 +13,7 @@ from tests.support.text_folders import DATA, TEXTS, write_decoder, write_head
 
 import relax_tune as rt
 from relax_tune.errors import UserError
+from relax_tune.tuner.text import tokens
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed (extra text)")
 pytestmark = [pytest.mark.ccompiler, pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")]
@@ -65,6 +66,14 @@ def test_text_classification_of_several_labels_equals_transformers(tmp_path: Pat
     folder = write_head(tmp_path, "SequenceClassification", problem_type="multi_label_classification")
     with opened("sentiment-analysis", folder) as classify:
         compare(classify(list(TEXTS), top_k=2), EXPECTED["several"])
+
+
+def test_token_classification_reads_each_text_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, calls = tokens.read_tokens, list[int]()
+    monkeypatch.setattr(tokens, "read_tokens", lambda *given: calls.append(len(given[1])) or read(*given))
+    with opened("ner", write_head(tmp_path, "TokenClassification")) as find:
+        find(list(TEXTS))
+    assert calls == [len(TEXTS)]
 
 
 def test_token_classification_equals_transformers(tmp_path: Path) -> None:

@@ -93,11 +93,11 @@ def build(
     The same model, records, policy, precision, effort and profile (which set the shapes that plans are computed for) give the same bytes.
     A task without a usable record gets an untuned kernel, which a warning says. A database file that is named has to exist.
     """
-    chosen, console = settings.load(), make_console(stderr=json)
-    policy = check_policy(policy)
+    policy, console = check_policy(policy), make_console(stderr=json)
     check_required(require_measured, policy, "--require-measured")
+    module = load_model(model, parse_bounds(bound or []), **settings.load_any().import_options)
+    chosen = settings.load()  # a device is chosen for a model that can be read
     kinds = compiled_kinds(cpu.split(",") if cpu is not None else (), chosen.target)
-    module = load_model(model, parse_bounds(bound or []), **chosen.import_options)
     goal = read_goal(chosen, module, policy)
     path = artifact_path(model, chosen.target, out)
     check_destination(path, model_key(module), overwrite)

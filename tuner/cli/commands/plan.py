@@ -96,8 +96,8 @@ def plan(
         raise UserError(
             "--check looks at the current plans and --restore changes them, got both; leave one of them out"
         )
-    chosen = settings.load()
-    module = load_model(subject, parse_bounds(bound or []), **chosen.import_options)
+    module = load_model(subject, parse_bounds(bound or []), **settings.load_any().import_options)
+    chosen = settings.load()  # a device is chosen for a model that can be read
     with open_store(chosen.db, create=restore is None, read_only=restore is None) as store:
         job = device_job(module, device_info(chosen.target, store), store, chosen)
         if restore is not None:

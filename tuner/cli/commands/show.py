@@ -133,7 +133,7 @@ def show(
         return _show_model(subject, sections, after, parse_bounds(bound or []), settings.load_any(), verify)
     _refuse({"--after": after}, "--task shows a task, which is what all passes left; leave one of them out")
     sections = _sections(what, SECTIONS, OVERVIEW, json, "a task")
-    return _show_model_task(subject, task, sections, of, parse_bounds(bound or []), settings.load(), verify)
+    return _show_model_task(subject, task, sections, of, parse_bounds(bound or []), settings, verify)
 
 
 def is_model(subject: str) -> bool:
@@ -210,10 +210,11 @@ def _show_model_task(
     sections: Sequence[str],
     of: str | None,
     bounds: Mapping[str, tuple[int, int]],
-    settings: Settings,
+    flags: SettingFlags,
     verify: bool,
 ) -> Subject:
-    module = load_model(model, bounds, **settings.import_options)
+    module = load_model(model, bounds, **flags.load_any().import_options)
+    settings = flags.load()  # a device is chosen for a model that can be read
     store, notes = _records_of(settings.db)
     with contextlib.closing(store):
         job = device_job(module, device_info(settings.target, store), store, settings, verify=verify)

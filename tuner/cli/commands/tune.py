@@ -79,10 +79,11 @@ def tune(
     What the database already holds is not measured again: an interrupted job goes on, a finished one measures nothing
     and writes the same artifact.
     """
-    chosen, console = settings.load(), make_console(stderr=json)
+    chosen, console = settings.load_any(), make_console(stderr=json)
     _check(chosen, settings, compare)
-    path = artifact_path(model, chosen.target, out)
     module = load_model(model, parse_bounds(bound or []), **chosen.import_options)
+    chosen = settings.load()  # a device is chosen for a model that can be read
+    path = artifact_path(model, chosen.target, out)
     goal = read_goal(chosen, module)
     check_destination(path, model_key(module), overwrite)
     tell = partial(say, console)

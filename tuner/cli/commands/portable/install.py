@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -61,10 +62,11 @@ def install(
     Needs none of the packages that import models. What was fastest on like devices is tried first; their times never count here. What
     the database holds already is not measured again, so a second installation measures nothing.
     """
-    chosen = settings.load()
-    check_strategy(chosen.strategy)
+    check_strategy(settings.load_any().strategy)
     console = make_console(stderr=json)
-    installer = Installer.read(file, chosen, digest)
+    installer = Installer.read(file, settings.load_any(), digest)
+    chosen = settings.load()  # a device is chosen for a pack that can be read
+    installer = replace(installer, settings=replace(installer.settings, target=chosen.target))
     path = out or default_path(file.stem, chosen.target)
     check_destination(path, installer.pack.model, overwrite)
     tell = partial(say, console)

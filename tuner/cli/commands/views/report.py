@@ -6,7 +6,7 @@ Tests: `tests/tuner/report/test_report.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -78,14 +78,18 @@ def report(
     best on record. The file loads nothing, so it can be sent. With a --scheduler it also shows the units that workers lend now.
     """
     of_model = subject is not None and not _is_database(subject) and is_model(subject) and not subject.endswith(SUFFIX)
-    chosen = settings.load() if of_model else settings.load_any()
+    chosen = settings.load_any()
     if tasks < 0:
         raise UserError(f"--tasks expects a number of at least 0, got {tasks}")
     check_needed(chosen.scheduler, *(settings.given[name] for name in ("ca", "certificate", "key")))
     environment()  # says what to install before anything is read
     with contextlib.ExitStack() as stack:
         other = None if compare is None else _compared_store(stack, compare, subject, chosen)
-        reported = _collect(subject, chosen, bound or [], Limits(tasks, None, task or "", other))
+        limits = Limits(tasks, None, task or "", other)
+        if of_model and subject is not None:
+            reported = _of_model(subject, settings, parse_bounds(bound or []), limits)
+        else:
+            reported = _collect(subject, chosen, bound or [], limits)
     tls = tls_files(chosen.ca, chosen.certificate, chosen.key)
     lent = None if chosen.scheduler is None else lent_now(chosen.scheduler, tls, chosen.wait_secs)
     if lent is not None:
@@ -117,13 +121,17 @@ def _compared_store(
     return store, runs[0]
 
 
+def _of_model(model: str, flags: SettingFlags, bounds: Mapping[str, tuple[int, int]], limits: Limits) -> Subject:
+    """Return a model with its records for one device."""
+    module = load_model(model, bounds, **flags.load_any().import_options)
+    chosen = flags.load()  # a device is chosen for a model that can be read
+    with open_queue(chosen.db, read_only=True) as store:
+        return of_job(device_job(module, device_info(chosen.target, store), store, chosen), model, limits)
+
+
 def _collect(subject: str | None, chosen: Settings, bounds: Sequence[str], limits: Limits) -> Subject:
     """Return what an argument names, with its records. Raises UserError for what is nothing of these."""
     database = subject if subject is not None and _is_database(subject) else None
-    if subject is not None and database is None and is_model(subject) and not subject.endswith(SUFFIX):
-        with open_queue(chosen.db, read_only=True) as store:
-            module = load_model(subject, parse_bounds(list(bounds)), **chosen.import_options)
-            return of_job(device_job(module, device_info(chosen.target, store), store, chosen), subject, limits)
     if bounds:
         raise UserError(f"--bound expects a MODEL, got {subject or chosen.db or default_url()!r:.80}; leave it out")
     artifact = load_artifact(subject) if subject is not None and subject.endswith(SUFFIX) else None
