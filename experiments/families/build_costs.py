@@ -94,7 +94,7 @@ def started(checkout: Path, path: Path, folder: Path) -> subprocess.Popen[str]:
     }
     call = [sys.executable, "-W", "ignore", "-m", "experiments.families.build_costs", "--child", str(path)]
     return subprocess.Popen(
-        call, cwd=checkout, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        call, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
