@@ -200,8 +200,8 @@ def build(
         db: As for `tune`, but only read; a file that is named has to exist.
         policy: `measured` dispatches the fastest variants on record, `stored` the plans that `tune` chose last, `library` library
             calls where there are any, `generic` untuned kernels only.
-        pack: Store weights in the layouts of the chosen kernels, in place of weights that no other kernel reads; None: on target `c`
-            alone. Otherwise they are packed whenever the artifact is opened. The file is larger if kernels with several layouts
+        pack: Store weights in the layouts of the chosen kernels, in place of weights that no other kernel reads; None: only on
+            target `c`. Otherwise they are packed whenever the artifact is opened. The file is larger if kernels with several layouts
             alternate.
         cpu: Kinds of processors that kernels of target `c` are also compiled for, so that a server needs no compiler: levels of
             x86-64 such as `x86-64-v3`, and `native`. See `Artifact.compiled_for`.

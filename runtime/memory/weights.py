@@ -73,7 +73,7 @@ class DeviceWeights:
             drop_pages(self._arrays[name])
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Free constants that no launch reads any more: those that were only packed. They come back while others replace them."""
+        """Free all other constants, which were only packed and which no launch reads any more; `replace` needs them for a while."""
         self._kept = frozenset(names)
         self._free_packed()
 
@@ -118,7 +118,7 @@ class DeviceWeights:
 
 
 def read_by_calls(program: Program) -> set[str]:
-    """Return the names of the constants that calls may read: all but those that are only packed."""
+    """Return the names of the constants that calls may read: all but the ones that are only packed."""
     used = {i for call in program.calls for v in call.variants for step in v.steps for i in step.buffers}
     used |= {
         *program.outputs,

@@ -98,7 +98,7 @@ def test_format_without_mapped_member_verifies_the_hash_of_the_whole(written: Pa
         read_file(plain, written)
 
 
-def test_replaced_file_leaves_what_was_read(written: Path) -> None:
+def test_replaced_file_leaves_mapped_content(written: Path) -> None:
     content = read_file(FORM, written)
     write_file(FORM, written, {**MEMBERS, "large": b"other"}, {}, {})
     assert content.mapped == LARGE and read_file(FORM, written).mapped == b"other"

@@ -37,7 +37,7 @@ def test_hash_ranges_hashes_each_piece(file: Path) -> None:
     assert found == [hashlib.blake2b(x, digest_size=32).hexdigest() for x in (data[:10] + data[1 << 21 :], b"")]
 
 
-def test_drop_pages_of_a_mapped_array_reads_them_again(file: Path) -> None:
+def test_drop_pages_of_mapped_array_keeps_elements(file: Path) -> None:
     with file.open("rb") as opened:
         array = np.frombuffer(map_file(opened.fileno()), np.float32)
     assert array.sum() == np.arange(1 << 20, dtype=np.float32).sum()
@@ -48,7 +48,7 @@ def test_drop_pages_of_a_mapped_array_reads_them_again(file: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["r+", "c"])
-def test_drop_pages_leaves_what_somebody_wrote(mode: str, file: Path) -> None:
+def test_drop_pages_of_written_mapping_changes_nothing(mode: str, file: Path) -> None:
     array = np.memmap(file, np.float32, mode)
     array[:] = 7
     array.flags.writeable = False

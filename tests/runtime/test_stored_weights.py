@@ -22,7 +22,7 @@ def file(header: object, body: bytes = b"") -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
-def test_safetensors_reads_what_was_written() -> None:
+def test_weights_to_bytes_is_read_by_safetensors() -> None:
     data = b"".join(weights_to_bytes(WEIGHTS))
     read = dict(safetensors.deserialize(data))
     assert set(read) == set(WEIGHTS)
@@ -39,7 +39,7 @@ def test_arrays_of_whole_cache_lines_start_at_one() -> None:
     assert all(place % ALIGNMENT == 0 for place in places[1:4])
 
 
-def test_written_weights_are_read_in_their_memory() -> None:
+def test_weights_from_bytes_shares_memory_of_file() -> None:
     data = b"".join(weights_to_bytes(WEIGHTS))
     read = weights_from_bytes(data, {})
     for name, array in WEIGHTS.items():

@@ -1,6 +1,6 @@
 """The layouts that variants read weights in: a weight has one, unless a second one makes a function much faster.
 
-A decoder's prefill and its step read the same weights. If each packs them into panels of its own width, the artifact and the process
+A decoder's prefill and its step read the same weights. If each packs them into panels of another width, the artifact and the process
 hold them twice.
 
 Tests: `tests/tuner/plan/test_layouts.py`.
@@ -101,15 +101,15 @@ def share_layouts(
     chosen = dict(plans)
     for functions in _connected(weights):
         best, least = {}, float(_further(functions, plans, weights, layouts))
-        for wanted in _candidates(functions, plans, weights, layouts) if least else ():
+        for target in _candidates(functions, plans, weights, layouts) if least else ():
             moved, lost = dict[str, TaskPlan](), 0.0
             for function in functions:
-                own = {n: wanted[w] for n, names in weights[function].items() for w in names if w in wanted}
+                own = {n: target[w] for n, names in weights[function].items() for w in names if w in target}
                 if all(_fits(layout, own) for layout in _dispatched(function, plans, layouts)):
                     continue
-                found = restrict(function, partial(_variant_fits, layouts, function, own))
-                if found is not None and found[1] < 1:
-                    moved[function], lost = found[0], lost + max(0.0, found[1])
+                restricted = restrict(function, partial(_variant_fits, layouts, function, own))
+                if restricted is not None and restricted[1] < 1:
+                    moved[function], lost = restricted[0], lost + max(0.0, restricted[1])
             total = lost + _further(functions, {**plans, **moved}, weights, layouts)
             if total < least:
                 best, least = moved, total
@@ -136,35 +136,35 @@ def _further(functions: Sequence[str], plans: Mapping[str, TaskPlan], weights: W
             for number, names in weights[function].items():
                 for name in names if number in layout else ():
                     kernels.setdefault(name, set()).add(layout[number])
-    return max((len(found) - 1 for found in kernels.values()), default=0)
+    return max((len(names) - 1 for names in kernels.values()), default=0)
 
 
 def _candidates(
     functions: Sequence[str], plans: Mapping[str, TaskPlan], weights: Weights, layouts: Layouts
 ) -> list[dict[str, str]]:
     """Return the layout of each weight by name, for each layout that a dispatched variant has."""
-    found: list[dict[str, str]] = []
+    candidates: list[dict[str, str]] = []
     for function in functions:
         for layout in _dispatched(function, plans, layouts):
-            wanted = {w: layout[n] for n, names in weights[function].items() if n in layout for w in names}
-            if wanted not in found:
-                found.append(wanted)
-    return found
+            target = {w: layout[n] for n, names in weights[function].items() if n in layout for w in names}
+            if target not in candidates:
+                candidates.append(target)
+    return candidates
 
 
 def _dispatched(function: str, plans: Mapping[str, TaskPlan], layouts: Layouts) -> list[Layout]:
     plan = plans[function]
-    found = [layouts.of(function, plan.variants[key]) for key in plan.plan.variants]
-    return [layout for layout in found if layout is not None]
+    dispatched = (layouts.of(function, plan.variants[key]) for key in plan.plan.variants)
+    return [layout for layout in dispatched if layout is not None]
 
 
-def _variant_fits(layouts: Layouts, function: str, wanted: Layout, variant: VariantRecord) -> bool:
+def _variant_fits(layouts: Layouts, function: str, target: Layout, variant: VariantRecord) -> bool:
     layout = layouts.of(function, variant)
-    return layout is not None and _fits(layout, wanted)
+    return layout is not None and _fits(layout, target)
 
 
-def _fits(layout: Layout, wanted: Layout) -> bool:
-    return all(layout.get(number) == kernel for number, kernel in wanted.items() if number in layout)
+def _fits(layout: Layout, target: Layout) -> bool:
+    return all(layout.get(number) == kernel for number, kernel in target.items() if number in layout)
 
 
 def loss(plan: TaskPlan, other: TaskPlan, times: Mapping[str, Sequence[float | None]], variants: TaskVariants) -> float:

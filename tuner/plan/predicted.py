@@ -126,8 +126,8 @@ class Predictor:
         sketch_set = task_variants.sketch_set
         if self.prior is None or self.prior.names != feature_names(sketch_set.hardware):
             return {}
-        found = {k: sketch_set.candidate_of(v) for k, v in variants.items() if v.kind == "tuned"}
-        known = {k: c for k, c in found.items() if c is not None}
+        candidates = {k: sketch_set.candidate_of(v) for k, v in variants.items() if v.kind == "tuned"}
+        known = {k: c for k, c in candidates.items() if c is not None}
         if not known:
             return {}
         log_time = _log_times(sketch_set, self.prior, sketch_set.space.encode(list(known.values())))[0]

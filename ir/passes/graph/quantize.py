@@ -53,7 +53,7 @@ class QuantizeWeights:
     over 7 with 4 bits, so each weight changes by at most half its scale. Two 4-bit numbers share a byte, along the rows. Activations are
     not changed, and neither are other weights.
 
-    Tables of embeddings have 8 bits and a scale per row whatever `bits` says. The rows that a lookup reads are dequantised after it, and
+    Tables of embeddings have 8 bits and a scale per row for any `bits`. The rows that a lookup reads are dequantised after it, and
     a transposed product that shares the table reads the same integers.
 
     Attributes:
@@ -138,7 +138,7 @@ class QuantizeWeights:
     def as_read(self, module: IRModule, name: str) -> Array | None:
         """Return the values of a weight after quantisation, as its products read them.
 
-        Return None for a weight that products do not read alone, and for one that products read in both orders.
+        Return None for a weight that other operators read too, and for one that products read in both orders.
         """
         orders = _quantizable(module)[0].get(name, set())
         array = module.constants[name]
@@ -175,7 +175,7 @@ def _looked_up(out: Emitter, binding: Binding, weight: Constant, indices: Value,
 
 def _quantizable(module: IRModule) -> tuple[dict[str, set[bool]], frozenset[str]]:
     """Return the 2-d float weights that only products read, as second operands, with the values of `transpose_b` of these products;
-    and those that are looked up by row, which else only transposed products read.
+    and weights that are looked up by row and that no operator but transposed products reads otherwise.
     """
     orders_of, tables, others = dict[str, set[bool]](), set[str](), set[str]()
     for f in module.functions.values():

@@ -28,7 +28,7 @@ def address(array: Any) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def test_weights_of_an_artifact_are_read_in_its_file(opened: CDevice, small: Any, tmp_path: Path) -> None:
+def test_constant_of_saved_artifact_has_address_in_mapped_file(opened: CDevice, small: Any, tmp_path: Path) -> None:
     program = small.program("c")
     rows = program.buffers[1].shape[0] + 1  # the slot of the constant 4, after the one of 3
     spec = BufferSpec("wide", "float64", (rows, rows), "const")
@@ -48,7 +48,7 @@ def test_weights_of_an_artifact_are_read_in_its_file(opened: CDevice, small: Any
     np.testing.assert_array_equal(constants["wide"], wide)
 
 
-def test_arrays_that_somebody_may_write_are_copied(opened: CDevice) -> None:
+def test_constant_of_writable_array_is_copied(opened: CDevice) -> None:
     array = np.zeros(1024, np.float32)
     weights = DeviceWeights(opened, {"w": array})
     buffer = weights.constant("w", array.dtype, array.shape)
@@ -57,7 +57,7 @@ def test_arrays_that_somebody_may_write_are_copied(opened: CDevice) -> None:
     weights.close()
 
 
-def test_weights_that_are_only_packed_are_freed_after_packing(opened: CDevice, small: Any, tmp_path: Path) -> None:
+def test_packed_weight_is_freed_after_packing(opened: CDevice, small: Any, tmp_path: Path) -> None:
     program = small.program("c")
     assert read_by_calls(program) == set()
     plain = replace(program.calls[1].variants[0].steps[0], buffers=(1, 4))

@@ -61,7 +61,7 @@ def job_of_two(gain: float) -> DeviceJob:
 
 
 @pytest.mark.parametrize(("gain", "layouts"), [(1.04, 1), (1.5, 2)])
-def test_measured_plan_has_a_second_layout_where_it_gains_much(gain: float, layouts: int) -> None:
+def test_measured_plan_with_large_gain_has_second_layout(gain: float, layouts: int) -> None:
     job = job_of_two(gain)
     (plan,) = job.build().plans.values()
     (name,) = job.task_variants
@@ -79,7 +79,7 @@ def test_loss_is_the_weighted_log_time_between_two_plans() -> None:
     assert loss(one, plan, {**plan.times, first: [None] * len(plan.times[first])}, variants) == math.inf
 
 
-def test_functions_that_read_one_weight_share_its_layout() -> None:
+def test_functions_of_one_weight_share_layout() -> None:
     """Without sharing, the product with one row packs the weight into narrower panels than the one with many."""
     job = device_job(products(None, 1), PAPER_DEVICE, MemoryStore(), QUICK)
     built = job.build("predicted")
@@ -88,7 +88,7 @@ def test_functions_that_read_one_weight_share_its_layout() -> None:
     assert _layouts(_unshared(job), job) == {"", *_layouts(built.plans, job)}
 
 
-def test_share_layouts_leaves_plans_whose_restriction_costs_too_much() -> None:
+def test_share_layouts_with_expensive_restriction_keeps_plans() -> None:
     job = device_job(products(None, 1), PAPER_DEVICE, MemoryStore(), QUICK)
     plans, asked = _unshared(job), list[str]()
 
