@@ -33,7 +33,7 @@ class DeviceWeights:
         self._constants: dict[str, DeviceBuffer] = {}
         self._packed: dict[Hashable, DeviceBuffer] = {}
         self._in_place: dict[str, NDArray[Any]] = {}  # arrays that launches read where they are
-        self._kept: frozenset[str] | None = None  # all, until it is known what launches read
+        self._resident: frozenset[str] | None = None  # all, until it is known what launches read
 
     def constant(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceBuffer:
         """Return the device buffer of a constant, placed on first use. Raises ArtifactError unless one of this dtype and shape exists."""
@@ -74,11 +74,11 @@ class DeviceWeights:
 
     def keep_only(self, names: Collection[str]) -> None:
         """Free all other constants, which were only packed and which no launch reads any more; `replace` needs them for a while."""
-        self._kept = frozenset(names)
+        self._resident = frozenset(names)
         self._free_packed()
 
     def _free_packed(self) -> None:
-        for name in self._constants.keys() - (self._constants.keys() if self._kept is None else self._kept):
+        for name in self._constants.keys() - (self._constants.keys() if self._resident is None else self._resident):
             self.device.free(self._constants.pop(name))
             self._in_place.pop(name, None)
             drop_pages(self._arrays[name])

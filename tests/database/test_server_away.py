@@ -100,19 +100,19 @@ def test_start_waits_for_restarting_server(postgres_url: str) -> None:
     assert len(said) == 1 and "waiting up to 60 s for the database server" in said[0]
 
 
-def test_sessions_that_end_while_a_store_opens_are_a_temporary_failure(postgres_url: str) -> None:
+def test_session_ended_during_open_is_a_temporary_failure(postgres_url: str) -> None:
     with open_store(postgres_url) as store:
         filled(store)
     server = create_engine(make_url(postgres_url).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
     done = threading.Event()
 
-    def end_sessions() -> None:
+    def terminate() -> None:
         with server.connect() as connection:
             while not done.wait(0.001):
                 connection.execute(text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid()"
                                         " AND datname = current_database()"))  # fmt: skip
 
-    killer = threading.Thread(target=end_sessions)
+    killer = threading.Thread(target=terminate)
     killer.start()
     failures = []
     try:

@@ -139,7 +139,7 @@ def test_roi_align_with_as_many_samples_as_regions_are_large(mode: str, h: int, 
 
 
 @pytest.mark.parametrize("sizes", [(3, 1), (1, 4), (2, 1, 3), (1, 1, 1)])
-def test_aligned_places_of_a_single_element_are_those_of_onnx_runtime(sizes: tuple[int, ...]) -> None:
+def test_aligned_place_of_single_element_equals_onnx_runtime(sizes: tuple[int, ...]) -> None:
     n = len(sizes)
     theta = RNG.standard_normal((2, n, n + 1))
     # ONNX Runtime's: from -1 to 1, and 1 for a single element
