@@ -14,7 +14,8 @@ first size on edge inputs: zeros, numbers a hundred times as large, and integers
 with `--build`, as a program for target `c` with generic schedules. The results are compared with ONNX Runtime's, without its
 optimizer, as `wild.py` does: shapes and types are ONNX Runtime's, integers and truth values are equal, and floats are within 1e-3 of
 the largest value (2e-2 in a file of 16-bit floats), or within four times the difference that ONNX Runtime's optimizer makes, or twice
-the difference that weights or inputs make that are moved by one unit in the last place.
+the difference that weights or inputs make that are moved by one unit in the last place (`moved`; inf where integers differ then, such
+as places of equal scores).
 
 Statuses: `right`; `refused`, an error of this package; `wrong`; `crashed`, another exception; `no peer`, ONNX Runtime does not run the
 file, or its result is not determined by the standard; `not written`, the exporter failed before this package sees the file. The exit
@@ -41,7 +42,7 @@ import numpy as np
 
 from experiments.families.exporter_others import OTHERS
 from experiments.families.exporter_torch import TORCH, Exporter
-from experiments.families.wild import CLOSE, OF_MOVED, OF_OPTIMISER, Peer, deviations
+from experiments.families.wild import CLOSE, OF_MOVED, OF_OPTIMISER, Peer, deviations, moved_text
 from experiments.harness.pages import RESULTS, environment, write_page
 
 LIMIT_SECS = 300
@@ -316,7 +317,7 @@ def tried(folder: Path, path: Path, build: bool, limit_secs: float) -> Result:
 
 def row(r: Result) -> str:
     why = " ".join(str(r.get("why", "")).split())[:260].replace("|", "\\|")
-    error = f" ({r['error']:.0e})" if r.get("error") else ""
+    error = f" ({r['error']:.0e}{moved_text(r)})" if r.get("error") else ""
     kind = "" if r["status"] != "right" else "interpreter, C" if r.get("built") else "interpreter"
     names = " ".join(o.rpartition(".")[2] for o in r.get("operators", ()))
     return f"| {r['exporter']} | {r['model']} | {r['status']}{f': {why}' if why else error} | {kind} | {names} |"

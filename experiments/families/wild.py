@@ -53,6 +53,7 @@ SEED = 5
 CLOSE, OF_OPTIMISER, OF_MOVED = 1e-3, 4.0, 2.0
 MOVED = 16
 """Models with moved weights."""
+MOVABLE = (np.float16, np.float32)
 Result = dict[str, Any]
 Array = np.ndarray[Any, Any]
 
@@ -179,20 +180,20 @@ def processor_seconds() -> float:
 
 
 def moved_array(values: Array, rng: np.random.Generator) -> Array:
-    """Return float32 numbers moved by -1, 0 or 1 unit in the last place."""
-    ends = np.array([-np.inf, 0, np.inf], np.float32)[rng.integers(0, 3, values.shape)]
+    """Return floats of 16 or 32 bits moved by -1, 0 or 1 unit in the last place."""
+    ends = np.array([-np.inf, 0, np.inf], values.dtype)[rng.integers(0, 3, values.shape)]
     return np.where(ends == 0, values, np.nextafter(values, ends))
 
 
 def moved(path: Path, seed: int, least: int = 2) -> bytes:
-    """Return a model whose float32 weights of at least so many elements are moved by -1, 0 or 1 unit in the last place."""
+    """Return a model whose weights, floats of at least so many elements, are moved by -1, 0 or 1 unit in the last place."""
     import onnx
 
     model, rng = onnx.load(str(path)), np.random.default_rng(seed)
     constants = [a.t for n in model.graph.node if n.op_type == "Constant" for a in n.attribute if a.HasField("t")]
     for tensor in (*model.graph.initializer, *constants):
         values = onnx.numpy_helper.to_array(tensor)
-        if values.dtype == np.float32 and values.size >= least:
+        if values.dtype in MOVABLE and values.size >= least:
             tensor.CopyFrom(onnx.numpy_helper.from_array(moved_array(values, rng), tensor.name))
     return bytes(model.SerializeToString())
 
@@ -232,7 +233,7 @@ class Peer:
         for call in calls:
             wanted = self.run(call)
             for s in sessions:
-                near = {name: moved_array(a, rng) if a.dtype == np.float32 else a for name, a in call.items()}
+                near = {name: moved_array(a, rng) if a.dtype in MOVABLE else a for name, a in call.items()}
                 for found in (s.run(None, dict(call)), self.run(near)):
                     spread = max(spread, *deviations(list(found), wanted))
         return spread

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relax_tune.ir.core.dtype import bool_, f32, i64, u8
 from relax_tune.ir.core.expr import const, mul
@@ -23,7 +25,7 @@ from relax_tune.ir.frontend.shared.handlers.sizes import (
     truth,
 )
 from relax_tune.ir.frontend.shared.operators import tensor_dims
-from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
+from relax_tune.ir.frontend.shared.writer import SCALAR_LIMIT, ImportedValue, Writer
 from relax_tune.ir.op.base import product
 
 
@@ -39,8 +41,20 @@ def _compress(w: Writer, node: OnnxNode) -> ImportedValue:
     return w.of(w.take(value, axis, true_positions(w, mask)), x.natural)
 
 
+def _unique_numbers(x: NDArray[Any], ascending: bool) -> tuple[NDArray[Any], ...]:
+    """Return the distinct numbers, the first place and the count of each, and the place of each number among them."""
+    values, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True)
+    order = np.arange(len(values)) if ascending else np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(values))
+    return (values[order], *(a.astype(np.int64) for a in (first[order], place[inverse], counts[order])))
+
+
 def _unique(w: Writer, node: OnnxNode) -> Sequence[ImportedValue | None]:
     x, ascending = node.item(0), node.flag("sorted", True)
+    known = w.numbers(x)
+    if known is not None and known.ndim == 1 and known.dtype.kind in "iu" and known.size <= SCALAR_LIMIT:
+        return [w.constant(a, name or "unique") for a, name in zip(_unique_numbers(known, ascending), node.outputs)]
     element = u8 if x.dtype is bool_ else x.dtype
     value, axis = w.cast(w.tensor(x), element), node.attributes.get("axis")
     if axis is None:

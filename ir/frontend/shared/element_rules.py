@@ -32,6 +32,7 @@ from relax_tune.ir.op.math.elementwise import (
     Minimum,
     Mul,
     MulScalar,
+    Relu,
     ScalarUnary,
     Sub,
 )
@@ -341,6 +342,7 @@ def _float(e: Element) -> Ratio:
 RULES: Mapping[type[OperatorSpec], Rule] = {
     Add: _linear(ex.add), Sub: _linear(ex.sub), Maximum: _linear(ex.maximum), Minimum: _linear(ex.minimum), Mul: _product, Div: _division,
     AddScalar: _with_number(_linear(ex.add)), MaximumScalar: _with_number(_linear(ex.maximum)), MulScalar: _with_number(_product),
+    Relu: lambda work, op, a: _linear(ex.maximum)(work, op, a, literal_of(0, work.dtype)),
     DivScalar: _with_number(_division), Cast: _cast, Floor: _floor, Quotient: _quotient, Modulo: _modulo, Abs: _abs,
     IntegerPower: _power, ShiftLeft: _shift, ShiftRight: _shift, BitwiseNot: _complement, Where: _choice,
     Equal: _compare(ex.eq), NotEqual: _compare(ex.ne), Less: _compare(ex.lt), LessEqual: _compare(ex.le),

@@ -46,6 +46,8 @@ OF_CONSTANTS: list[tuple[str, str]] = [
     ("NonZero", "n = NonZero(p) m = Reshape(n, more) pads = Concat<axis = 0>(m, two)"),
     ("Compress", "c = Compress(q, mask) pads = Concat<axis = 0>(c, q, two)"),
     ("Where", "w = Where(mask, q, small64) pads = Concat<axis = 0>(w, q)"),
+    *((f"Unique_{k}", f"k = Reshape(grid, more) u, first, place, count = Unique<sorted = {k}>(k) m = ReduceMax(count) n = ReduceSum(first) "
+       "e = Mul(place, m) d = Add(e, n) l = Gather(u, zero) pads = Sub(d, l)") for k in (0, 1)),
     ("TopK", "v, i = TopK(p, two) pads = Concat<axis = 0>(i, v)"),
     ("ArgMax", "a = ArgMax<axis = 1, keepdims = 0>(grid) pads = Concat<axis = 0>(a, q)"),
     ("MatMul", "f = MatMul(grid, q) pads = Concat<axis = 0>(f, q)"),
@@ -104,6 +106,7 @@ OF_SIZES: list[tuple[str, str]] = [
     ("ReduceMax", "r = ReduceMax(s) t = Concat<axis = 0>(r, two) y = Expand(x1, t)"),
     ("ReduceMin", "r = ReduceMin(s) t = Concat<axis = 0>(r, two) y = Expand(x1, t)"),
     ("ReduceProd", "k = Concat<axis = 0>(s, q) g = Reshape(k, pairs) t = ReduceProd<keepdims = 0>(g, one) y = Expand(x1, t)"),
+    ("Relu", "n = Sub(s, q) c = Cast<to = 1>(n) r = Relu(c) d = Cast<to = 7>(r) t = Add(d, one) y = Expand(x1, t)"),
     ("Sum", "t = Sum(s, q, one) y = Expand(x1, t)"),
     ("Clip", "low = Gather(q, zero) t = Clip(s, low) y = Expand(x1, t)"),
     ("Mod", "a = Mod(s, q) t = Add(a, one) y = Expand(x1, t)"),
