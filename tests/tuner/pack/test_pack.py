@@ -310,7 +310,7 @@ def test_record_of_another_hand_in_a_pack_is_not_dispatched(packed: Path) -> Non
         assert all(foreign.key not in p.plan.variants for p in made.built.plans.values())
 
 
-def test_install_that_requires_records_refuses_plans_of_other_devices(packed: Path) -> None:
+def test_install_requiring_records_refuses_plans_of_other_devices(packed: Path) -> None:
     with pytest.raises(BuildError, match="expected a measured record of every task"):
         install(packed, target="c", db="memory://", measure=False, require_measured=True)
 
