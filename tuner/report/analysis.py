@@ -16,8 +16,9 @@ from relax_tune.ir.core.expr import Expr, Var, as_int, const, mul, postorder, su
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.text.parser import parse_prim_func
+from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.plan.plans import Shape
-from relax_tune.tuner.report.charts import bars, dots, lines, unit_of
+from relax_tune.tuner.report.charts import bars, dots, graph, lines, unit_of
 from relax_tune.tuner.report.recorded import RecordedTask, group_of, point_of
 from relax_tune.tuner.report.subject import Figure, table
 from relax_tune.tuner.report.texts import ratio_text, seconds_text
@@ -26,6 +27,8 @@ FEWEST = 8
 """Fewest candidates of a sketch whose parameters are compared."""
 SHOWN = 15
 """Largest number of bars."""
+CALLS = 60
+"""Largest number of calls in the picture of a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,45 @@ def _work(task: RecordedTask, shape: Shape) -> CallWork | None:
         return work_of(parse_prim_func(task.text), point_of(shape))
     except (RelaxTuneError, ValueError):  # a text of a later version, or none
         return None
+
+
+def call_graph(program: Program, tasks: Sequence[RecordedTask], anchor: str) -> Figure:
+    """Make the figure of a program's calls, with the time of each and what it reads."""
+    title = f"Calls of {program.name}"
+    secs = {t.key: t.secs for t in tasks if t.secs is not None}
+    names = {t.key: t.name for t in tasks}
+    written: dict[int, int] = {}
+    edges, rows, nodes = list[tuple[int, int]](), list[list[str]](), list[dict[str, object]]()
+    unit, size = unit_of(list(secs.values()))
+    for number, c in enumerate(program.calls):
+        used = [_base(program, i) for variant in c.variants[:1] for step in variant.steps for i in step.buffers]
+        readers = sorted({written[i] for i in used if i in written})
+        edges += [(n, number) for n in readers]
+        if used:
+            written[used[-1]] = number
+        time, name = secs.get(c.task), names.get(c.task, c.name)
+        nodes.append({"name": f"{number}: {name}", "value": (time or 0.0) / size})
+        rows.append(
+            [str(number), name, ", ".join(map(str, readers)) or "inputs", seconds_text(time), str(len(c.variants))]
+        )
+    if not nodes:
+        return Figure(anchor, title, "The program has no calls.")
+    total = sum(secs.get(c.task) or 0.0 for c in program.calls)
+    shown = f" The picture shows the first {CALLS}." if len(nodes) > CALLS else ""
+    summary = (
+        f"{len(nodes)} calls take {seconds_text(total)} in one run. A larger dot takes longer; lines lead from a result to the calls that "
+        f"read it.{shown} Times are means over the timed shapes."
+    )
+    chart = graph(nodes[:CALLS], [e for e in edges if e[1] < CALLS], size=f"time of a call ({unit})")
+    columns = ("call", "task", "reads", "time", "variants")
+    return Figure(anchor, title, summary, chart, table(columns, rows, ("call", "time", "variants")))
+
+
+def _base(program: Program, buffer: int) -> int:
+    """Return the buffer that a view is of."""
+    while (base := program.buffers[buffer].base) is not None:
+        buffer = base
+    return buffer
 
 
 def comparison(tasks: Sequence[RecordedTask], others: Sequence[RecordedTask], name: str, anchor: str) -> Figure:

@@ -248,6 +248,42 @@ def bars(
     return _named_rows(rows, name, bar, encoding, x, grid=False)
 
 
+def graph(nodes: Sequence[Mapping[str, Any]], edges: Sequence[tuple[int, int]], *, size: str) -> MakeSpec:
+    """Return a picture of a graph: one node in each line, to the right of the nodes that it reads.
+
+    Args:
+        nodes: Rows with `name` and `value`, the size of the dot, in an order in which edges lead downwards.
+        edges: Numbers of the nodes that are read and of their readers.
+        size: Title of the values.
+    """
+    depth = [0] * len(nodes)
+    for source, reader in sorted(edges, key=lambda edge: edge[1]):
+        depth[reader] = max(depth[reader], depth[source] + 1)
+    shown = [
+        _texts({**row, "x": depth[n], "y": n, "hover": _hover_text(str(row["name"]), {size: row["value"]})})
+        for n, row in enumerate(nodes)
+    ]
+    arcs = [{"x": depth[a], "y": a, "x2": depth[b], "y2": b} for a, b in edges]
+    x: Spec = {"field": "x", "type": "quantitative", "axis": None, "scale": {"domain": [0, 1.6 * max(1, *depth)]}}
+    y: Spec = {"field": "y", "type": "quantitative", "axis": None, "scale": {"reverse": True}}
+    value: Spec = {"field": "value", "type": "quantitative", "legend": None, "scale": {"range": [20, 400]}}
+    rule = {"type": "rule", "color": _LINE}
+    text = {"type": "text", "align": "left", "dx": 12, "color": _INK, "fontSize": 12}
+    layers: list[Spec] = [
+        {
+            "data": {"values": arcs},
+            "mark": rule,
+            "encoding": {"x": x, "y": y, "x2": {"field": "x2"}, "y2": {"field": "y2"}},
+        },
+        {
+            "mark": {"type": "point", "color": COLOURS[0], "aria": True},
+            "encoding": {"x": x, "y": y, "size": value, **_HOVER},
+        },
+        {"mark": text, "encoding": {"x": x, "y": y, "text": {"field": "name", "type": "nominal"}}},
+    ]
+    return lambda narrow: {"data": {"values": shown}, "layer": layers, "height": 22 * len(nodes) + 20}
+
+
 def dots(rows: Sequence[Mapping[str, Any]], *, x: str, name: str, series: Sequence[str]) -> MakeSpec:
     """Return a picture of dots on a line for each name: rows with `name`, `value` and `series`."""
     encoding: Spec = {

@@ -19,6 +19,7 @@ from relax_tune.tuner.job.device_job import DeviceJob
 from relax_tune.tuner.plan.plans import shape_of
 from relax_tune.tuner.plan.stored_plans import StoredPlan, read_plan
 from relax_tune.tuner.plan.task_rows import symbol_labels
+from relax_tune.tuner.report.analysis import call_graph
 from relax_tune.tuner.report.listings import job_facts, run_facts, settings_of_run, targets_table
 from relax_tune.tuner.report.recorded import RecordedTask
 from relax_tune.tuner.report.sections import DeviceView, Limits, sections_of
@@ -210,7 +211,10 @@ def of_artifact(store: Store, artifact: Artifact, name: str, limits: Limits) -> 
     if any(program.name != "main" for program in artifact.programs):
         notes.append("Calls are counted once for each function; loops may run them more often.")
     facts = (("artifact", name), ("functions", ", ".join(artifact.functions)))
-    return _subject(f"Artifact {name}", [reader.view(tasks)], facts, notes, limits, store)
+    subject = _subject(f"Artifact {name}", [reader.view(tasks)], facts, notes, limits, store)
+    graphs = tuple(call_graph(p, tasks, f"calls{n}") for n, p in enumerate(artifact.programs, 1))
+    overview, *others = subject.sections
+    return replace(subject, sections=(overview, Section("calls", "Calls", figures=graphs), *others))
 
 
 def of_job(job: DeviceJob, name: str, limits: Limits) -> Subject:

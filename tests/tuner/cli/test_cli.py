@@ -532,6 +532,6 @@ def test_arrays_of_bfloat16_come_back_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["tune", "build", "plan", "report", "show --task x"])
-def test_no_device_is_chosen_for_a_missing_model(command: str) -> None:
+def test_missing_model_is_refused_before_a_device_is_chosen(command: str) -> None:
     done = RUNNER.invoke(app, [*command.split(), "missing.onnx"])
     assert done.exit_code == 2 and done.stderr.startswith("error: missing.onnx: no such file"), done.stderr

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,3 +127,23 @@ def test_titles_of_points_are_text_and_narrow_pictures_have_none() -> None:
         and "<title>" not in narrow
     )
     assert roofline([task], "x").chart is None
+
+
+@pytest.mark.ccompiler
+@pytest.mark.process
+@pytest.mark.slow
+def test_calls_of_an_artifact_read_results_of_earlier_calls(inside: Path) -> None:  # noqa: F811
+    pytest.importorskip("vl_convert", reason="vl-convert-python is not installed (extra report)")
+    document = json.loads(report("small.rta", "--db", "plain.db", "--out", "calls.html", "--json"))
+    (figure,) = next(s for s in document["sections"] if s["title"] == "Calls")["figures"]
+    rows = figure["rows"]
+    assert [row["call"] for row in rows] == [str(n) for n in range(len(rows))] and len(rows) >= 2
+    assert rows[0]["reads"] == "inputs" and rows[1]["reads"] == "0"
+    times = figures_of(document)["Where the model's time goes"]["rows"]
+    assert {row["task"]: row["time"] for row in rows} == {row["task"]: row["time of a call"] for row in times}
+    page = (inside / "calls.html").read_text()
+    assert all(re.search(rf"<title>{n}: {row['task']}; time of a call", page) for n, row in enumerate(rows))
+
+
+def figures_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {f["title"]: f for section in document["sections"] for f in section["figures"]}
