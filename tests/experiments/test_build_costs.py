@@ -39,7 +39,7 @@ def test_costs_of_a_small_model(tmp_path: Path) -> None:
     assert costs["gcc_calls"] >= 1 and costs["source_bytes"] > 500 and 0 < costs["gcc_secs"] < costs["total_secs"]
 
 
-def test_failing_build_names_file_and_side(tmp_path: Path) -> None:
+def test_failed_build_names_file_and_side(tmp_path: Path) -> None:
     (tmp_path / "empty.onnx").write_bytes(b"")
     with pytest.raises(RuntimeError, match=r"empty\.onnx, after"):
         compared(tmp_path / "empty.onnx", {"after": ROOT})

@@ -175,6 +175,8 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     "RMSNormalization": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
     # steps between places in single precision
     "AffineGrid": lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g)),
+    # some rows of two dims are concatenated, not stacked
+    "Loop": lambda n, g, o: np.ndim(_argument(n, g, 2)) > 1,
     # alpha in half precision
     "LeakyRelu": lambda n, g, o: _half(n, g),
     # before opset 14 the default momentum means training
@@ -252,7 +254,7 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
         ),
         lambda n, g, o: _nan(n, g) or ("Roi" in n.op_type and (_not_finite(n, g) or _huge(n, g))),
     ),
-    **dict.fromkeys(("ReduceL2", "ReduceMean", "ReduceLogSum"), lambda n, g, o: _wraps(n, g)),
+    **dict.fromkeys(("ReduceL2", "ReduceMean"), lambda n, g, o: _wraps(n, g)),
     "Det": lambda n, g, o: _huge(n, g) or _not_finite(n, g),
     # processors have several unsigned integers for NaN
     "Cast": lambda n, g, o: _attribute(n, "to") in (12, 13) and _not_finite(n, g),
@@ -277,7 +279,7 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
     # random in training
     "Dropout": lambda n, g, o: bool(np.any(_argument(n, g, 2))) if len(n.input) > 2 and n.input[2] else False,
     # logarithms of integers, cut to integers, depend on the formula
-    "ReduceLogSumExp": lambda n, g, o: _huge(n, g) or not _floats(n, g),
+    **dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp"), lambda n, g, o: _huge(n, g) or not _floats(n, g)),
     # the largest of votes that are NaN
     "SVMClassifier": lambda n, g, o: _not_finite(n, g) or _huge(n, g),
     # a leaf with a weight for one class of two
