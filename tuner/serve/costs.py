@@ -18,7 +18,7 @@ CORRECTION = 0.25
 MOST_SHAPES = 1 << 16
 """Compared shapes that are remembered."""
 NOTICEABLE = 0.02
-"""Relative change of a time from which shapes are compared anew: comparing them all takes longer than small calls."""
+"""Relative change of a time from which shapes are compared again: comparing them all takes longer than small calls."""
 
 
 def log_axis(lower: int, upper: int) -> tuple[int, ...]:
