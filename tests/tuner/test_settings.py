@@ -174,7 +174,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_settings_reaching_out_name_files_hosts_or_databases() -> None:
-    of_files = {"db", "files", "ca", "certificate", "key", "profile", "prior", "samples"}
+    of_files = {"db", "files", "ca", "certificate", "key", "profile", "prior", "samples", "adapter"}
     assert set(REACHING) == of_files | {"scheduler", "browser"}
     assert OPTIONS["trust_model"].reaches_out
     plain = [n for n, o in OPTIONS.items() if not o.reaches_out]

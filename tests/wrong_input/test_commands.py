@@ -188,7 +188,7 @@ def test_commands_with_impossible_file_names_are_refused(unchanged: Path, argume
 @pytest.mark.opencl
 def test_an_artifact_for_another_device(unchanged: Path) -> None:
     text = refused("run", "m.rta", "--inputs", "right.npz", "--device", "opencl")
-    assert "expected a device of kind c, got opencl" in text and "--target opencl" in text
+    assert "expected a device of kind c, got opencl" in text and "build it for target opencl" in text
 
 
 @pytest.mark.parametrize(
