@@ -33,6 +33,14 @@ def _nan(node: Any, given: Given) -> bool:
     return any(np.isnan(a).any() for a in _floats(node, given))
 
 
+def _pads_below_zero(node: Any) -> bool:
+    """Return whether automatic padding of a pool may be negative: ONNX Runtime refuses that for float32, and not for float64."""
+    strides, kernel = _attribute(node, "strides", ()), _attribute(node, "kernel_shape", ())
+    return _attribute(node, "auto_pad", b"") in (b"SAME_UPPER", b"SAME_LOWER") and any(
+        s > k for s, k in zip(strides, kernel)
+    )
+
+
 def _half(node: Any, given: Given) -> bool:
     return any(a.dtype.itemsize == 2 for a in _floats(node, given))
 
@@ -143,8 +151,11 @@ REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
     ),
     # in single precision
     **dict.fromkeys(("Erf", "Gelu"), lambda n, g, o: any(a.dtype.itemsize == 8 for a in _floats(n, g))),
-    # NaN stands for padding
-    **dict.fromkeys(("AveragePool", "LpPool"), lambda n, g, o: _nan(n, g)),
+    # NaN stands for padding, and so does a window that begins in it where rounding up moves the last one
+    **dict.fromkeys(
+        ("AveragePool", "LpPool"),
+        lambda n, g, o: _nan(n, g) or bool(_attribute(n, "ceil_mode", 0) and _attribute(n, "count_include_pad", 0)),
+    ),
     # positions begin again in each channel of one dim, and SAME_LOWER pads at the end
     "MaxPool": lambda n, g, o: _nan(n, g) or len(n.output) > 1 or _attribute(n, "auto_pad") == b"SAME_LOWER",
     # integers in, integers out
@@ -252,12 +263,15 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
             "MaxRoiPool",
             "Unique",
         ),
-        lambda n, g, o: _nan(n, g) or ("Roi" in n.op_type and (_not_finite(n, g) or _huge(n, g))),
+        lambda n, g, o: (
+            _nan(n, g) or ("Roi" in n.op_type and (_not_finite(n, g) or _huge(n, g))) or _pads_below_zero(n)
+        ),
     ),
     **dict.fromkeys(("ReduceL2", "ReduceMean"), lambda n, g, o: _wraps(n, g)),
     "Det": lambda n, g, o: _huge(n, g) or _not_finite(n, g),
     # processors have several unsigned integers for NaN
     "Cast": lambda n, g, o: _attribute(n, "to") in (12, 13) and _not_finite(n, g),
+    "CastLike": lambda n, g, o: _argument(n, g, 1).dtype.kind == "u" and _not_finite(n, g),
     # a weight below the normal numbers, or 0, times infinity; scores that are NaN and masked; the default scale of doubles, which is a
     # root in single precision in the function body of the standard, and in double precision in `onnx.reference`
     "Attention": lambda n, g, o: (
@@ -267,15 +281,19 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
     ),
     # processors have several signs and digits of NaN
     "BitCast": lambda n, g, o: _nan(n, g),
-    # scores that are all 0 are NaN in ONNX Runtime, 0 or 0.5 elsewhere
+    # scores that are all 0 are NaN in ONNX Runtime, 0 or 0.5 elsewhere; the largest of scores that are NaN
     **dict.fromkeys(
         ("LinearRegressor", "LinearClassifier"),
         lambda n, g, o: (
-            _huge(n, g) or (_transform(n) == "SOFTMAX_ZERO" and bool((_argument(n, g, 0) == 0).all(-1).any()))
+            _huge(n, g)
+            or not np.isfinite(_argument(n, g, 0)).all()
+            or (_transform(n) == "SOFTMAX_ZERO" and bool((_argument(n, g, 0) == 0).all(-1).any()))
         ),
     ),
-    # the place of a single element is 1 in ONNX Runtime, -1 in `onnx.reference`
-    "AffineGrid": lambda n, g, o: bool(_attribute(n, "align_corners", 0)) and 1 in _argument(n, g, 1)[2:],
+    # the place of a single element is 1 in ONNX Runtime, -1 in `onnx.reference`; infinity times a place that is nearly 0
+    "AffineGrid": lambda n, g, o: (
+        _not_finite(n, g) or (bool(_attribute(n, "align_corners", 0)) and 1 in _argument(n, g, 1)[2:])
+    ),
     # random in training
     "Dropout": lambda n, g, o: bool(np.any(_argument(n, g, 2))) if len(n.input) > 2 and n.input[2] else False,
     # logarithms of integers, cut to integers, depend on the formula

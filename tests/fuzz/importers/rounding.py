@@ -27,7 +27,7 @@ EXACT = frozenset([
 ULPS: Mapping[str, float] = {
     "LSTM": 64, "GRU": 64, "RNN": 64, "Pow": 4, "Attention": 16, "DFT": 32, "STFT": 32, "Det": 32, "Tan": 4, "Gelu": 4, "Mish": 4,
     "LpNormalization": 4, "MelWeightMatrix": 64, "Resize": 8, "GridSample": 16, "RoiAlign": 16, "DeformConv": 16, "LRN": 8,
-    "QAttention": 64,
+    "QAttention": 64, "GroupNorm": 16, "SkipGroupNorm": 16,
     "DynamicQuantizeLSTM": 16, "MultiHeadAttention": 16, "GroupQueryAttention": 16,
     "AffineGrid": 4, "Adam": 512, "Adagrad": 16, "Momentum": 16,
 }  # fmt: skip
