@@ -444,7 +444,7 @@ def generator(folder: Path, name: str, path: Path, precision: str, **options: st
     from experiments.families.models import draw
 
     torch.manual_seed(0)
-    kind, changes = DECODERS[name]
+    kind, changes = DECODERS[name.removesuffix("_full")]
     architecture = getattr(transformers, kind)
     model: Any = draw(architecture(architecture.config_class(**{**DECODER, **changes})))
     with tempfile.TemporaryDirectory() as saved:
@@ -478,6 +478,8 @@ def generator(folder: Path, name: str, path: Path, precision: str, **options: st
     store_cases(folder, name, cases)
 
 
+FULL = ("genai_gpt_oss_full", "genai_gemma2_full", "genai_mistral_full")
+"""Decoders with sliding windows, whose caches hold all positions."""
 LIGHT = ("onnx", "onnxruntime")
 BUILDER = (*LIGHT, "onnxruntime_genai", "torch", "transformers", "experiments.families.models")
 OTHERS: Mapping[str, Exporter] = {
@@ -492,7 +494,7 @@ OTHERS: Mapping[str, Exporter] = {
     "genai_fp32": Exporter(partial(generator, precision="fp32"), [*DECODERS], BUILDER),
     "genai_int4": Exporter(partial(generator, precision="int4"), [*DECODERS], BUILDER),
     "genai_full_cache": Exporter(
-        partial(generator, precision="fp32", windowed_kv_cache="false"), ["genai_gpt_oss", "genai_gemma2", "genai_mistral"], BUILDER),
+        partial(generator, precision="fp32", windowed_kv_cache="false"), FULL, BUILDER),
     "genai_int4_qdq": Exporter(partial(generator, precision="int4", use_qdq="true"), ["genai_llama", "genai_qwen3"], BUILDER),
     "genai_int8": Exporter(partial(generator, precision="int8"), ["genai_llama", "genai_qwen3"], BUILDER),
 }  # fmt: skip
