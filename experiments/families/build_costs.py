@@ -93,9 +93,7 @@ def started(checkout: Path, path: Path, folder: Path) -> subprocess.Popen[str]:
         "RELAX_TUNE_CACHE": str(folder / "cache"),
     }
     call = [sys.executable, "-W", "ignore", "-m", "experiments.families.build_costs", "--child", str(path)]
-    return subprocess.Popen(
-        call, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(call, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def compared(path: Path, checkouts: Mapping[str, Path]) -> dict[str, Costs]:
