@@ -3,9 +3,9 @@
     python -m experiments.families.build_costs --before CHECKOUT [--only 'silero.*|rxnmap']
 
 The files are those of `wild.py`, which says what they need. Both checkouts build a file at the same time, each in a process of its own
-with an empty cache of kernels, so that other work on the machine stretches both alike; compiled modules of Python are there. Processor
-time is that of the process and of its children. A script in front of gcc counts its calls, its time and its sources. `open` is the first
-time that an artifact is opened, which compiles its kernels for the user's cache, and `again` the second time.
+with an empty cache of kernels, so that other work on the machine stretches both alike. The first file of a fresh checkout compiles its
+modules of Python, too. Processor time is that of the process and of its children. A script in front of gcc counts its calls, its time and
+its sources. `open` is the first time that an artifact is opened, which compiles its kernels for the user's cache, and `again` the second.
 """
 
 from __future__ import annotations
