@@ -187,7 +187,9 @@ class _Reader:
         elif kind != "none":
             raise self.wrong("rope.scaling.type none, linear or yarn", kind)
         if given and given["rope_type"] != "linear":
-            given["original_max_position_embeddings"] = original
+            # LongRoPE reads it at the top level of a config.json.
+            where = config if given["rope_type"] == "longrope" else given
+            where["original_max_position_embeddings"] = original
             scaling.pop("original_context_length", None)
         unknown = {k: v for k, v in scaling.items() if k != "finetuned" and not (k == "factor" and v in (0, 1))}
         if unknown:
