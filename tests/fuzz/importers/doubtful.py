@@ -52,11 +52,6 @@ def _huge(node: Any, given: Given) -> bool:
         return any(bool((np.isfinite(a) & (np.abs(a) > most[a.dtype.itemsize])).any()) for a in _floats(node, given))
 
 
-def _inserts_at_end(node: Any, given: Given) -> bool:
-    items, position = _argument(node, given, 0), _argument(node, given, 2)
-    return position is not None and isinstance(items, list) and int(position) == len(items)
-
-
 def _softmax(node: Any, given: Given, opset: int) -> bool:
     x = _argument(node, given, 0)
     return opset < 13 and x.ndim > 1 and _attribute(node, "axis", 1) not in (-1, x.ndim - 1)
@@ -126,6 +121,14 @@ def _leaves_integers(node: Any, given: Given) -> bool:
     return bool(most / least >= 2**31)
 
 
+def _leaves_numbers(x: np.ndarray[Any, Any]) -> bool:
+    """Return whether the product of all integers may be beyond their type."""
+    with np.errstate(all="ignore"):
+        return x.dtype.kind in "iu" and bool(
+            np.prod(np.maximum(np.abs(x.astype(np.float64)), 1)) >= float(np.iinfo(x.dtype).max)
+        )
+
+
 SUMS = frozenset([
     "MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare",
     "ReduceProd", "ReduceLogSum", "ReduceLogSumExp", "CumSum", "CumProd", "LayerNormalization", "InstanceNormalization",
@@ -136,8 +139,6 @@ SUMS = frozenset([
     "EmbedLayerNormalization", "GroupNorm", "SkipGroupNorm",
 ])  # fmt: skip
 REFERENCE: Mapping[str, Callable[[Any, Given, int], bool]] = {
-    # `position % len`: an insertion at the end goes to the front
-    "SequenceInsert": lambda n, g, o: _inserts_at_end(n, g),
     # before opset 13 a matrix, whose columns begin at the axis, is normalised
     **dict.fromkeys(("Softmax", "Hardmax"), _softmax),
     # the logarithm of a softmax that is 0
@@ -297,7 +298,11 @@ BOTH: Mapping[str, Callable[[Any, Given, int], bool]] = {
     # random in training
     "Dropout": lambda n, g, o: bool(np.any(_argument(n, g, 2))) if len(n.input) > 2 and n.input[2] else False,
     # logarithms of integers, cut to integers, depend on the formula
-    **dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp"), lambda n, g, o: _huge(n, g) or not _floats(n, g)),
+    **dict.fromkeys(
+        ("ReduceLogSum", "ReduceLogSumExp"), lambda n, g, o: _huge(n, g) or _not_finite(n, g) or not _floats(n, g)
+    ),
+    # products that leave the numbers of their type
+    "ReduceProd": lambda n, g, o: _huge(n, g) or _not_finite(n, g) or _leaves_numbers(_argument(n, g, 0)),
     # the largest of votes that are NaN
     "SVMClassifier": lambda n, g, o: _not_finite(n, g) or _huge(n, g),
     # a leaf with a weight for one class of two

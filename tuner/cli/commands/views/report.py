@@ -67,7 +67,7 @@ def report(
         typer.Option(
             "--compare",
             metavar="RUN|DATABASE",
-            help="Another run of this database, by the start of its id, or another database, to compare with.",
+            help="Another run of this database, by the start of its id, or another database, to compare with. [default: none]",
         ),
     ] = None,
     json: Json = False,
