@@ -36,12 +36,13 @@ STATES = (
     "LSTM", "GRU", "RNN", "Gelu", "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", "LinearRegressor",
     "TreeEnsembleRegressor", "TreeEnsemble", "Adam",
     "QuickGelu", "FastGelu", "BiasGelu", "FusedGemm", "FusedConv", "DynamicQuantizeLSTM",
-    "LogSoftmax", "ReduceLogSumExp", "HannWindow", "HammingWindow", "BlackmanWindow", "BiasSplitGelu",
+    "LogSoftmax", "ReduceLogSumExp", "HannWindow", "HammingWindow", "BlackmanWindow", "BiasSplitGelu", "GroupNorm", "SkipGroupNorm",
 )  # fmt: skip
 """Operators that subtract numbers of magnitude 1, so that their errors are absolute: the oracles' sigmoid of -x is 1 - sigmoid(x).
 
-BiasSplitGelu multiplies such a difference: its errors are in units of the largest result.
+BiasSplitGelu multiplies such a difference, and norms of groups one of large numbers: their errors are in units of the largest result.
 """
+LARGEST = ("BiasSplitGelu", "GroupNorm", "SkipGroupNorm")
 EXPONENTIALS = ("Softmax", "Attention", "MultiHeadAttention", "GroupQueryAttention", "QAttention")
 """Operators whose exponentials below the normal numbers are rounded or taken as 0."""
 PLACED = ("Resize", "Upsample", "GridSample", "RoiAlign", "DeformConv", "LRN")
@@ -118,7 +119,7 @@ class Jitter:
         ulps = max(ULPS.get(node.op_type, 2), _growth(node, given))
         if node.op_type in STATES:
             finite = np.abs(value, where=np.isfinite(value), out=np.zeros_like(value))
-            most = max(1.0, float(finite.max(initial=0))) if node.op_type == "BiasSplitGelu" else 1.0
+            most = max(1.0, float(finite.max(initial=0))) if node.op_type in LARGEST else 1.0
             value = value + (4 * most * np.finfo(value.dtype).eps * self.steps(value.shape)).astype(value.dtype)
         if node.op_type in EXPONENTIALS and value.dtype.itemsize > 2:
             value = value + (np.finfo(value.dtype).smallest_normal * self.steps(value.shape)).astype(value.dtype)
