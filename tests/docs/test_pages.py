@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tests.ir.frontend.hf.test_adapter import write as write_adapter
 from tests.ir.frontend.hf.test_images_and_sound import write as write_senses
+from tests.ir.frontend.hf.test_series import write as write_series
 from tests.ir.frontend.torch.test_importer import torch_python
 from tests.support import gguf_files, tiny_decoders
 from tests.support.encoder_decoders import write_encoder_decoder
@@ -109,6 +110,8 @@ def folder(tmp_path: Path, records: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     write_encoder_decoder(tmp_path / "translator", "t5")
     (tmp_path / "pictures").mkdir()
     write_senses(tmp_path / "pictures", "clip")
+    (tmp_path / "forecaster").mkdir()
+    write_series(tmp_path / "forecaster", "timesfm")
     gguf_files.convert(tmp_path / "decoder", gguf_files.spec_of(tmp_path / "decoder"), tmp_path / "model.gguf")
     tools = tmp_path / "tools"
     tools.mkdir()

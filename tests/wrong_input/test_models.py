@@ -284,7 +284,7 @@ def test_config_of_wrong_json_type_is_refused(bert: Path, contents: bytes, says:
     assert says in text and "config.json" in text
 
 
-@pytest.mark.parametrize("kind", ["timesfm", "", None, 3, ["bert"], {"bert": 1}, "x" * 10_000])
+@pytest.mark.parametrize("kind", ["patchtst", "", None, 3, ["bert"], {"bert": 1}, "x" * 10_000])
 def test_unknown_architecture_error_names_near_ones_and_the_guides(bert: Path, kind: Any) -> None:
     configured(bert, model_type=kind)
     said = refused(bert)

@@ -14,7 +14,8 @@ and for LayoutLMv3 the image of the page.
 An encoder of images takes `pixel_values (b, channels, height, width) f32`; where its layers take any size, height and width are
 the symbols `h` and `w`. It gives the last hidden state, a pooled vector if the family has one, a projected vector, or `logits`.
 An encoder of sound takes `input_values (b, n) f32`, and `attention_mask (b, n) i64` if its preprocessor gives one. CLIP and
-SigLIP are three functions, `main`, `text` and `image`; see `load_towers`.
+SigLIP are three functions, `main`, `text` and `image`; see `load_towers`. A forecaster of time series takes `past_values (b, s) f32`,
+`past_values_padding (b, s) i64` and `freq (b, 1) i64`; see `load_series`.
 
 A decoder is two functions that share weights. `prefill(input_ids (b, n) i64) -> (logits (b, 1, vocabulary) f32, key_0,
 value_0, key_1 ...)` takes a prompt. `decode(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...)` takes one more
@@ -49,6 +50,7 @@ from relax_tune.ir.frontend.hf.families.encoder_decoders import ENCODER_DECODERS
 from relax_tune.ir.frontend.hf.families.encoders import ENCODERS, read_encoder
 from relax_tune.ir.frontend.hf.families.family import read_decoder
 from relax_tune.ir.frontend.hf.families.pairs import PAIRS, read_pair
+from relax_tune.ir.frontend.hf.families.series import SERIES
 from relax_tune.ir.frontend.hf.families.speech import MASKED, SPEECH
 from relax_tune.ir.frontend.hf.families.with_images import WITH_IMAGES, read_text_model
 from relax_tune.ir.frontend.hf.heads import BARE, CAUSAL_HEADS, bare_results, head_stage, result_names, scored
@@ -66,6 +68,7 @@ from relax_tune.ir.frontend.hf.sentence import (
     sentence_stages,
     static_stack,
 )
+from relax_tune.ir.frontend.hf.series import load_series
 from relax_tune.ir.frontend.hf.towers import TOWERS, load_towers
 from relax_tune.ir.frontend.hf.transformer.inputs import Patches, Sound, Subsampling, Waves, Words
 from relax_tune.ir.frontend.hf.transformer.parameters import Weights
@@ -89,6 +92,7 @@ USUAL_POSITIONS = 4096  # default upper bound of an encoder-decoder without a po
 LOADERS: Mapping[str, Callable[..., IRModule]] = {
     **dict.fromkeys(IMAGES, load_images),
     **dict.fromkeys(TOWERS, load_towers),
+    **dict.fromkeys(SERIES, load_series),
 }
 SUPPORTED = tuple(dict.fromkeys((*ENCODERS, *LOADERS, *DECODERS, *WITH_IMAGES, *ENCODER_DECODERS, *PAIRS)))
 

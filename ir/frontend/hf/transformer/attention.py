@@ -49,9 +49,13 @@ class AttentionBlocks(Blocks):
         hidden_bias: bias that hides padding, (b, 1, 1, n)
         place_bias: bias by the places of words and patches on a page
         frame_count: number of frames of each sound without padding, (b,)
+        statistics: mean and standard deviation that each time series is scaled by, (b, 1, 1)
+        kept: 1 at the patches of time series that are not padding, else 0, (b, n, 1)
     """
 
     mask: GVar
+    statistics: tuple[GVar, GVar]
+    kept: GVar
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Specification of what a transformer reads: tokens, patches of images, sound samples, spectrograms.
+"""Specification of what a transformer reads: tokens, patches of images, sound samples, spectrograms, time series.
 
 Tests: `tests/ir/frontend/hf/families/test_encoders.py`, `tests/ir/frontend/hf/test_images_and_sound.py`.
 """
@@ -279,5 +279,35 @@ class PatchRows:
         return self.side * self.side
 
 
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Embeddings of patches of time series, scaled by the statistics of one patch (Das et al. 2024, TimesFM).
+
+    Attributes:
+        patch: number of steps of a patch
+        steps: largest number of steps
+        horizon: number of steps that are forecast
+        outputs: number of forecasts of a step: the mean and the quantiles
+        frequencies: number of kinds of series
+        tolerance: least standard deviation, and by how much a value may differ from `missing`
+        missing: value of a step that has none
+        timescales: shortest and longest one of the sinusoids of positions; None: there are no positions
+    """
+
+    patch: int
+    steps: int
+    horizon: int
+    outputs: int
+    frequencies: int
+    tolerance: float
+    missing: float
+    timescales: tuple[float, float] | None
+
+    @property
+    def positions(self) -> int:
+        """Largest number of patches."""
+        return self.steps // self.patch
+
+
 Sound = Waves | SoundSamples
-Embedding = Words | Patches | PatchRows | Sound | Spectrogram | Subsampling
+Embedding = Words | Patches | PatchRows | Sound | Spectrogram | Subsampling | Series

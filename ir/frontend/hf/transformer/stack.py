@@ -30,6 +30,7 @@ from relax_tune.ir.frontend.hf.transformer.experts import mixture
 from relax_tune.ir.frontend.hf.transformer.inputs import (
     Patches,
     PatchRows,
+    Series,
     SoundSamples,
     Spectrogram,
     Subsampling,
@@ -38,6 +39,7 @@ from relax_tune.ir.frontend.hf.transformer.inputs import (
 )
 from relax_tune.ir.frontend.hf.transformer.mixers import DeltaRule, TimeMix
 from relax_tune.ir.frontend.hf.transformer.pages import with_image
+from relax_tune.ir.frontend.hf.transformer.series import embed_series, series_layer
 from relax_tune.ir.frontend.hf.transformer.sound import adapted, embed_samples, embed_waves
 from relax_tune.ir.frontend.hf.transformer.spec import Bottleneck, Norm
 from relax_tune.ir.frontend.hf.transformer.state_space import state_space
@@ -95,6 +97,8 @@ class StackEmitter(AttentionBlocks):
             n = n or (1, None)
             self.positions = embedding.frames(n[1]) if n[1] is not None else embedding.usual
             x = embed_mels(self, rows, self.g.symbol(length, *n), embedding)
+        elif isinstance(embedding, Series):
+            x = embed_series(self, rows, g.symbol(length, *(n or (1, embedding.steps))), embedding)
         else:
             n = n or (1, None)
             samples = self.g.symbol(length, *n)
@@ -133,6 +137,8 @@ class StackEmitter(AttentionBlocks):
         m = s.layers[number].state_space
         if isinstance(m, TimeMix):
             return time_mix_layer(self, x, number, m)
+        if isinstance(s.embedding, Series):
+            return series_layer(self, x, number)
         if s.conformer is not None:
             return conformer_layer(self, x, number, s.conformer)
         if s.bottleneck is not None:

@@ -173,6 +173,33 @@ def test_model_of_time_series_is_exported(tmp_path: Path) -> None:
             super().__init__()
             self.model = model
 
+        def forward(self, values: Any) -> Any:
+            return self.model(values).prediction_outputs
+
+    config = transformers.PatchTSTConfig(
+        num_input_channels=2, context_length=32, patch_length=4, patch_stride=4, d_model=16, num_attention_heads=2, num_hidden_layers=1,
+        ffn_dim=24, prediction_length=5, loss="mse",
+    )  # fmt: skip
+    model = transformers.PatchTSTForPrediction(config).eval()
+    model.save_pretrained(tmp_path)
+    refusal(tmp_path, "got 'patchtst'", "torch.export (a .pt2 file)")
+    batch, rng = torch.export.Dim("batch", min=1, max=8), np.random.default_rng(0)
+    example = torch.from_numpy(rng.standard_normal((2, 32, 2)).astype(np.float32))
+    program = torch.export.export(Forecast(model), (example,), dynamic_shapes=({0: batch},), strict=False)
+    module = load_model(program)
+    for b in (1, 3):
+        given = rng.standard_normal((b, 32, 2)).astype(np.float32)
+        with torch.no_grad():
+            expected = Forecast(model)(torch.from_numpy(given)).numpy()
+        np.testing.assert_allclose(run_function(module, "main", [given]), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_forecaster_gives_the_same_results_from_its_folder_and_exported(tmp_path: Path) -> None:
+    class Forecast(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
         def forward(self, values: Any, padding: Any, freq: Any) -> Any:
             output = self.model(values, padding, freq)
             return output.last_hidden_state, output.loc, output.scale
@@ -182,7 +209,6 @@ def test_model_of_time_series_is_exported(tmp_path: Path) -> None:
     )
     model = transformers.TimesFmModel(config).eval()
     model.save_pretrained(tmp_path)
-    refusal(tmp_path, "got 'timesfm'", "torch.export (a .pt2 file)")
     batch, rng = torch.export.Dim("batch", min=1, max=8), np.random.default_rng(0)
 
     def inputs(b: int) -> list[Any]:
@@ -192,10 +218,12 @@ def test_model_of_time_series_is_exported(tmp_path: Path) -> None:
 
     example = tuple(map(torch.from_numpy, inputs(2)))
     program = torch.export.export(Forecast(model), example, dynamic_shapes=({0: batch},) * 3, strict=False)
-    module = load_model(program)
+    module, folder = load_model(program), load_model(tmp_path)
     for b in (1, 3):
         given = inputs(b)
         with torch.no_grad():
             expected = Forecast(model)(*map(torch.from_numpy, given))
-        for part, want in zip(run_function(module, "main", given), expected, strict=True):
-            np.testing.assert_allclose(part, want.numpy(), rtol=1e-4, atol=1e-5)
+        whole = [given[0], given[1].astype(np.int64), given[2]]
+        for results in (run_function(module, "main", given), run_function(folder, "main", whole)):
+            for part, want in zip(results, expected, strict=True):
+                np.testing.assert_allclose(part, want.numpy(), rtol=1e-4, atol=1e-5)
