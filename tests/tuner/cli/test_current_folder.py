@@ -100,7 +100,8 @@ def test_python_m_in_hostile_folder_runs_no_module_after_the_start(hostile: Path
     """`python -m` itself looks for the package, and what it imports, in the current folder."""
     for name in {*sys.stdlib_module_names, "relax_tune"} - {"zipfile", "ctypes"}:
         (hostile / f"{name}.py").unlink()
-    done = subprocess.run([sys.executable, "-m", "relax_tune", "--help"], capture_output=True, text=True)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}  # "." in it is the hostile folder, too
+    done = subprocess.run([sys.executable, "-m", "relax_tune", "--help"], capture_output=True, text=True, env=env)
     assert done.returncode == 0 and "tune" in done.stdout, done.stderr
     assert ran(hostile) == []
 

@@ -152,6 +152,9 @@ def test_features_count_operations_and_bytes(kernel: Kernel) -> None:
 def test_predicted_seconds_grow_with_the_work(kernel: Kernel) -> None:
     pytest.importorskip("xgboost")
     small, large = kernel.predicted(n=8), kernel.predicted(n=4096)
+    if kernel._target.hardware.lanes > 8:
+        assert small is None and large is None, "the installed model was trained on kernels with at most 8 lanes"
+        return
     assert small is not None and large is not None and 0 < 10 * small < large
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from relax_tune.tuner.dashboard.app import serve
+from relax_tune.tuner.dashboard.listen import serve
 from relax_tune.tuner.web.server import ServedModel, make_web_app
 
 ARGUMENTS = ("--no-sandbox", "--disable-background-networking", "--no-first-run")
