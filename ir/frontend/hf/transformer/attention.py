@@ -50,12 +50,12 @@ class AttentionBlocks(Blocks):
         place_bias: bias by the places of words and patches on a page
         frame_count: number of frames of each sound without padding, (b,)
         statistics: mean and standard deviation that each time series is scaled by, (b, 1, 1)
-        kept: 1 at the patches of time series that are not padding, else 0, (b, n, 1)
+        present: 1 at the patches of time series that are not padding, else 0, (b, n, 1)
     """
 
     mask: GVar
     statistics: tuple[GVar, GVar]
-    kept: GVar
+    present: GVar
 
     def __init__(
         self,

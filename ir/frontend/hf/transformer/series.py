@@ -71,7 +71,7 @@ def embed_series(e: AttentionBlocks, batch: Expr, steps: Expr, s: Series) -> GVa
     x = g.call(Mul(), g.call(Div(), g.call(Sub(), x, loc), scale), known)
     x = residual_block(e, g.call(Concat(2), x, padding), "input_ff_layer", 2 * s.patch, e.stack.hidden)
     padded = g.call(Min((2,)), padding, hint="padded")
-    e.kept = g.call(ExpandDims((2,)), _complement(e, padded), hint="kept")
+    e.present = g.call(ExpandDims((2,)), _complement(e, padded), hint="present")
     if s.timescales is not None:
         x = g.call(Add(), x, _positions(e, padded, s, s.timescales))
     x = g.call(Add(), x, g.call(Take(), e.weight("freq_emb.weight", s.frequencies, e.stack.hidden), frequency))
@@ -135,7 +135,7 @@ def inverse_timescales(timescales: tuple[float, float], count: int) -> NDArray[n
 
 
 def _bias(e: AttentionBlocks, padded: GVar) -> GVar:
-    """Emit the bias (b, 1, patches, patches) that hides later patches and those that are `padded`.
+    """Emit the bias (b, 1, patches, patches) that hides later patches and padded ones.
 
     A row that sees no patch takes the mean of all, as the model does, which causal attention would not give."""
     g = e.g
@@ -149,7 +149,7 @@ def _bias(e: AttentionBlocks, padded: GVar) -> GVar:
 def residual_block(
     e: AttentionBlocks, x: GVar, name: str, width: int, out: int, parameters: Parameters | None = None
 ) -> GVar:
-    """Emit a feed-forward block with a linear layer beside it. width: of x"""
+    """Emit a feed-forward block with a linear layer in parallel. width: of x"""
     g, inner = e.g, e.stack.inner
     hidden = ACTIVATIONS["silu"](g, e.dense(x, f"{name}.input_layer", width, inner, parameters=parameters))
     y = e.dense(hidden, f"{name}.output_layer", inner, out, parameters=parameters)
@@ -165,7 +165,7 @@ def series_layer(e: AttentionBlocks, x: GVar, number: int) -> GVar:
     operator = Attention(s.layers[number].scale, hides_rows=False)
     x = g.call(Add(), x, e.attended(operator, q, k, v, e.hidden_bias, f"{path}.{s.names.out}"))
     y = e.feed_forward(e.norm(x, f"{path}.{s.names.before_mlp}", norm=MLP_NORM), path)
-    return g.call(Add(), g.call(Mul(), y, e.kept), x)
+    return g.call(Add(), g.call(Mul(), y, e.present), x)
 
 
 def _scaling(e: AttentionBlocks, path: str) -> NDArray[np.float32]:

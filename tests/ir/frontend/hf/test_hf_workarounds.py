@@ -194,7 +194,7 @@ def test_model_of_time_series_is_exported(tmp_path: Path) -> None:
         np.testing.assert_allclose(run_function(module, "main", [given]), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_forecaster_gives_the_same_results_from_its_folder_and_exported(tmp_path: Path) -> None:
+def test_forecaster_folder_equals_exported_program(tmp_path: Path) -> None:
     class Forecast(torch.nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self, model: Any) -> None:
             super().__init__()
