@@ -24,7 +24,10 @@ _LARGE_LEAD = 2.15311535474403846e-8
 def _ratio(x: NDArray[Any], lead: float, p: tuple[float, ...], q: tuple[float, ...]) -> NDArray[Any]:
     top, bottom = lead * x + p[0], x + q[0]
     for a, b in zip(p[1:], q[1:], strict=True):
-        top, bottom = top * x + a, bottom * x + b
+        top *= x
+        top += a
+        bottom *= x
+        bottom += b
     return np.asarray(top / bottom)
 
 
