@@ -83,8 +83,9 @@ def test_folded_and_packed_weights_are_computed_anew(pack: bool) -> None:
 
 
 def test_fine_tuned_folder_replaces_the_weights_of_a_saved_artifact(
-    built: Artifact, folders: tuple[Path, Path], tmp_path: Path
+    built: Artifact, folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("relax_tune.runtime.hashed_zip.BLOCK_BYTES", 4096)  # larger constants are mapped
     path = built.save(tmp_path / "base.rta")
     saved = rt.replace_weights(path, folders[1]).save(tmp_path / "tuned.rta")
     with rt.load(path) as model:
