@@ -271,7 +271,7 @@ def _read_content(form: FileFormat, where: str, file: BinaryIO) -> Content:
                 f"{where}: {name}: expected the hash in the manifest, got another: altered; {form.make} it again"
             )
     view = memoryview(b"") if mapped is None else data[slice(*mapped)]
-    if inside is None:
+    if len(view) <= BLOCK_BYTES:
         view = memoryview(bytes(view))  # a small one is read, so that the file may change afterwards
     return Content(manifest, members, comment[len(_COMMENT) :].decode("latin-1"), view)
 

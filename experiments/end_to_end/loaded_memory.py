@@ -66,14 +66,14 @@ def _run(command: Sequence[str], checkout: Path) -> str:
 
 def case_of(case: str, work: Path, peer_python: str, before: Path | None) -> dict[str, Any]:
     """Measure all runtimes on one case."""
-    found = {"now": measured("relax-tune", case, built(case, work, ROOT, "now"), sys.executable)}
+    records = {"now": measured("relax-tune", case, built(case, work, ROOT, "now"), sys.executable)}
     if before is not None:
         path = built(case, work, before, "before")
-        found["before"] = measured("relax-tune", case, path, sys.executable, before)
+        records["before"] = measured("relax-tune", case, path, sys.executable, before)
     if "decode" not in case:
         onnx = work / case.partition(".")[0] / ("int8.onnx" if "int8" in case else "model.onnx")
-        found |= {peer: measured(peer, case, onnx, peer_python) for peer in PEERS}
-    return {name: record for name, record in found.items() if record is not None}
+        records |= {peer: measured(peer, case, onnx, peer_python) for peer in PEERS}
+    return {name: record for name, record in records.items() if record is not None}
 
 
 def page(results: dict[str, dict[str, Any]]) -> list[str]:
@@ -90,14 +90,14 @@ def page(results: dict[str, dict[str, Any]]) -> list[str]:
         f"| model | {' | '.join(columns)} | now / weights and activations |",
         "|---" * 6 + "|",
     ]
-    for case, found in results.items():
-        peaks = " | ".join(f"{found[c]['steps']['again']['peak']:.0f}" if c in found else "-" for c in columns)
-        planned = sum(found["now"]["sizes"].values())
-        lines.append(f"| {case} | {peaks} | {found['now']['steps']['again']['peak'] / planned:.2f} |")
+    for case, records in results.items():
+        peaks = " | ".join(f"{records[c]['steps']['again']['peak']:.0f}" if c in records else "-" for c in columns)
+        planned = sum(records["now"]["sizes"].values())
+        lines.append(f"| {case} | {peaks} | {records['now']['steps']['again']['peak'] / planned:.2f} |")
     lines += ["", "Ours now, and where it is:", ""]
     lines += ["| model | weights | activations | imported | loaded | anonymous | files |", "|---" * 7 + "|"]
-    for case, found in results.items():
-        now, sizes = found["now"]["steps"], found["now"]["sizes"]
+    for case, records in results.items():
+        now, sizes = records["now"]["steps"], records["now"]["sizes"]
         parts = (sizes["weights"], sizes["activations"], now["imported"]["resident"], now["loaded"]["resident"])
         numbers = (*parts, now["again"]["anonymous"], now["again"]["files"])
         lines.append(f"| {case} | {' | '.join(f'{x:.0f}' for x in numbers)} |")

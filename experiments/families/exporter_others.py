@@ -68,7 +68,7 @@ def scikit_models() -> Mapping[str, Callable[[], Any]]:
     scaled = lambda *steps: pipeline.make_pipeline(preprocessing.StandardScaler(), *steps)
     columns = lambda: compose.ColumnTransformer([
         ("numbers", scaled(), [0, 1, 2]), ("bins", preprocessing.KBinsDiscretizer(4, encode="ordinal"), [3]),
-        ("classes", pipeline.make_pipeline(preprocessing.KBinsDiscretizer(5, encode="onehot-dense")), [4]), ("kept", "passthrough", [5]),
+        ("classes", pipeline.make_pipeline(preprocessing.KBinsDiscretizer(5, encode="onehot-dense")), [4]), ("rest", "passthrough", [5]),
     ])  # fmt: skip
     return {
         "forest": lambda: ensemble.RandomForestClassifier(8, max_depth=6, random_state=0),
@@ -258,9 +258,9 @@ def tensorflow_function() -> Any:
         size = tf.shape(x)
         flat = tf.reshape(hot, [size[0] * size[1], 4])
         boxes = tf.concat([x[0, :, :2], x[0, :, :2] + tf.abs(x[0, :, 2:4])], -1)
-        kept = tf.image.non_max_suppression(boxes, x[0, :, 4], 5, iou_threshold=0.3)
+        selected = tf.image.non_max_suppression(boxes, x[0, :, 4], 5, iou_threshold=0.3)
         product, curve = tf.linalg.matmul(flat, flat, transpose_a=True), tf.where(y > 0, y, tf.exp(y) - 1)
-        return best, rows, padded[:, ::2], product, curve, tf.gather(boxes, kept)
+        return best, rows, padded[:, ::2], product, curve, tf.gather(boxes, selected)
 
     return function
 

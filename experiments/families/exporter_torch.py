@@ -69,8 +69,8 @@ def sources() -> dict[str, Any]:
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             f = self.body(x).flatten(2).transpose(1, 2)
-            kept = f[..., 4].sigmoid() > 0.5
-            return f[kept], kept.nonzero()
+            selected = f[..., 4].sigmoid() > 0.5
+            return f[selected], selected.nonzero()
 
     class Layer(nn.Module):
         """An encoder layer as transformers 4 wrote it, whose attention ONNX Runtime's fusions know."""

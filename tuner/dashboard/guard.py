@@ -111,6 +111,29 @@ def token_for(given: str | None, no_token: bool) -> tuple[str | None, str]:
     return token, f"?token={token}"
 
 
+def access(host: str, port: int, token_file: Path | None, no_token: bool, variable: str) -> tuple[str | None, str]:
+    """Return the token of a server that a command starts, and the query of the address to print.
+
+    Args:
+        host: Address to listen on.
+        port: Port to listen on.
+        token_file: File of the token; None: the variable, or a new token.
+        no_token: Admit everybody on this machine.
+        variable: Environment variable that may hold the token.
+
+    Raises:
+        UserError: The port is no port, or a server with this token may not listen on this address.
+    """
+    if not 0 <= port < 1 << 16:
+        raise UserError(f"--port expects a number from 0 to 65535, got {port}")
+    given = read_token(token_file, variable)
+    if given is None and not no_token and not is_loopback(host):
+        check_binding(host, None, variable)  # a new token, which is printed to a log, would be no secret there
+    token, query = token_for(given, no_token)
+    check_binding(host, token, variable)
+    return token, query
+
+
 def authorised(header: str, token: str) -> bool:
     """Return True if an Authorization header contains the token: as Bearer, or as the password of Basic with any name.
 

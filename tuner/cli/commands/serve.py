@@ -18,7 +18,7 @@ from relax_tune.tuner.cli.commands.options import Device, SettingFlags, with_set
 from relax_tune.tuner.cli.commands.run import RequireSignedOption, ThreadsOption, load_signed, open_model
 from relax_tune.tuner.cli.report.console import make_console
 from relax_tune.tuner.cli.report.logs import teller
-from relax_tune.tuner.dashboard.guard import check_binding, read_token, token_for
+from relax_tune.tuner.dashboard.guard import access
 from relax_tune.tuner.dashboard.listen import serve as listen
 from relax_tune.tuner.measure.cluster.address import is_loopback
 
@@ -101,7 +101,7 @@ def serve(
     token. The address is plain HTTP: put a server with TLS before it where others could listen.
     """
     _check_numbers(p99_ms=p99_ms, queue=queue, body_mb=body_mb, timeout_secs=timeout_secs, drain_secs=drain_secs)
-    token, query = _token(host, port, token_file, no_token)
+    token, query = access(host, port, token_file, no_token, TOKEN_VARIABLE)
     tell = teller(settings.load_any().logs, make_console(stderr=True), "serve")
     try:
         from relax_tune.tuner.serve.app import DrainingServer, make_serve_app, open_serving
@@ -137,15 +137,3 @@ def _check_numbers(**numbers: float) -> None:
     for name, value in numbers.items():
         if not 0 < value < 1e9:
             raise UserError(f"--{name.replace('_', '-')} expects a number above 0, got {value}")
-
-
-def _token(host: str, port: int, token_file: Path | None, no_token: bool) -> tuple[str | None, str]:
-    """Return the token and the query of the address to print. Raises UserError for an address or a token that does not serve."""
-    if not 0 <= port < 1 << 16:
-        raise UserError(f"--port expects a number from 0 to 65535, got {port}")
-    given = read_token(token_file, TOKEN_VARIABLE)
-    if given is None and not no_token and not is_loopback(host):
-        check_binding(host, None, TOKEN_VARIABLE)  # a token of a log would be no secret there
-    token, query = token_for(given, no_token)
-    check_binding(host, token, TOKEN_VARIABLE)
-    return token, query

@@ -12,12 +12,11 @@ from typing import Annotated
 import typer
 
 from relax_tune.database.jobs.queue import open_queue
-from relax_tune.errors import UserError
 from relax_tune.tuner.cli.commands.options import SettingFlags, with_settings
 from relax_tune.tuner.cli.report.console import make_console
 from relax_tune.tuner.cli.report.logs import teller
 from relax_tune.tuner.dashboard.app import make_app
-from relax_tune.tuner.dashboard.guard import OPEN, check_binding, read_token, token_for
+from relax_tune.tuner.dashboard.guard import OPEN, access
 from relax_tune.tuner.dashboard.listen import serve
 from relax_tune.tuner.dashboard.metrics import check_prometheus
 from relax_tune.tuner.dashboard.pages import Pages
@@ -54,13 +53,7 @@ def dashboard(
     """
     chosen = settings.load()
     check_needed(chosen.scheduler, *(settings.given[name] for name in ("ca", "certificate", "key")))
-    if not 0 <= port < 1 << 16:
-        raise UserError(f"--port expects a number from 0 to 65535, got {port}")
-    given = read_token(token_file, TOKEN_VARIABLE)
-    if given is None and not no_token and not is_loopback(host):
-        check_binding(host, None, TOKEN_VARIABLE)  # a token of a log would be no secret there
-    token, query = token_for(given, no_token)
-    check_binding(host, token, TOKEN_VARIABLE)
+    token, query = access(host, port, token_file, no_token, TOKEN_VARIABLE)
     tell = teller(chosen.logs, make_console(stderr=True), "dashboard")
     environment()
     check_prometheus()
