@@ -6,6 +6,7 @@ job, and the store refuses later reports of the first one. So each job ends once
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal, cast
@@ -30,6 +31,8 @@ _COLUMNS = tuple(getattr(SubmittedJobRow, field.name) for field in fields(Submit
 _MEMORY = "memory://"
 HOLD_SECS = 60.0
 """Default seconds for which a service holds a job."""
+_CLOCK_SECS = 1e-3
+"""Resolution of the database's clock; SQLite's is the coarsest."""
 MAX_DELAY_SECS = 600.0
 """Longest delay of a job that was put back."""
 
@@ -53,10 +56,20 @@ class JobQueue(SqlStore):
         """Queue a job unless its id is stored; return it as stored."""
         with self._write("submit a job") as connection:
             values = {field.name: getattr(job, field.name) for field in fields(job)}
-            values["submitted_at"] = leases.clock(connection)
+            values["submitted_at"] = self._next_time(connection)
             add_missing(connection, SubmittedJobRow.__table__, [values])
             (stored,) = self._select(connection, select(*_COLUMNS).where(SubmittedJobRow.id == job.id))
         return stored
+
+    def _next_time(self, connection: Connection) -> float:
+        """Return the present by the database's clock, later than any submission within the clock's resolution.
+
+        Equal times would let the ids decide whose turn comes first.
+        """
+        now = leases.clock(connection)
+        time = SubmittedJobRow.submitted_at
+        last = connection.execute(select(func.max(time)).where(time < now + _CLOCK_SECS)).scalar_one()
+        return now if last is None else max(now, math.nextafter(last, math.inf))
 
     @patient
     def submitted(

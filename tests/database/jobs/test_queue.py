@@ -17,6 +17,7 @@ from sqlalchemy import text
 from relax_tune.database.jobs import queue as queues
 from relax_tune.database.jobs.queue import JobQueue, open_queue
 from relax_tune.database.jobs.submitted import SubmittedJob
+from relax_tune.database.sql import leases
 from relax_tune.errors import DatabaseError
 
 
@@ -160,6 +161,16 @@ def test_jobs_are_listed_newest_first_and_found_by_start(queue: JobQueue) -> Non
     assert [j.id for j in queue.submitted(owner="bob", limit=1)] == ["b%"]
     assert [j.id for j in queue.submitted(["running"])] == []
     assert [j.id for j in queue.find("aa")] == ["aa1", "aa2"] and queue.find("%") == []
+
+
+def test_jobs_of_one_tick_of_the_clock_keep_their_order(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "clock", lambda connection: 1.7e9)
+    ids = ["c", "a", "b", "0"]
+    for id in ids:
+        queue.submit(job(id))
+    assert [j.id for j in queue.submitted()] == ids[::-1]
+    taken = [queue.take(f"holder-{id}", 60.0) for id in ids]
+    assert [None if j is None else j.id for j in taken] == ids
 
 
 def test_altered_row_is_an_error_naming_the_field(queue: JobQueue) -> None:
