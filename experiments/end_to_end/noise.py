@@ -5,12 +5,14 @@
 Each model is tuned for target `c` three times from an empty database: on the quiet machine, beside two busy processes, and beside eight,
 two of which copy arrays of 64 MB. The artifacts are then timed on the quiet machine, in turns, in one process. A ratio is the time of the
 artifact that was tuned on the quiet machine over that of the other one. A second tuning on the quiet machine shows how much of a ratio is
-the luck of a search. Writes results/noise.json and .md.
+the luck of a search. Tuned models stay in the folder and are not tuned again. A model that is measured again replaces its part of
+results/noise.json and .md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -26,7 +28,7 @@ import numpy as np
 import relax_tune as rt
 from experiments.harness.decoder_folder import write_folder
 from experiments.harness.e2e_cases import LARGEST, SIZES, SMALL, geomean, inputs, minilm_folder
-from experiments.harness.pages import environment, write_page
+from experiments.harness.pages import RESULTS, environment, write_page
 
 CONDITIONS = {"quiet": (0, 0), "again": (0, 0), "two": (2, 0), "eight": (6, 2)}
 """Busy processes that compute, and that copy memory."""
@@ -60,7 +62,10 @@ def module_of(model: str, work: Path) -> Any:
 
 def tuned(model: str, condition: str, work: Path, effort: str) -> dict[str, Any]:
     """Tune a model from an empty database, in a process of its own; returns seconds and the contention of the records."""
-    out, database = work / f"{model}-{condition}.rta", work / f"{model}-{condition}.db"
+    out, database, facts = (work / f"{model}-{condition}.{kind}" for kind in ("rta", "db", "json"))
+    if facts.exists():
+        known: dict[str, Any] = json.loads(facts.read_text())
+        return known
     database.unlink(missing_ok=True)
     code = [sys.executable, "-m", "experiments.end_to_end.noise", "--tune", model, condition, "--work", str(work)]
     with busy(*CONDITIONS[condition]):
@@ -70,10 +75,12 @@ def tuned(model: str, condition: str, work: Path, effort: str) -> dict[str, Any]
     with rt.open_database(str(database)) as store:
         (target,) = store.targets()
         records = [r for r in store.query(target.key) if r.status == "ok"]
-    known = [r.contention for r in records if r.contention is not None]
+    waits = [r.contention for r in records if r.contention is not None]
     assert out.exists()
-    return {"secs": secs, "records": len(records), "contention": median(known) if known else None,
-            "disturbed": float(np.mean([c > 0.02 for c in known])) if known else None}  # fmt: skip
+    row = {"secs": secs, "records": len(records), "contention": median(waits) if waits else None,
+           "disturbed": float(np.mean([c > 0.02 for c in waits])) if waits else None}  # fmt: skip
+    facts.write_text(json.dumps(row))
+    return row
 
 
 def tune_here(model: str, condition: str, work: Path, effort: str) -> None:
@@ -128,44 +135,56 @@ def main() -> None:
     if args.tune:
         tune_here(*args.tune, args.work, args.effort)
         return
-    measured = environment()
-    results: dict[str, Any] = {"effort": args.effort, "environment": measured, "models": {}}
-    lines = [
-        "# Tuning beside busy processes",
-        "",
-        f"Effort `{args.effort}`; medians of {3 * args.rounds} calls, in turns.",
-        "",
-    ]
+    stored = RESULTS / "noise.json"
+    models: dict[str, Any] = json.loads(stored.read_text())["models"] if stored.exists() else {}
     for model in args.models.split(","):
         tuning = {c: tuned(model, c, args.work, args.effort) for c in CONDITIONS}
+        measured = environment()
         times = compared(model, {c: args.work / f"{model}-{c}.rta" for c in CONDITIONS}, args.rounds)
-        results["models"][model] = {"tuning": tuning, "times": times}
-        lines += page_of(model, tuning, times)
-        write_page("noise", lines, results, measured, quiet=True)
+        row = {
+            "effort": args.effort,
+            "calls": 3 * args.rounds,
+            "environment": measured,
+            "tuning": tuning,
+            "times": times,
+        }
+        models[model] = row
+        lines = ["# Tuning beside busy processes", ""]
+        for name, known in models.items():
+            lines += page_of(name, known)
+        write_page("noise", lines, {"environment": measured, "models": models}, measured, quiet=True)
     print("\n".join(lines))
 
 
-def page_of(model: str, tuning: dict[str, Any], times: dict[str, dict[str, float]]) -> list[str]:
+def page_of(model: str, row: dict[str, Any]) -> list[str]:
     """Return the tables of one model."""
+    times, facts = row["times"], row["environment"]
     lines = [
         f"## {model}",
+        "",
+        f"Timed on {facts['cpu']}; {facts['date']}; commit {facts['commit']}; load {facts['load']}. Effort `{row['effort']}`; medians of "
+        f"{row['calls']} calls, in turns.",
         "",
         "| tuned | seconds | records | disturbed records | median contention |",
         "|---|---|---|---|---|",
     ]
-    for c, row in tuning.items():
-        lines.append(
-            f"| {TITLES[c]} | {row['secs']:.0f} | {row['records']} | {row['disturbed']:.2f} | {row['contention']:.2f} |"
-        )
+    for c, facts in row["tuning"].items():
+        cells = [
+            f"{facts['secs']:.0f}",
+            str(facts["records"]),
+            f"{facts['disturbed']:.2f}",
+            f"{facts['contention']:.2f}",
+        ]
+        lines.append(f"| {TITLES[c]} | {' | '.join(cells)} |")
     others = [c for c in CONDITIONS if c != "quiet"]
     lines += [
         "",
         "| tokens | ms, tuned quiet | " + " | ".join(TITLES[c] for c in others) + " |",
         "|---" * (2 + len(others)) + "|",
     ]
-    ratios = {c: {n: row["quiet"] / row[c] for n, row in times.items()} for c in others}
-    for n, row in times.items():
-        lines.append(f"| {n} | {row['quiet'] * 1e3:.2f} | " + " | ".join(f"{ratios[c][n]:.2f}" for c in others) + " |")
+    ratios = {c: {n: by["quiet"] / by[c] for n, by in times.items()} for c in others}
+    for n, by in times.items():
+        lines.append(f"| {n} | {by['quiet'] * 1e3:.2f} | " + " | ".join(f"{ratios[c][n]:.2f}" for c in others) + " |")
     for c in others:
         least, goal = min(ratios[c].values()), f", goal {GOALS[c]}" if c in GOALS else ""
         lines += [

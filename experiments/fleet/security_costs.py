@@ -37,8 +37,10 @@ TRIALS = 8
 Found = dict[str, float]
 
 
-def bare(*given: object, confined: bool | None = None, **named: object) -> DeviceProcess:
-    return DeviceProcess(*given, confined=False, **named)  # type: ignore[arg-type]
+def bare(*given: object) -> DeviceProcess:
+    """Start a process from the arguments of `LocalRunner`, whose last one asks for confinement."""
+    *others, _ = given
+    return DeviceProcess(*others, False)  # type: ignore[arg-type]
 
 
 def held(confined: bool) -> contextlib.AbstractContextManager[object]:
