@@ -163,7 +163,7 @@ def test_jobs_are_listed_newest_first_and_found_by_start(queue: JobQueue) -> Non
     assert [j.id for j in queue.find("aa")] == ["aa1", "aa2"] and queue.find("%") == []
 
 
-def test_jobs_of_one_tick_of_the_clock_keep_their_order(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_one_tick_of_the_clock_stay_in_order(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "clock", lambda connection: 1.7e9)
     ids = ["c", "a", "b", "0"]
     for id in ids:
