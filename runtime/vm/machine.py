@@ -58,6 +58,7 @@ from relax_tune.runtime.vm.instructions import (
 from relax_tune.runtime.vm.policy import PlacementChooser, PlacementOptions
 from relax_tune.runtime.vm.queues import Pending, Work, WorkQueue
 from relax_tune.runtime.vm.repeat import StepLoop
+from relax_tune.runtime.vm.shape_plans import Recording, ShapePlan, ShapePlans
 
 MAX_DEPTH = 1000
 """Maximum depth of nested calls. A tail call does not count."""
@@ -160,6 +161,8 @@ class VirtualMachine:
         self._reads = {id(i): i.reads for d in host_programs for i in d.instructions()} if self.placed else {}
         self._has_effects = any(isinstance(i, CallHostRoutine) for d in host_programs for i in d.instructions())
         self._loops: dict[int, StepLoop] = {}
+        # With memory of their own, devices would need transfers, and with a placement, queues.
+        self._plans = None if self.placed or self._pool is not None else ShapePlans({d.name: d for d in host_programs})
         self._closed = False
         self._queues: dict[str, WorkQueue] = {}
         self._starting = threading.Lock()
@@ -214,7 +217,19 @@ class VirtualMachine:
         self, name: str, inputs: Mapping[str, Any] | Sequence[Any], hosts: Mapping[str, Host] | None
     ) -> list[Any]:
         returned = set[int]()
-        return [fresh(value, returned) for value in self.results_of(name, inputs, hosts)]
+        if self._plans is None or hosts:
+            return [fresh(value, returned) for value in self.results_of(name, inputs, hosts)]
+        host_program, args = self._arguments(name, inputs)
+        plan = self._plans.of(host_program.name, args)
+        results = plan.run(args) if isinstance(plan, ShapePlan) else None
+        if results is not None:
+            return results
+        recording = plan if isinstance(plan, Recording) else None
+        execute = self._execute if recording is None else recording.executions(self._execute)
+        values = self._results(host_program, args, {}, execute)
+        if recording is not None:
+            self._plans.keep(host_program.name, recording, values)
+        return [fresh(value, returned) for value in values]
 
     def results_of(
         self,
@@ -231,16 +246,30 @@ class VirtualMachine:
             hosts: Routines of the host program, by name.
             call_subgraph: Execution of `CallSubgraph` for this call, such as one that only records it.
         """
+        host_program, args = self._arguments(name, inputs)
+        execute = self._execute if call_subgraph is None else {**self._execute, CallSubgraph: call_subgraph}
+        return self._results(host_program, args, hosts or {}, execute)
+
+    def _arguments(self, name: str, inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[HostProgram, list[Any]]:
+        """Return the host program of a function, and the arguments of a call."""
         host_program = self._codes[self._chosen(name, inputs)].program
         values = in_order(name, [p.name for p in host_program.params], inputs)
-        args = [argument(a, p, name) for a, p in zip(values, host_program.params, strict=True)]
-        execute = self._execute if call_subgraph is None else {**self._execute, CallSubgraph: call_subgraph}
-        returned = self._complete(self._call(host_program.name, args, hosts or {}, execute))
+        return host_program, [argument(a, p, name) for a, p in zip(values, host_program.params, strict=True)]
+
+    def _results(
+        self,
+        host_program: HostProgram,
+        args: Sequence[Any],
+        hosts: Mapping[str, Host],
+        execute: Mapping[type[Instruction], Execute],
+    ) -> list[Any]:
+        """Run a host program."""
+        returned = self._complete(self._call(host_program.name, args, hosts, execute))
         results = []
         for result in host_program.results:
             value = returned
             for index in result.path:
-                value = item(value, index, name)
+                value = item(value, index, host_program.name)
             results.append(value)
         return results
 
@@ -366,6 +395,8 @@ class VirtualMachine:
     def replace_weights(self, constants: Mapping[str, NDArray[Any]]) -> None:
         """Load other constants from now on."""
         self._weights = {name: read_only(constants[name]) for name in self._weights}
+        if self._plans is not None:
+            self._plans.clear()
 
     def await_reads(self, i: Instruction, frame: CallFrame) -> list[tuple[int, Pending]]:
         """Wait for the values that an instruction reads. Returns the registers that were pending, with their pending values."""
@@ -513,6 +544,8 @@ class VirtualMachine:
             # Set under the lock of `_enqueue`: either work is queued before the queues close, or it is refused.
             self._closed = True
         self._weights.clear()
+        if self._plans is not None:
+            self._plans.clear()
         for queue in self._queues.values():
             queue.close()
         for pool in self._pools.values():
