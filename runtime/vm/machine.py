@@ -58,7 +58,7 @@ from relax_tune.runtime.vm.instructions import (
 from relax_tune.runtime.vm.policy import PlacementChooser, PlacementOptions
 from relax_tune.runtime.vm.queues import Pending, Work, WorkQueue
 from relax_tune.runtime.vm.repeat import StepLoop
-from relax_tune.runtime.vm.shape_plans import Recording, ShapePlan, ShapePlans
+from relax_tune.runtime.vm.shape_plans import ShapePlans
 
 MAX_DEPTH = 1000
 """Maximum depth of nested calls. A tail call does not count."""
@@ -219,17 +219,19 @@ class VirtualMachine:
         returned = set[int]()
         if self._plans is None or hosts:
             return [fresh(value, returned) for value in self.results_of(name, inputs, hosts)]
-        host_program, args = self._arguments(name, inputs)
-        plan = self._plans.of(host_program.name, args)
-        results = plan.run(args) if isinstance(plan, ShapePlan) else None
+        host_program, values = self._values(name, inputs)
+        # Arrays of the shapes and types of a plan have passed the checks of arguments.
+        plan = self._plans.plan(host_program.name, values)
+        results = None if plan is None else plan.run(values)
         if results is not None:
             return results
-        recording = plan if isinstance(plan, Recording) else None
+        args = self._arguments(host_program, values, name)
+        recording = self._plans.recording(host_program.name, args)
         execute = self._execute if recording is None else recording.executions(self._execute)
-        values = self._results(host_program, args, {}, execute)
+        found = self._results(host_program, args, {}, execute)
         if recording is not None:
-            self._plans.keep(host_program.name, recording, values)
-        return [fresh(value, returned) for value in values]
+            self._plans.keep(host_program.name, recording, found)
+        return [fresh(value, returned) for value in found]
 
     def results_of(
         self,
@@ -246,15 +248,19 @@ class VirtualMachine:
             hosts: Routines of the host program, by name.
             call_subgraph: Execution of `CallSubgraph` for this call, such as one that only records it.
         """
-        host_program, args = self._arguments(name, inputs)
+        host_program, values = self._values(name, inputs)
+        args = self._arguments(host_program, values, name)
         execute = self._execute if call_subgraph is None else {**self._execute, CallSubgraph: call_subgraph}
         return self._results(host_program, args, hosts or {}, execute)
 
-    def _arguments(self, name: str, inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[HostProgram, list[Any]]:
-        """Return the host program of a function, and the arguments of a call."""
+    def _values(self, name: str, inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[HostProgram, list[Any]]:
+        """Return the host program of a function, and the values of its parameters in order."""
         host_program = self._codes[self._chosen(name, inputs)].program
-        values = in_order(name, [p.name for p in host_program.params], inputs)
-        return host_program, [argument(a, p, name) for a, p in zip(values, host_program.params, strict=True)]
+        return host_program, in_order(name, [p.name for p in host_program.params], inputs)
+
+    @staticmethod
+    def _arguments(host_program: HostProgram, values: Sequence[Any], name: str) -> list[Any]:
+        return [argument(a, p, name) for a, p in zip(values, host_program.params, strict=True)]
 
     def _results(
         self,

@@ -275,6 +275,8 @@ class LoopPlan:
         # Buffers without memory of their own: each run places arrays.
         self._buffers: dict[int, DeviceBuffer] = {n: device.alloc(1) for n in (*program.inputs, *program.outputs)}
         self._spares: Numbers = np.zeros(len(program.outputs), np.int64)
+        self._types = [self._type(index) for index in program.outputs]
+        self._steps = sum(len(run.table) for run in runs)
         self._generation = -1
 
     @classmethod
@@ -370,9 +372,8 @@ class LoopPlan:
         Returns:
             The last states; None for one that stays the same.
         """
-        steps = sum(len(run.table) for run in self._runs)
+        steps, types = self._steps, self._types
         program, layout = self._executor.program, self._layout
-        types = [self._type(index) for index in program.outputs]
         pairs = [() if n in layout.stacked else _pair(*own) for n, own in enumerate(types)]
 
         def written(output: int, step: int) -> Array:

@@ -44,7 +44,7 @@ from relax_tune.runtime.vm.instructions import CallFrame
 from relax_tune.runtime.vm.repeat import LoopPlan, StepLoop
 
 Array = NDArray[Any]
-Shapes = tuple[tuple[tuple[int, ...], str], ...]
+Shapes = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 """Dims and element type of each argument."""
 
 MAX_PLANS = 8
@@ -352,24 +352,35 @@ class ShapePlans:
         self._seen: OrderedDict[tuple[str, Shapes], None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, name: str, args: Sequence[Any]) -> ShapePlan | Recording | None:
-        """Return the plan for some arguments, or a recording for this call; None where it shall just run."""
+    def plan(self, name: str, args: Sequence[Any]) -> ShapePlan | None:
+        """Return the plan for some arguments; None without one."""
+        if not self._plans or not all(type(a) is np.ndarray for a in args):
+            return None
+        key = name, _shapes(args)
+        with self._lock:
+            plan = self._plans.get(key)
+            if plan is not None:
+                self._plans.move_to_end(key)
+            return plan
+
+    def recording(self, name: str, args: Sequence[Any]) -> Recording | None:
+        """Return a recording for a call that has no plan; None where it shall just run."""
         if name not in self._decided:
             self._decided[name] = only_shapes_decide(self._programs, name)
         if not self._decided[name] or not all(isinstance(a, np.ndarray) for a in args):
             return None
         key = name, _shapes(args)
         with self._lock:
-            if key in self._plans:
+            if key in self._plans:  # no plan can repeat it
                 self._plans.move_to_end(key)
-                return self._plans[key]
-            if key in self._seen:
+            elif key in self._seen:
                 del self._seen[key]
                 return Recording(args)
-            self._seen[key] = None
-            if len(self._seen) > MAX_PLANS:
-                self._seen.popitem(last=False)
-        return None
+            else:
+                self._seen[key] = None
+                if len(self._seen) > MAX_PLANS:
+                    self._seen.popitem(last=False)
+            return None
 
     def keep(self, name: str, recording: Recording, results: Sequence[Any]) -> None:
         """Keep the plan of a recorded call."""
@@ -387,4 +398,4 @@ class ShapePlans:
 
 
 def _shapes(args: Sequence[Array]) -> Shapes:
-    return tuple((a.shape, a.dtype.str) for a in args)
+    return tuple((a.shape, a.dtype) for a in args)
