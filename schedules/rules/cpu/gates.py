@@ -22,17 +22,24 @@ from relax_tune.schedules.target import HardwareInfo
 
 HEIGHTS = range(1, 13)
 VECTORS = (1, 2, 4)
+PREFETCH_STEPS = 32
+"""Steps between the prefetch of a part of the weight and its use."""
 
 
 def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield the sketches of a product with gates and its readers; none for other functions."""
     if has_gates(func):
+        forms = [(order, ahead) for order in hardware.orders for ahead in (False, True)]
         yield from try_forms(
-            func, ((f"gates.{order}", partial(build, func, hardware, order)) for order in hardware.orders)
+            func,
+            (
+                (f"gates.{order}{'.prefetch' if ahead else ''}", partial(build, func, hardware, order, ahead))
+                for order, ahead in forms
+            ),
         )
 
 
-def build(func: PrimFunc, hardware: HardwareInfo, order: str) -> Schedule:
+def build(func: PrimFunc, hardware: HardwareInfo, order: str, ahead: bool = False) -> Schedule:
     """Apply one form. Raises ScheduleError if it does not fit the function."""
     s = Schedule(func)
     product, *readers = blocks(func.body)
@@ -66,6 +73,9 @@ def build(func: PrimFunc, hardware: HardwareInfo, order: str) -> Schedule:
     s.unroll(part, one, *rows)
     s.vectorize(*columns)
     s.decompose_reduction(block=main, loop=step)
+    s.hold_vectors(loop=step)
+    if ahead:
+        s.prefetch(loop=step, iterations=PREFETCH_STEPS)
     s.mark_prepack(block=copy.name)
     # (steps, gates, columns) to (panels, parts, steps, gates of a part, columns of a panel)
     s.tile_layout(buffer=copy.body.buffer.name, dim=2, factor=mul(vectors, lanes), order=(2, 1, 0, 3))
