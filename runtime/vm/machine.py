@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -219,19 +220,9 @@ class VirtualMachine:
         returned = set[int]()
         if self._plans is None or hosts:
             return [fresh(value, returned) for value in self.results_of(name, inputs, hosts)]
-        host_program, values = self._values(name, inputs)
-        # Arrays of the shapes and types of a plan have passed the checks of arguments.
-        plan = self._plans.plan(host_program.name, values)
-        results = None if plan is None else plan.run(values)
-        if results is not None:
-            return results
-        args = self._arguments(host_program, values, name)
-        recording = self._plans.recording(host_program.name, args)
-        execute = self._execute if recording is None else recording.executions(self._execute)
-        found = self._results(host_program, args, {}, execute)
-        if recording is not None:
-            self._plans.keep(host_program.name, recording, found)
-        return [fresh(value, returned) for value in found]
+        program, values = self._values(name, inputs)
+        convert = partial(self._arguments, program, values, name)
+        return self._plans.call(program.name, values, convert, partial(self._results, program, {}), self._execute)
 
     def results_of(
         self,
@@ -248,10 +239,9 @@ class VirtualMachine:
             hosts: Routines of the host program, by name.
             call_subgraph: Execution of `CallSubgraph` for this call, such as one that only records it.
         """
-        host_program, values = self._values(name, inputs)
-        args = self._arguments(host_program, values, name)
+        program, values = self._values(name, inputs)
         execute = self._execute if call_subgraph is None else {**self._execute, CallSubgraph: call_subgraph}
-        return self._results(host_program, args, hosts or {}, execute)
+        return self._results(program, hosts or {}, self._arguments(program, values, name), execute)
 
     def _values(self, name: str, inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[HostProgram, list[Any]]:
         """Return the host program of a function, and the values of its parameters in order."""
@@ -265,8 +255,8 @@ class VirtualMachine:
     def _results(
         self,
         host_program: HostProgram,
-        args: Sequence[Any],
         hosts: Mapping[str, Host],
+        args: Sequence[Any],
         execute: Mapping[type[Instruction], Execute],
     ) -> list[Any]:
         """Run a host program."""

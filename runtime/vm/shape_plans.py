@@ -40,7 +40,7 @@ from relax_tune.runtime.program.host_program import (
     Repeat,
     Require,
 )
-from relax_tune.runtime.vm.instructions import CallFrame
+from relax_tune.runtime.vm.instructions import CallFrame, fresh
 from relax_tune.runtime.vm.repeat import LoopPlan, StepLoop
 
 Array = NDArray[Any]
@@ -118,7 +118,7 @@ class _Loop:
 
 
 @dataclass
-class Recording:
+class CallRecording:
     """What a call does to its arrays. Executions record while the machine runs it.
 
     Attributes:
@@ -258,9 +258,9 @@ class _LoopStage(_Stage):
 
 
 class ShapePlan:
-    """The launches of a call, over memory of its own but for arguments and results. One thread at a time uses it."""
+    """The launches of a call, over memory that calls reuse, but for arguments and results. One thread at a time uses it."""
 
-    def __init__(self, recording: Recording, results: Sequence[int]) -> None:
+    def __init__(self, recording: CallRecording, results: Sequence[int]) -> None:
         slots = recording.slots
         base = list(range(len(slots)))
         for n, slot in enumerate(slots):
@@ -278,7 +278,7 @@ class ShapePlan:
         self.executors = list(dict.fromkeys(stage.executor for stage in self._stages))
 
     @classmethod
-    def of(cls, recording: Recording, results: Sequence[Any]) -> ShapePlan | None:
+    def of(cls, recording: CallRecording, results: Sequence[Any]) -> ShapePlan | None:
         """Return the plan of a recorded call; None if it cannot be repeated, or would occupy too much memory."""
         numbers = [recording.number(r) for r in results]
         if recording.failed or not recording.stages or sum(_nbytes(s) for s in recording.slots) > MOST_BYTES:
@@ -288,7 +288,7 @@ class ShapePlan:
         return cls(recording, numbers)
 
     def run(self, args: Sequence[Array]) -> list[Array] | None:
-        """Run the call. Returns fresh arrays; None where each call of a subgraph must be seen."""
+        """Run the call. Returns fresh arrays; None where calls of subgraphs are recorded."""
         first = self.executors[0]
         with first.call():
             if any(e.record is not None for e in self.executors):
@@ -349,8 +349,41 @@ class ShapePlans:
         self._programs = programs
         self._decided: dict[str, bool] = {}
         self._plans: OrderedDict[tuple[str, Shapes], ShapePlan | None] = OrderedDict()
-        self._seen: OrderedDict[tuple[str, Shapes], None] = OrderedDict()
+        self._once: OrderedDict[tuple[str, Shapes], None] = OrderedDict()
         self._lock = threading.Lock()
+
+    def call(
+        self,
+        name: str,
+        values: Sequence[Any],
+        convert: Callable[[], list[Any]],
+        run: Callable[[list[Any], Mapping[type[Instruction], Any]], list[Any]],
+        execute: Mapping[type[Instruction], Any],
+    ) -> list[Any]:
+        """Call a host program.
+
+        Args:
+            name: Its name.
+            values: Values of its parameters, in order.
+            convert: Checks them, and returns them as arguments.
+            run: Runs the program with arguments and executions of instructions.
+            execute: The executions.
+
+        Returns:
+            Results in order, as fresh arrays.
+        """
+        # Arrays of the shapes and types of a plan have passed the checks of arguments.
+        plan = self.plan(name, values)
+        results = None if plan is None else plan.run(values)
+        if results is not None:
+            return results
+        args = convert()
+        recording = self.recording(name, args)
+        computed = run(args, execute if recording is None else recording.executions(execute))
+        if recording is not None:
+            self.keep(name, recording, computed)
+        returned = set[int]()
+        return [fresh(value, returned) for value in computed]
 
     def plan(self, name: str, args: Sequence[Any]) -> ShapePlan | None:
         """Return the plan for some arguments; None without one."""
@@ -363,7 +396,7 @@ class ShapePlans:
                 self._plans.move_to_end(key)
             return plan
 
-    def recording(self, name: str, args: Sequence[Any]) -> Recording | None:
+    def recording(self, name: str, args: Sequence[Any]) -> CallRecording | None:
         """Return a recording for a call that has no plan; None where it shall just run."""
         if name not in self._decided:
             self._decided[name] = only_shapes_decide(self._programs, name)
@@ -373,16 +406,16 @@ class ShapePlans:
         with self._lock:
             if key in self._plans:  # no plan can repeat it
                 self._plans.move_to_end(key)
-            elif key in self._seen:
-                del self._seen[key]
-                return Recording(args)
+            elif key in self._once:
+                del self._once[key]
+                return CallRecording(args)
             else:
-                self._seen[key] = None
-                if len(self._seen) > MAX_PLANS:
-                    self._seen.popitem(last=False)
+                self._once[key] = None
+                if len(self._once) > MAX_PLANS:
+                    self._once.popitem(last=False)
             return None
 
-    def keep(self, name: str, recording: Recording, results: Sequence[Any]) -> None:
+    def keep(self, name: str, recording: CallRecording, results: Sequence[Any]) -> None:
         """Keep the plan of a recorded call."""
         plan = ShapePlan.of(recording, results)
         with self._lock:
@@ -394,7 +427,7 @@ class ShapePlans:
         """Forget everything, because weights have changed or the machine is closed."""
         with self._lock:
             self._plans.clear()
-            self._seen.clear()
+            self._once.clear()
 
 
 def _shapes(args: Sequence[Array]) -> Shapes:

@@ -1,6 +1,6 @@
 """Fuse the steps of recurrent layers: a product with the state, and what is computed from its columns (`FuseGates`).
 
-Tests: `tests/ir/passes/fusion/test_gates.py`.
+Tests: `tests/ir/frontend/onnx/test_recurrent.py`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Group:
         product: Variable that the product binds.
         results: Variables that others read.
         width: Columns of a gate.
-        before, after: The other bindings of the block: those that depend on nothing in the group, and the rest.
+        before, after: The other bindings of the block: without and with values of the group among what they depend on.
     """
 
     stages: tuple[FusionStage, ...]
@@ -129,22 +129,22 @@ def _group(func: Function, bindings: Sequence[AnyBinding], product: AnyBinding, 
     rows = (tensor_info(product.var).shape or ())[:-1]
     if not width or width % LANES or dims != {(*rows, const(width))}:
         return None
-    kept = set[GVar]()
+    copied = set[GVar]()
     for b in reversed(bindings):
         if b.var in members or b.var in others or members.isdisjoint(readers.get(b.var, ())) or b.var not in stages:
             continue
-        only = members.issuperset(readers[b.var]) and kept.isdisjoint(readers[b.var])
+        only = members.issuperset(readers[b.var]) and copied.isdisjoint(readers[b.var])
         selects = is_trivial(_only_block(stages[b.var]))
         if selects or (only and _is_spatial(stages[b.var]) and _is_small(tensor_info(b.var), next(iter(dims)))):
             members.add(b.var)
             if not only:
-                kept.add(b.var)
+                copied.add(b.var)
     return _Group(
         tuple(stages[b.var] for b in bindings if b.var in members),
         product.var,
         tuple(results),
         width,
-        tuple(b for b in bindings if b.var not in others and (b.var not in members or b.var in kept)),
+        tuple(b for b in bindings if b.var not in others and (b.var not in members or b.var in copied)),
         tuple(b for b in bindings if b.var in others),
     )
 

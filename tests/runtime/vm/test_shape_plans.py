@@ -137,7 +137,7 @@ def test_arguments_of_any_layout_are_read_by_a_plan() -> None:
             agrees(built.run(args), args)
 
 
-def test_elements_that_decide_on_a_branch_forbid_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branch_on_an_element_forbids_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ShapePlan, "run", lambda *_: pytest.fail("a plan ran"))
     with model(BY_DATA) as built:
         for seed in range(6):

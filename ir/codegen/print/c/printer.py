@@ -71,7 +71,7 @@ class CPrinter(CValues, CFamilyPrinter):
     Attributes:
         declared: C type of each name that the text so far declares.
         offsets: For each open block, the text of the varying part of each offset that it computes.
-        held: The loop whose vectors are held in registers (`LoopMarks.hold_vectors`), while its statements are printed.
+        holding: The loop whose vectors stay in registers (`LoopMarks.hold_vectors`), while its statements are printed.
         vectors: The names of such vectors by their text, with the open block in which they are declared.
         early: For each factor of the offsets so far, whether it reads nothing, and whether its divisors are never 0.
         is_certain: Whether the store being printed accesses memory unconditionally.
@@ -94,7 +94,7 @@ class CPrinter(CValues, CFamilyPrinter):
         super().__init__(prelude, algebra, lanes, layouts)
         self.declared: dict[str, str] = {}
         self.offsets: list[dict[frozenset[tuple[Monomial, int]], str]] = [{}]
-        self.held: Var | None = None
+        self.holding: Var | None = None
         self.vectors: dict[str, tuple[str, object]] = {}
         self.early: dict[Expr, tuple[bool, bool]] = {}
 
@@ -178,14 +178,14 @@ class CPrinter(CValues, CFamilyPrinter):
         return f"RT_KEEP_{width}"
 
     def serial_loop(self, f: For, extent: Poly, head: str = "") -> None:
-        outer = self.held, self.vectors
-        self.held, self.vectors = f.var if f.marks.hold_vectors else None, {}
+        outer = self.holding, self.vectors
+        self.holding, self.vectors = f.var if f.marks.hold_vectors else None, {}
         super().serial_loop(f, extent, head)
-        self.held, self.vectors = outer
+        self.holding, self.vectors = outer
 
     def text(self, e: Expr) -> Text:
         text, varying = super().text(e)
-        if self.held is None or not varying or text is None or not isinstance(e, Load) or e.dtype is not f32:
+        if self.holding is None or not varying or text is None or not isinstance(e, Load) or e.dtype is not f32:
             return text, varying
         # A vector under a condition is not read in front of it.
         free = self.is_certain and not self.is_masked and e.buffer not in self.written and e.buffer not in self.layouts
@@ -197,7 +197,7 @@ class CPrinter(CValues, CFamilyPrinter):
             self.line(self.variable(self.temporary_type(e.dtype, self.width), name, text))
             self.line(f"{self.pin()}({name});")
             self.vectors[text] = name, self.offsets[-1]
-            self.effects.add((self.held, "hold_vectors"))
+            self.effects.add((self.holding, "hold_vectors"))
         self._memo[e] = name, varying
         return name, varying
 
