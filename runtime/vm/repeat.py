@@ -362,19 +362,26 @@ class LoopPlan:
             spare += self._spares.itemsize
         return np.array(moves, np.int64).reshape(len(moves), 3)
 
-    def run(self, arrays: Sequence[Array], stacks: Sequence[Array]) -> list[Array | None]:
+    def pairs(self) -> list[tuple[Array, ...]]:
+        """Return memory for the outputs that are states only: two arrays for each, which take turns."""
+        return [() if n in self._layout.stacked else _pair(*own) for n, own in enumerate(self._types)]
+
+    def run(
+        self, arrays: Sequence[Array], stacks: Sequence[Array], pairs: Sequence[tuple[Array, ...]] | None = None
+    ) -> list[Array | None]:
         """Run the steps in the turn of the device.
 
         Args:
             arrays: The inputs of the first step.
             stacks: Rows with memory for the rows of all steps at their end.
+            pairs: Memory of states to reuse; by default new memory.
 
         Returns:
-            The last states; None for one that stays the same.
+            The last states, in `pairs` or `stacks`; None for one that stays the same.
         """
         steps, types = self._steps, self._types
         program, layout = self._executor.program, self._layout
-        pairs = [() if n in layout.stacked else _pair(*own) for n, own in enumerate(types)]
+        pairs = self.pairs() if pairs is None else pairs
 
         def written(output: int, step: int) -> Array:
             """Return the array that an output is written to in a step."""

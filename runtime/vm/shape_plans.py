@@ -247,12 +247,13 @@ class _LoopStage(_Stage):
     def __init__(self, loop: _Loop, plan: LoopPlan, base: Sequence[int]) -> None:
         super().__init__(loop.loop.executor)
         self._plan, self._states, self._stacks = plan, loop.states, loop.stacks
+        self._pairs = plan.pairs()
         self._inputs = [base[loop.known[n]] for n in loop.i.inputs]
         self._first = [base[n] for n in loop.known[: len(loop.states)]]
 
     def run(self, arrays: list[Array]) -> None:
         self._plan.renew()
-        last = self._plan.run([arrays[n] for n in self._inputs], [arrays[n] for n in self._stacks])
+        last = self._plan.run([arrays[n] for n in self._inputs], [arrays[n] for n in self._stacks], self._pairs)
         for slot, first, array in zip(self._states, self._first, last, strict=True):
             arrays[slot] = arrays[first] if array is None else array
 
