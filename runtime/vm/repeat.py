@@ -391,7 +391,7 @@ class LoopPlan:
             at = len(rows) - steps + step
             return rows[at : at + 1]
 
-        first = [np.require(a, requirements=["C", "A"]) for a in arrays]
+        first = [in_place(a) for a in arrays]
         try:
             self._place(zip(program.inputs, first, strict=True))
             self._place((index, written(n, 0)) for n, index in enumerate(program.outputs))
@@ -427,6 +427,12 @@ class LoopPlan:
     def _place(self, arrays: Iterable[tuple[int, Array | None]]) -> None:
         for index, array in arrays:
             self._executor.device.place(self._buffers[index], array)
+
+
+def in_place(array: Array) -> Array:
+    """Return an array that kernels can read: the same one if it is contiguous and aligned, else a copy."""
+    flags = array.flags
+    return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=["C", "A"])
 
 
 def _pair(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Array, Array]:

@@ -41,7 +41,7 @@ from relax_tune.runtime.program.host_program import (
     Require,
 )
 from relax_tune.runtime.vm.instructions import CallFrame, fresh
-from relax_tune.runtime.vm.repeat import LoopPlan, StepLoop
+from relax_tune.runtime.vm.repeat import LoopPlan, StepLoop, in_place
 
 Array = NDArray[Any]
 Shapes = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
@@ -298,7 +298,7 @@ class ShapePlan:
                 executor.check_open()
             arrays: list[Any] = self._fixed.copy()
             for n, array in zip(self._arguments, args, strict=True):
-                arrays[n] = np.require(array, requirements=["C", "A"])
+                arrays[n] = in_place(array)
             for n in self._fresh:
                 arrays[n] = np.empty(self._slots[n].shape, self._slots[n].dtype)
             for stage in self._stages:
