@@ -26,8 +26,11 @@ from relax_tune.ir.deduce.copies import compares_copies
 from relax_tune.ir.deduce.pattern_kinds import PatternKind, block_kind, is_trivial, store_axes
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.passes.fusion.fuse_tensor import FusedStages, FusionStage, join_stages, substitution
+from relax_tune.ir.passes.fusion.tree_size import tree_size
 from relax_tune.ir.rewrite.emitter import FunctionTable, map_graphs, tensor_info
 
+MOST_NODES = 8192
+"""Nodes of a group's largest expression, as of `FuseOps.max_nodes`."""
 LANES = 8
 """Each gate has a multiple of this many columns; others would need conditions in the innermost loop."""
 
@@ -96,6 +99,8 @@ class _Group:
 
     def fused(self, env: Env) -> FusedStages | None:
         """Return the merged function; None if it would not read the product gate by gate, or has nothing that `FuseOps` leaves."""
+        if tree_size(self.stages) > MOST_NODES:
+            return None
         joined = join_stages(self.stages, env)
         outputs = [joined.results[v] for v in self.results]
         blocks = _inlined(joined.blocks, outputs, self.width)
@@ -268,9 +273,9 @@ def _split(blocks: Sequence[Block], product: Block, width: int) -> list[Block] |
         axes, known = store_axes(b), dict[Load, Expr]()
         for x in block_loads(b):
             if x.buffer is old:
-                number = (
-                    None if axes is None or x.indices[0] is not axes[0] else as_int(simplify(x.indices[1] - axes[1]))
-                )
+                if axes is None or b.body.buffer.shape != new.shape[1:] or x.indices[0] is not axes[0]:
+                    return None
+                number = as_int(simplify(x.indices[1] - axes[1]))
                 if number is None or number % width or not 0 <= number < gates * width:
                     return None
                 known[x] = load(new, (const(number // width), *axes))  # type: ignore[misc]
