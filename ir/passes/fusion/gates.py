@@ -278,6 +278,6 @@ def _split(blocks: Sequence[Block], product: Block, width: int) -> list[Block] |
                 number = as_int(simplify(x.indices[1] - axes[1]))
                 if number is None or number % width or not 0 <= number < gates * width:
                     return None
-                known[x] = load(new, (const(number // width), *axes))  # type: ignore[misc]
+                known[x] = load(new, (const(number // width), *axes))
         result.append(b.map_own_exprs(lambda e, known=known: transform(e, known.get)))  # type: ignore[misc]
     return result
