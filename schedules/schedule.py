@@ -290,6 +290,7 @@ class Schedule:
     set_tail = _method(loop_primitives.set_tail)
     nontemporal_stores = _method(loop_primitives.nontemporal_stores)
     prefetch = _method(loop_primitives.prefetch)
+    hold_vectors = _method(loop_primitives.hold_vectors)
     copy_async = _method(loop_primitives.copy_async)
     fuse_sibling_loops = _method(loop_primitives.fuse_sibling_loops)
     fuse_block_iters = _method(block_iters.fuse_block_iters)

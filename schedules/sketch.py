@@ -47,6 +47,7 @@ from relax_tune.schedules.rules.cpu import (
     fallback,
     flash_attention,
     flash_decoding,
+    gates,
     gathered_reductions,
     gemv,
     injective,
@@ -64,6 +65,7 @@ from relax_tune.schedules.rules.gpu import fallback as gpu_fallback
 from relax_tune.schedules.rules.gpu import flash_attention as gpu_flash_attention
 from relax_tune.schedules.rules.gpu import flash_attention_mma as gpu_flash_attention_mma
 from relax_tune.schedules.rules.gpu import flash_decoding as gpu_flash_decoding
+from relax_tune.schedules.rules.gpu import gates as gpu_gates
 from relax_tune.schedules.rules.gpu import gemv as gpu_gemv
 from relax_tune.schedules.rules.gpu import injective as gpu_injective
 from relax_tune.schedules.rules.gpu import matmul as gpu_matmul
@@ -81,6 +83,7 @@ Rule = Callable[[PrimFunc, HardwareInfo], Iterator[tuple[str, Schedule]]]
 # The rules for processors and for GPUs, in the order of their sketches, the fallback last. A new rule of this package is listed here and
 # nowhere else. Rules of other packages are entry points (`plugin_rules`).
 PROCESSOR_RULES: Mapping[str, Rule] = {
+    "gates": gates.sketches,
     "matmul": matmul.sketches,
     "gemv": gemv.sketches,
     "flash_attention": flash_attention.sketches,
@@ -99,6 +102,7 @@ PROCESSOR_RULES: Mapping[str, Rule] = {
     "fallback": fallback.sketches,
 }
 GPU_RULES: Mapping[str, Rule] = {
+    "gpu_gates": gpu_gates.sketches,
     "gpu_mma": gpu_mma.sketches,
     "gpu_wgmma": gpu_wgmma.sketches,
     "gpu_matmul": gpu_matmul.sketches,

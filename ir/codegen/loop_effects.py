@@ -42,6 +42,7 @@ def ignored_hints(body: Stmt, printer: CFamilyPrinter, reasons: Mapping[Var, str
 _NAMES: Mapping[str, str] = {
     "nontemporal": "nontemporal_stores",
     "prefetch_distance": "prefetch",
+    "hold_vectors": "hold_vectors",
     "async_copy": "copy_async",
     "intrinsic": "tensorize",
 }
@@ -74,6 +75,10 @@ def _reason(loop: For, hint: str, printer: CFamilyPrinter, reasons: Mapping[Var,
     if hint == "prefetch_distance":
         return (
             "no read below moves with it" if language == "c" else f"{language} kernels do not prefetch"
+        ) + "; leave it out"
+    if hint == "hold_vectors":
+        return (
+            "no statement of it reads a vector of floats" if language == "c" else f"compilers of {language} choose"
         ) + "; leave it out"
     if hint == "async_copy":
         only = (

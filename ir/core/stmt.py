@@ -77,6 +77,7 @@ class LoopMarks:
         intrinsic: name of the operation in `relax_tune.ir.hardware.intrinsics` that the loop nest computes.
         nontemporal: vector stores below bypass the caches.
         prefetch_distance: iterations between the prefetch of a vector that is only read below and its use; 0 for no prefetch.
+        hold_vectors: vectors of memory that is only read are loaded once for all statements below, into registers.
         async_copy: copies into shared memory below are asynchronous (`cp.async`); code generation places the waits.
         tree_reduce: the iterations combine elements of a local buffer in any order. Set by lowering.
         warp_reduce: operation by which all items of a warp combine the values that they offer. Set by lowering.
@@ -86,6 +87,7 @@ class LoopMarks:
     intrinsic: str = ""
     nontemporal: bool = False
     prefetch_distance: int = 0
+    hold_vectors: bool = False
     async_copy: bool = False
     tree_reduce: bool = False
     warp_reduce: str = ""

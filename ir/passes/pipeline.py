@@ -23,6 +23,7 @@ from relax_tune.ir.passes.control.counted_loops import CountedLoop
 from relax_tune.ir.passes.control.inline import Inline
 from relax_tune.ir.passes.control.outline import OutlinedModule, OutlineSubgraphs, is_straight_line
 from relax_tune.ir.passes.fusion.fuse import FuseOps
+from relax_tune.ir.passes.fusion.gates import FuseGates
 from relax_tune.ir.passes.graph.canonical import Canonicalise
 from relax_tune.ir.passes.graph.cleanup import CancelViews, DeadCode, Deduce, TidyNames
 from relax_tune.ir.passes.graph.collapse import CollapseDims
@@ -112,6 +113,7 @@ def passes_for(
         SeparateOutputs(),
         CommonSubexpressions(repeat_spatial=True),
         Level("functions", lowering),
+        FuseGates(),
         FuseOps(through_columns=merged),
         # What is equal now cannot fuse into its readers any more, so it is computed once.
         CommonSubexpressions(),

@@ -53,7 +53,7 @@ class CBuffer:
     array: byte view, 64-byte aligned
     address: its first byte
     pointer: argument of launches, which `CDevice.place` may redirect
-    placed: byte view of the array they use instead of this memory, if any
+    placed: the contiguous array they use instead of this memory, if any
     """
 
     __slots__ = ("address", "array", "nbytes", "placed", "pointer")
@@ -62,7 +62,7 @@ class CBuffer:
         self.array: NDArray[np.uint8] | None = array
         self.address = int(self.array.__array_interface__["data"][0])
         self.nbytes = nbytes
-        self.placed: NDArray[np.uint8] | None = None
+        self.placed: NDArray[Any] | None = None
         # One pointer object for all launches over the buffer: `place` changes its value, and bound launches see it
         # without being bound again.
         self.pointer = Pointer(self.address, array)
@@ -319,7 +319,7 @@ class CDevice(DeviceClass):
         return CBuffer(nbytes, self._slabs.take(nbytes) if lasting else aligned_bytes(nbytes))
 
     def upload(self, buffer: CBuffer, array: NDArray[Any]) -> None:
-        memory = buffer.live() if buffer.placed is None else buffer.placed
+        memory = buffer.live() if buffer.placed is None else _bytes_of(buffer.placed)
         check_transfer("C device upload", array.nbytes, min(memory.nbytes, buffer.nbytes))
         self._move(memory[: array.nbytes].view(array.dtype).reshape(array.shape), array)
 
@@ -357,10 +357,10 @@ class CDevice(DeviceClass):
 
     def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[CBuffer]) -> Launch:
         own = [(buffer, buffer.live()[: buffer.nbytes]) for buffer in buffers]
-        return lambda: function([view if buffer.placed is None else buffer.placed for buffer, view in own])
+        return lambda: function([view if b.placed is None else _bytes_of(b.placed) for b, view in own])
 
     def place(self, buffer: CBuffer, array: NDArray[Any] | None) -> bool:
-        buffer.placed = None if array is None else array.reshape(-1).view(np.uint8)
+        buffer.placed = array
         buffer.pointer.value = buffer.address if array is None else int(array.__array_interface__["data"][0])
         return True
 
@@ -399,6 +399,10 @@ class CDevice(DeviceClass):
 
     def close(self) -> None:
         self._libraries.clear()  # the code stays mapped: closures that still exist must not jump into nothing
+
+
+def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
 
 
 def _objects_or_compiler(objects: Sequence[CompiledObjects]) -> tuple[CompiledObjects | None, Gcc | None]:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -58,6 +59,7 @@ from relax_tune.runtime.vm.instructions import (
 from relax_tune.runtime.vm.policy import PlacementChooser, PlacementOptions
 from relax_tune.runtime.vm.queues import Pending, Work, WorkQueue
 from relax_tune.runtime.vm.repeat import StepLoop
+from relax_tune.runtime.vm.shape_plans import ShapePlans
 
 MAX_DEPTH = 1000
 """Maximum depth of nested calls. A tail call does not count."""
@@ -160,6 +162,8 @@ class VirtualMachine:
         self._reads = {id(i): i.reads for d in host_programs for i in d.instructions()} if self.placed else {}
         self._has_effects = any(isinstance(i, CallHostRoutine) for d in host_programs for i in d.instructions())
         self._loops: dict[int, StepLoop] = {}
+        # With memory of their own, devices would need transfers, and with a placement, queues.
+        self._plans = None if self.placed or self._pool is not None else ShapePlans({d.name: d for d in host_programs})
         self._closed = False
         self._queues: dict[str, WorkQueue] = {}
         self._starting = threading.Lock()
@@ -214,7 +218,11 @@ class VirtualMachine:
         self, name: str, inputs: Mapping[str, Any] | Sequence[Any], hosts: Mapping[str, Host] | None
     ) -> list[Any]:
         returned = set[int]()
-        return [fresh(value, returned) for value in self.results_of(name, inputs, hosts)]
+        if self._plans is None or hosts:
+            return [fresh(value, returned) for value in self.results_of(name, inputs, hosts)]
+        program, values = self._values(name, inputs)
+        convert = partial(self._arguments, program, values, name)
+        return self._plans.call(program.name, values, convert, partial(self._results, program, {}), self._execute)
 
     def results_of(
         self,
@@ -231,16 +239,33 @@ class VirtualMachine:
             hosts: Routines of the host program, by name.
             call_subgraph: Execution of `CallSubgraph` for this call, such as one that only records it.
         """
-        host_program = self._codes[self._chosen(name, inputs)].program
-        values = in_order(name, [p.name for p in host_program.params], inputs)
-        args = [argument(a, p, name) for a, p in zip(values, host_program.params, strict=True)]
+        program, values = self._values(name, inputs)
         execute = self._execute if call_subgraph is None else {**self._execute, CallSubgraph: call_subgraph}
-        returned = self._complete(self._call(host_program.name, args, hosts or {}, execute))
+        return self._results(program, hosts or {}, self._arguments(program, values, name), execute)
+
+    def _values(self, name: str, inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[HostProgram, list[Any]]:
+        """Return the host program of a function, and the values of its parameters in order."""
+        host_program = self._codes[self._chosen(name, inputs)].program
+        return host_program, in_order(name, [p.name for p in host_program.params], inputs)
+
+    @staticmethod
+    def _arguments(host_program: HostProgram, values: Sequence[Any], name: str) -> list[Any]:
+        return [argument(a, p, name) for a, p in zip(values, host_program.params, strict=True)]
+
+    def _results(
+        self,
+        host_program: HostProgram,
+        hosts: Mapping[str, Host],
+        args: Sequence[Any],
+        execute: Mapping[type[Instruction], Execute],
+    ) -> list[Any]:
+        """Run a host program."""
+        returned = self._complete(self._call(host_program.name, args, hosts, execute))
         results = []
         for result in host_program.results:
             value = returned
             for index in result.path:
-                value = item(value, index, name)
+                value = item(value, index, host_program.name)
             results.append(value)
         return results
 
@@ -366,6 +391,8 @@ class VirtualMachine:
     def replace_weights(self, constants: Mapping[str, NDArray[Any]]) -> None:
         """Load other constants from now on."""
         self._weights = {name: read_only(constants[name]) for name in self._weights}
+        if self._plans is not None:
+            self._plans.clear()
 
     def await_reads(self, i: Instruction, frame: CallFrame) -> list[tuple[int, Pending]]:
         """Wait for the values that an instruction reads. Returns the registers that were pending, with their pending values."""
@@ -513,6 +540,8 @@ class VirtualMachine:
             # Set under the lock of `_enqueue`: either work is queued before the queues close, or it is refused.
             self._closed = True
         self._weights.clear()
+        if self._plans is not None:
+            self._plans.clear()
         for queue in self._queues.values():
             queue.close()
         for pool in self._pools.values():

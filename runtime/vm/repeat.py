@@ -51,7 +51,7 @@ class StepLoop:
     """
 
     def __init__(self, executor: Executor, i: Repeat) -> None:
-        self._executor, self._i = executor, i
+        self.executor, self._i = executor, i
         self._plans: OrderedDict[tuple[object, ...], LoopPlan | None] = OrderedDict()
         self._layout = layout_of(executor, i)
 
@@ -83,7 +83,7 @@ class StepLoop:
         """
         for first in rows:
             if not isinstance(first, (np.ndarray, DeviceArray)) or not first.ndim:
-                raise UserError(f"{self._executor.program.name}: expected rows in an array, got {describe(first)}")
+                raise UserError(f"{self.executor.program.name}: expected rows in an array, got {describe(first)}")
         if self._layout is not None and pool is None and 0 < span.stop - span.start <= MOST_STEPS:
             results = self._repeat(self._layout, span, symbols, states, rows, args)
             if results is not None:
@@ -106,7 +106,7 @@ class StepLoop:
             if i.index is not None:
                 numbers[i.index] = number
             known = [*values, *args]
-            results = self._executor.run([known[n] for n in i.inputs], numbers, in_place=True, pool=pool)
+            results = self.executor.run([known[n] for n in i.inputs], numbers, in_place=True, pool=pool)
             known = [*results, *known]
             values = [known[n] for n in i.after]
             for more, n in zip(appended, i.appended, strict=True):
@@ -117,7 +117,7 @@ class StepLoop:
         dims = first.shape[1:]
         for row in more:
             if (row.dtype, math.prod(row.shape)) != (first.dtype, math.prod(dims)):
-                name = self._executor.program.name
+                name = self.executor.program.name
                 raise ArtifactError(
                     f"{name}: expected rows of {first.dtype} {dims}, got one of {row.dtype} {row.shape}"
                 )
@@ -133,7 +133,7 @@ class StepLoop:
         args: Sequence[Any],
     ) -> list[Any] | None:
         """Run the steps in a loop of the device; None if it cannot."""
-        i, executor, numbers = self._i, self._executor, list(symbols)
+        i, executor, numbers = self._i, self.executor, list(symbols)
         if i.index is not None:
             numbers[i.index] = span[0]
         known = [*states, *args]
@@ -154,14 +154,20 @@ class StepLoop:
 
     def _room(self, first: Array, count: int) -> Array:
         """Return rows with memory for further ones."""
-        stack: Array = self._executor.memory.results.empty(first.dtype, (len(first) + count, *first.shape[1:]))
+        stack: Array = self.executor.memory.results.empty(first.dtype, (len(first) + count, *first.shape[1:]))
         stack[: len(first)] = first
         return stack
+
+    def plan(self, span: range, key: tuple[int, ...]) -> LoopPlan | None:
+        """Return a plan for the values of the symbols in the first step; None where the steps are calls."""
+        if self._layout is None or not 0 < len(span) <= MOST_STEPS:
+            return None
+        return self._planned(self._layout, span, key)
 
     def _planned(self, layout: LoopLayout, span: range, key: tuple[int, ...]) -> LoopPlan | None:
         known = (span, key)
         if known not in self._plans:
-            self._plans[known] = LoopPlan.of(self._executor, self._i, layout, span, key)
+            self._plans[known] = LoopPlan.of(self.executor, self._i, layout, span, key)
             if len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)
         self._plans.move_to_end(known)
@@ -269,6 +275,8 @@ class LoopPlan:
         # Buffers without memory of their own: each run places arrays.
         self._buffers: dict[int, DeviceBuffer] = {n: device.alloc(1) for n in (*program.inputs, *program.outputs)}
         self._spares: Numbers = np.zeros(len(program.outputs), np.int64)
+        self._types = [self._type(index) for index in program.outputs]
+        self._steps = sum(len(run.table) for run in runs)
         self._generation = -1
 
     @classmethod
@@ -354,20 +362,26 @@ class LoopPlan:
             spare += self._spares.itemsize
         return np.array(moves, np.int64).reshape(len(moves), 3)
 
-    def run(self, arrays: Sequence[Array], stacks: Sequence[Array]) -> list[Array | None]:
+    def pairs(self) -> list[tuple[Array, ...]]:
+        """Return memory for the outputs that are states only: two arrays for each, which take turns."""
+        return [() if n in self._layout.stacked else _pair(*own) for n, own in enumerate(self._types)]
+
+    def run(
+        self, arrays: Sequence[Array], stacks: Sequence[Array], pairs: Sequence[tuple[Array, ...]] | None = None
+    ) -> list[Array | None]:
         """Run the steps in the turn of the device.
 
         Args:
             arrays: The inputs of the first step.
             stacks: Rows with memory for the rows of all steps at their end.
+            pairs: Memory of states to reuse; by default new memory.
 
         Returns:
-            The last states; None for one that stays the same.
+            The last states, in `pairs` or `stacks`; None for one that stays the same.
         """
-        steps = sum(len(run.table) for run in self._runs)
+        steps, types = self._steps, self._types
         program, layout = self._executor.program, self._layout
-        types = [self._type(index) for index in program.outputs]
-        pairs = [() if n in layout.stacked else _pair(*own) for n, own in enumerate(types)]
+        pairs = self.pairs() if pairs is None else pairs
 
         def written(output: int, step: int) -> Array:
             """Return the array that an output is written to in a step."""
@@ -377,7 +391,7 @@ class LoopPlan:
             at = len(rows) - steps + step
             return rows[at : at + 1]
 
-        first = [np.require(a, requirements=["C", "A"]) for a in arrays]
+        first = [in_place(a) for a in arrays]
         try:
             self._place(zip(program.inputs, first, strict=True))
             self._place((index, written(n, 0)) for n, index in enumerate(program.outputs))
@@ -413,6 +427,12 @@ class LoopPlan:
     def _place(self, arrays: Iterable[tuple[int, Array | None]]) -> None:
         for index, array in arrays:
             self._executor.device.place(self._buffers[index], array)
+
+
+def in_place(array: Array) -> Array:
+    """Return an array that kernels can read: the same one if it is contiguous and aligned, else a copy."""
+    flags = array.flags
+    return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=["C", "A"])
 
 
 def _pair(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Array, Array]:

@@ -62,7 +62,7 @@ WIDE = PROCESSORS["avx512-vnni-bf16"].machine
 GPU_CASES = (
     "matmul symbolic", "NT, 128 steps", "int4, many columns", "batched NT", "softmax with mask", "gather, add, norm", "turned, bf16",
     "attention over a cache", "attention, f16", "mean pool", "sum of all", "convolution 3x2, apart", "convolution by channel",
-    "convolution of 128 steps", "sums along rows", "largest of 100",
+    "convolution of 128 steps", "sums along rows", "largest of 100", "gates",
 )  # fmt: skip
 
 
@@ -107,6 +107,8 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "batched NN": (make.context, ({"b": 2, "n": 13}, {"b": 1, "n": 1})),
     "product of turned": (make.transposed_product, ({"m": 13, "n": 67, "k": 19}, {"m": 9, "n": 33, "k": 16}, {"m": 1, "n": 1, "k": 1})),
     "zoo batched NT": (_zoo("batched_matmul_nt"), ({"b": 3, "n": 5, "m": 21}, {"b": 1, "n": 1, "m": 1})),
+    "gates": (make.gates, ({"m": 1}, {"m": 13}, {"m": 0})),
+    "gates of 8, K = 1": (lambda: make.gates(8, 1), ({"m": 2}, {"m": 5})),
     "mean pool": (_zoo("mean_pool"), ({"b": 3, "n": 9}, {"b": 1, "n": 1})),
     "mean over the middle": (make.mean_over_middle, ({"b": 3, "n": 9}, {"b": 1, "n": 1})),
     "layer norm": (_zoo("layer_norm"), ({"n": 5, "m": 37}, {"n": 1, "m": 2}, {"n": 33, "m": 64})),

@@ -27,6 +27,7 @@ from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.text.parser import parse_module
 from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.device.base import Device
+from relax_tune.tuner.emit.build import Policy
 from relax_tune.tuner.job.device_job import device_job
 
 CARET = re.compile(r"\n +\d+ \| .*\n +\| +\^+")
@@ -73,10 +74,12 @@ def run(module: IRModule, *args: Any, function: str = "main") -> Any:
 
 
 @contextmanager
-def compiled(module: IRModule, device: Device, hosts: Mapping[str, Any] | None = None) -> Iterator[Callable[..., Any]]:
+def compiled(
+    module: IRModule, device: Device, hosts: Mapping[str, Any] | None = None, policy: Policy = "generic"
+) -> Iterator[Callable[..., Any]]:
     """The module as a program on a device, called with arrays; one result comes by itself."""
     job = device_job(module, device.info, MemoryStore(), QUICK)
-    with job.artifact(job.build("generic")).open(device, host=hosts) as model:
+    with job.artifact(job.build(policy)).open(device, host=hosts) as model:
 
         def call(*args: Any) -> Any:
             result = model.run(list(args))

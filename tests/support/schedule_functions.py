@@ -548,6 +548,20 @@ def causal_attention() -> PrimFunc:
     return Attention(0.3, causal=True, group=2).legalize("attention", infos)
 
 
+def gates(width: int = 16, depth: int = 9) -> PrimFunc:
+    """A step of a layer with three gates: products with columns of W, and two new states over (m, width)."""
+    m = Var("m")
+    b = TensorBuilder("gates")
+    h, w = b.input("H", (m, depth)), b.input("W", (depth, 3 * width), const=True)
+    c, p = b.input("C", (m, width)), b.alloc("P", (3, m, width))
+    new, state, shown = b.output("C2", (m, width)), b.alloc("S", (m, width)), b.output("H2", (m, width))
+    b.reduce(p, (depth,), const(0.0, f32), lambda old, g, i, j, k: old + h[i, k] * w[k, g * width + j], "mm")
+    b.compute(new, lambda i, j: p[0, i, j] * c[i, j] + p[1, i, j], "cell")
+    b.compute(state, lambda i, j: call("tanh", new[i, j]) * p[2, i, j], "state")
+    b.compute(shown, lambda i, j: select(lt(i, 3), state[i, j], c[i, j]), "shown")
+    return b.finish()
+
+
 def windows() -> PrimFunc:
     """C[i, j] = relu(sum over k, t of A[i + k, j + t] * W[k, t]) over (n, m), windows of (2, 3)."""
     n, m = Var("n"), Var("m")

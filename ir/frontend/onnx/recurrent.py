@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from relax_tune.ir.core.dtype import i64
-from relax_tune.ir.core.expr import Expr, const
+from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.math import HANDLERS as MATH
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
@@ -104,16 +104,14 @@ def _gru(layer: Layer, body: LoopBody, projected: Value) -> list[Value]:
     w, h = body.w, body.w.tensor(body.state[0])
     # The two forms of a GRU: the reset gate scales the product with the state (cuDNN and PyTorch), or the state
     # before the product (the paper).
-    if layer.node.flag("linear_before_reset"):
-        added = layer.product(body, h)
-        reset = layer.active(w, 0, w.add(layer.gate(w, projected, 1), layer.gate(w, added, 1)))
-        proposed = w.mul(reset, layer.gate(w, added, 2))
-    else:
-        added = layer.product(body, h, 0, 2)
-        reset = layer.active(w, 0, w.add(layer.gate(w, projected, 1), layer.gate(w, added, 1)))
-        # The third gate needs the reset state, so its product is a separate one.
-        proposed = layer.product(body, w.mul(reset, h), 2)
-    update = layer.active(w, 0, w.add(layer.gate(w, projected, 0), layer.gate(w, added, 0)))
+    linear = bool(layer.node.flag("linear_before_reset"))
+    added = layer.product(body, h, 0, 3 if linear else 2)
+    # One sum for all gates, so that the product stays one.
+    of_input = projected if linear else _columns(w, projected, const(0), 2 * layer.hidden)
+    stacked = w.add(of_input, added)
+    update, reset = (layer.active(w, 0, layer.gate(w, stacked, number)) for number in (0, 1))
+    # The third gate of the paper needs the reset state, so its product is a separate one.
+    proposed = w.mul(reset, layer.gate(w, added, 2)) if linear else layer.product(body, w.mul(reset, h), 2)
     new = layer.active(w, 1, w.add(layer.gate(w, projected, 2), proposed))
     return [w.add(w.mul(_rest(w, update), new), w.mul(update, h))]
 
@@ -192,11 +190,12 @@ def _direction(
     projected = w.matmul(operand(w, x), w.tensor(_transposed(w, _of_direction(w, node.item(1), d))))
     of_state = None
     if node.has(3):
-        biases = w.tensor(_of_direction(w, node.item(3), d))
-        # The bias of the input is added once for all positions. The bias of the state stays with its product, since a
-        # GRU may scale both by the reset gate.
-        projected = w.add(projected, _columns(w, biases, 0, stacked))
-        of_state = w.of(_columns(w, biases, stacked, 2 * stacked))
+        biases = _of_direction(w, node.item(3), d)
+        bias, of_state = _bias(w, biases, const(0), stacked), _bias(w, biases, stacked, 2 * stacked)
+        # Biases are added once for all positions, except the state's of a GRU, which may scale it by the reset gate.
+        if node.op != "GRU":
+            bias, of_state = w.of(w.add(w.tensor(bias), w.tensor(of_state))), None
+        projected = w.add(projected, w.tensor(bias))
     peepholes = _of_direction(w, node.item(7), d) if node.op == "LSTM" and node.has(7) else None
     layer = Layer(node, cell, hidden, _transposed(w, weights), of_state, peepholes, activations, operand)
     initial = [
@@ -205,17 +204,15 @@ def _direction(
         else w.of(w.full((batch, hidden), 0.0, item.dtype))
         for k in range(cell.states)
     ]
-    lengths = node.inputs[4] if node.has(4) else None
+    ends = w.of(w.reshape(w.cast(w.tensor(node.item(4)), i64), (batch, const(1)))) if node.has(4) else None
     inputs = w.of(projected)
 
     def step(body: LoopBody) -> tuple[ImportedValue | None, Values, Values]:
         v, at = body.w, length - 1 - body.index if back else body.index
         states = cell.write(layer, body, row(body, inputs, 0, at))
         shown = states[0]
-        if lengths is not None:
-            place = v.reshape(v.size(at), (const(1), const(1)))
-            ends = v.reshape(v.cast(v.tensor(body.outside(lengths)), i64), (batch, const(1)))
-            inside = v.less(place, ends)
+        if ends is not None:
+            inside = v.less(v.reshape(v.size(at), (const(1), const(1))), v.tensor(body.outside(ends)))
             # After the end of a shorter sequence the result is 0, and the state stays as it was at the end.
             shown = v.where(inside, shown, 0.0)
             states = [v.where(inside, m, v.tensor(s)) for m, s in zip(states, body.state, strict=True)]
@@ -250,6 +247,14 @@ def _transposed(w: Writer, item: ImportedValue) -> ImportedValue:
 def _columns(w: Writer, value: Value, begin: Expr | int, end: Expr | int) -> Value:
     axis = w.of(value).ndim - 1
     return w.slice(value, axis, w.simplify(const(0) + begin), w.simplify(const(0) + end))
+
+
+def _bias(w: Writer, item: ImportedValue, begin: Expr, end: Expr) -> ImportedValue:
+    """Return a part of the biases, of a constant as a constant."""
+    first, last = as_int(begin), as_int(end)
+    if item.array is not None and first is not None and last is not None:
+        return w.constant(item.array[first:last], item.name)
+    return w.of(_columns(w, w.tensor(item), begin, end))
 
 
 def _rest(w: Writer, value: Value) -> Value:

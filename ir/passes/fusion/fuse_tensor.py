@@ -51,17 +51,52 @@ class FusedStages:
     args: tuple[Value, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class JoinedStages:
+    """The blocks of a group over common buffers.
+
+    Attributes:
+        inputs: Buffers of the arguments.
+        args: The arguments.
+        consts: Buffers of arguments that are constants.
+        results: Buffer that each stage writes, by the variable that its call binds.
+        buffers: Buffers that the stages write, in order.
+        blocks: The blocks in order.
+    """
+
+    inputs: tuple[Buffer, ...]
+    args: tuple[Value, ...]
+    consts: tuple[Buffer, ...]
+    results: Mapping[GVar, Buffer]
+    buffers: tuple[Buffer, ...]
+    blocks: tuple[Block, ...]
+
+    def fused(self, name: str, blocks: Sequence[Block], outputs: Sequence[Buffer], env: Env) -> FusedStages:
+        """Return a function of these blocks. Buffers that are not outputs are intermediate."""
+        allocs = dict.fromkeys(b for b in (*self.buffers, *(x.body.buffer for x in blocks)) if b not in outputs)
+        func = PrimFunc(name, (*self.inputs, *outputs), len(outputs), blocks[0].body, tuple(allocs), self.consts)
+        return FusedStages(lift_symbols(with_blocks(func, blocks), env), self.args)
+
+
 def fuse_stages(name: str, stages: Sequence[FusionStage], env: Env) -> FusedStages:
     """Merge the functions of `stages`, in order, into one function.
 
     The output of the last stage is the output of the group. Values between stages become intermediate buffers. A spatial block with one
     reader is inlined into it. A final permutation is merged into the stores of its producers.
     """
+    joined = join_stages(stages, env)
+    output = joined.results[stages[-1].out]
+    return joined.fused(name, inline(joined.blocks, output), (output,), env)
+
+
+def join_stages(stages: Sequence[FusionStage], env: Env) -> JoinedStages:
+    """Return the blocks of all stages, in order. Values between stages become intermediate buffers."""
     buffer_of: dict[object, Buffer] = {}  # by argument, by (constant, name), or by the variable of a stage
+    results: dict[GVar, Buffer] = {}
     inputs: list[Buffer] = []
     args: list[Value] = []
     consts: list[Buffer] = []
-    allocs: list[Buffer] = []
+    written: list[Buffer] = []
     blocks: list[Block] = []
     names: set[str] = set()
 
@@ -89,16 +124,12 @@ def fuse_stages(name: str, stages: Sequence[FusionStage], env: Env) -> FusedStag
         # Every stage gets new buffers: two stages may be calls of one function, whose buffers are the same objects.
         for buffer in (result, *stage.func.allocs):
             buffers[buffer] = replace(buffer, name=unique(buffer.name), shape=_dims(buffer, symbols, env))
-        buffer_of[stage.out] = buffers[result]
-        allocs.extend(buffers[buffer] for buffer in (*stage.func.allocs, result))
+        results[stage.out] = buffer_of[stage.out] = buffers[result]
+        written.extend(buffers[buffer] for buffer in (*stage.func.allocs, result))
         outer = {v: symbols[v] for v in outer_symbols(stage.func) if v in symbols}
         for block in stage_blocks:
             blocks.append(replace_buffers(block, buffers).map_own_exprs(lambda e, o=outer: substitute(e, o)))  # type: ignore[misc]
-    output = buffer_of[stages[-1].out]
-    allocs.remove(output)
-    blocks = inline(blocks, output)
-    func = PrimFunc(name, (*inputs, output), 1, blocks[0].body, tuple(allocs), tuple(consts))
-    return FusedStages(lift_symbols(with_blocks(func, blocks), env), tuple(args))
+    return JoinedStages(tuple(inputs), tuple(args), tuple(consts), results, tuple(written), tuple(blocks))
 
 
 def _dims(buffer: Buffer, symbols: Mapping[Var, Expr], env: Env) -> tuple[Expr, ...]:
@@ -123,7 +154,7 @@ def inline(blocks: Sequence[Block], output: Buffer) -> list[Block]:
             continue
         if len(readers) > 1 and not is_trivial(block):  # each reader would repeat the arithmetic
             continue
-        swap = _substitution(target, axes, block.body.value)
+        swap = substitution(target, axes, block.body.value)
         if compares_copies(target, [left[i] for i in readers], swap):
             continue
         for i in readers:
@@ -132,7 +163,7 @@ def inline(blocks: Sequence[Block], output: Buffer) -> list[Block]:
     return _write_through(left, output)
 
 
-def _substitution(target: Buffer, axes: Sequence[Var], value: Expr) -> Callable[[Expr], Expr]:
+def substitution(target: Buffer, axes: Sequence[Var], value: Expr) -> Callable[[Expr], Expr]:
     """Return a substitution of the value of an element for each read of it."""
 
     def swap(e: Expr) -> Expr:

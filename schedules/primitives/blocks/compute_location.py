@@ -13,7 +13,9 @@ from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import (
+    Const,
     Expr,
+    Load,
     Tunable,
     Var,
     and_,
@@ -252,10 +254,10 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
 
     Before: `for i: for j: B[i, j] = f(i, j)` then `for p, q: C[p, q] = g(B[p, q])`
     After: `for i: (for j: B[i, j] = f(i, j)); (for q: C[i, q] = g(B[i, q]))`
-    Checks: the consumer is spatial with its own trivial nest and no predicate. It reads the producer's output at its own
-    iterators and does not update in place. The regions of different iterations tile the output without overlap. Each region is
-    a box and complete (no reduction outside `loop`). Nothing from `loop` on makes another input of the consumer, or touches its
-    output. Neither is a `prepack` block.
+    Checks: the consumer is spatial with its own trivial nest and no predicate. It reads the outputs of its producers at its own
+    iterators, in one region, and at numbers in dimensions that an iteration produces whole. It does not update in place. The
+    regions of different iterations tile the output without overlap. Each region is a box and complete (no reduction outside
+    `loop`). Nothing from `loop` on makes another input of the consumer, or touches its output. Neither is a `prepack` block.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     old = trivial_loops(func, node)
@@ -269,56 +271,79 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         raise ScheduleError(f"{func.name}: {block!r} reads nothing that is produced inside {loop!r}")
     path = (*enclosing(func, target), target)
     env = loop_env(path)
-    producer, access = sources[0]
-    if any(p is not producer or x.indices != access.indices for p, x in sources):
-        raise ScheduleError(f"{func.name}: {block!r} reads several regions produced inside {loop!r}; one is supported")
-    for it, bound in zip(producer.iters, producer.bindings):
-        # Inside the loop the sum is a partial one; a consumer may only read it after the loop.
-        if it.kind == "reduce" and any(v in {p.var for p in path} for v in free_vars(bound)):
-            raise ScheduleError(
-                f"{func.name}: inside {loop!r} the reduction over {it.var.name!r} of {producer.name!r} is not complete"
-            )
+    producers = dict.fromkeys(p for p, _ in sources)
+    for producer in producers:
+        for it, bound in zip(producer.iters, producer.bindings):
+            # Inside the loop the sum is a partial one; a consumer may only read it after the loop.
+            if it.kind == "reduce" and any(v in {p.var for p in path} for v in free_vars(bound)):
+                raise ScheduleError(
+                    f"{func.name}: inside {loop!r} the reduction over {it.var.name!r} of {producer.name!r} is not complete"
+                )
     require_compute_block(func, "reverse_compute_at", node, *inside)
-    check_movable(func, node, producer, target, path[0])
-    full_path = enclosing(func, producer)
-    written = tuple(block_value(producer, i) for i in producer.body.indices)
-    for e in written:
-        within = {p.var: p.extent for p in full_path[len(path) :] if p.var in free_vars(e)}
-        if not is_dense(e, within, env):
-            raise ScheduleError(f"{func.name}: the values of {e!r} in one iteration of {loop!r} are not an interval")
-        ranges = {p.var: p.extent for p in full_path if p.var in free_vars(e)}
-        # A tile that overlaps another would be consumed before the other has changed it again; a gap would never be
-        # consumed.
-        if linear(e, tuple(ranges)) is not None and not is_dense(e, ranges):
-            raise ScheduleError(f"{func.name}: the tiles of {producer.name!r} overlap or leave gaps: {e!r}")
-    box = region_of(written, full_path, target, producer.body.buffer, env)
+    check_movable(func, node, producers, target, path[0])
     regions: dict[Var, DimRegion] = {}
-    for e, span in zip(access.indices, box):
-        if not isinstance(e, Var) or e in regions:
-            raise ScheduleError(
-                f"{func.name}: {block!r} must read {access.buffer.name!r} at distinct iterators, got {e!r}"
-            )
-        regions[e] = span
+    for producer, access in sources:
+        for v, span in _consumed(func, node, producer, access, path, env).items():
+            if not _same_region(regions.setdefault(v, span), span):
+                raise ScheduleError(f"{func.name}: {block!r} reads different regions of {v.name!r} inside {loop!r}")
     extents = {i.var: i.extent for i in node.iters}
-    stored = dict(zip(access.indices, producer.body.buffer.shape))
+    stored = {e: dim for _, x in sources for e, dim in zip(x.indices, x.buffer.shape)}
     trusted = [v for v in extents if v not in stored or prove(le(stored[v], extents[v]), env) is Proof.YES]
-    nest = _nest_over(func, node, regions, _outer_guards((producer,), path), env, trusted)
+    nest = _nest_over(func, node, regions, _outer_guards(tuple(producers), path), env, trusted)
     moved = replace(target, body=seq(target.body, nest))
     body = replace_node(func.body, target, moved)
     return with_body(func, replace_node(body, old[0] if old else node, EMPTY))
 
 
-def check_movable(func: PrimFunc, node: Block, producer: Block, place: Stmt, around: Stmt) -> None:
+def _consumed(
+    func: PrimFunc, node: Block, producer: Block, access: Load, path: Sequence[For], env: Env
+) -> dict[Var, DimRegion]:
+    """Return the region of each iterator of a consumer in one iteration of the last loop of `path`, by one of its reads."""
+    loop, full_path = path[-1], enclosing(func, producer)
+    written = tuple(block_value(producer, i) for i in producer.body.indices)
+    for e in written:
+        within = {p.var: p.extent for p in full_path[len(path) :] if p.var in free_vars(e)}
+        if not is_dense(e, within, env):
+            raise ScheduleError(
+                f"{func.name}: the values of {e!r} in one iteration of {loop.var.name!r} are not an interval"
+            )
+        ranges = {p.var: p.extent for p in full_path if p.var in free_vars(e)}
+        # A tile that overlaps another would be consumed before the other has changed it again; a gap would never be
+        # consumed.
+        if linear(e, tuple(ranges)) is not None and not is_dense(e, ranges):
+            raise ScheduleError(f"{func.name}: the tiles of {producer.name!r} overlap or leave gaps: {e!r}")
+    box = region_of(written, full_path, loop, access.buffer, env)
+    regions: dict[Var, DimRegion] = {}
+    for e, span, dim in zip(access.indices, box, access.buffer.shape):
+        if _same_region(span, (const(0), dim)) and isinstance(e, Const):
+            continue
+        if not isinstance(e, Var) or e in regions:
+            raise ScheduleError(
+                f"{func.name}: {node.name!r} must read {access.buffer.name!r} at distinct iterators, got {e!r}"
+            )
+        regions[e] = span
+    return regions
+
+
+def _same_region(a: DimRegion, b: DimRegion) -> bool:
+    """Return whether two regions are provably equal."""
+    if a[1] is None or b[1] is None:
+        return a[1] is b[1] and simplify(a[0] - b[0]) is const(0)
+    return all(x is y or simplify(x - y) is const(0) for x, y in zip(a, b) if x is not None and y is not None)
+
+
+def check_movable(func: PrimFunc, node: Block, producers: Collection[Block], place: Stmt, around: Stmt) -> None:
     """Check that no block in between makes inputs of `node` or touches its output.
 
     Args:
+        producers: Blocks that make inputs of `node` where it moves to.
         place, around: `node` moves before `place`, into the loops `around` it.
     """
     order = blocks(func.body)
     passed = set(order[order.index(blocks(place)[0]) : order.index(node)]) | set(blocks(around))
     reads = {x.buffer for x in block_loads(node)}
     for other in order:
-        if other in passed and other is not producer:
+        if other in passed and other not in producers:
             touched = {other.body.buffer, *(x.buffer for x in block_loads(other))}
             if other.body.buffer in reads or node.body.buffer in touched:
                 raise ScheduleError(

@@ -97,7 +97,7 @@ def reverse_compute_inline(func: PrimFunc, block: str) -> PrimFunc:
         raise ScheduleError(f"{func.name}: {producer.name!r} reads {target.name!r}, which {block!r} writes")
     path = enclosing(func, producer)
     require_compute_block(func, "reverse_compute_inline", node, producer)
-    check_movable(func, node, producer, producer, path[0] if path else producer)
+    check_movable(func, node, (producer,), producer, path[0] if path else producer)
     stored = dict(zip(access.indices, producer.body.indices))
     substitution: dict[Var, Expr] = {v: stored[v] for v in stored if isinstance(v, Var)}
 

@@ -384,10 +384,31 @@ def prefetch(func: PrimFunc, loop: str, iterations: int) -> PrimFunc:
             f"{func.name}: prefetch expects a serial loop and 1 to {MAX_PREFETCH_DISTANCE} iterations, got {loop!r}, which is {node.kind}, "
             f"and {iterations}"
         )
+    _require_reads(func, "prefetch", node)
+    return with_body(func, replace_node(func.body, node, node.marked(prefetch_distance=iterations)))
+
+
+def hold_vectors(func: PrimFunc, loop: str) -> PrimFunc:
+    """Load a vector that several statements of a loop read once, into a register; meaning does not change.
+
+    Compilers read such a vector from memory in each multiplication, as long as the instruction can, even if loads are then the limit.
+
+    Before: `for k in serial(64): for i in unrolled(4): for j in vectorized(8): C[i, j] = C[i, j] + A[i, k] * B[k, j]`
+    After: `for k in serial(64, hold_vectors=True): ...`, which loads `B[k, :]` once for the four products
+    Checks: the loop is serial. Some block below reads global memory not written there.
+    """
+    node = find_loop(func, loop)
+    if node.kind != "serial":
+        raise ScheduleError(f"{func.name}: hold_vectors expects a serial loop, got {loop!r}, which is {node.kind}")
+    _require_reads(func, "hold_vectors", node)
+    return with_body(func, replace_node(func.body, node, node.marked(hold_vectors=True)))
+
+
+def _require_reads(func: PrimFunc, step: str, node: For) -> None:
+    """Check that some block below a loop reads global memory that no block there writes. Raises ScheduleError."""
     written = {b.body.buffer for b in blocks(node.body)}
     if all(x.buffer in written or x.buffer.scope != "global" for b in blocks(node.body) for x in block_loads(b)):
-        raise ScheduleError(f"{func.name}: prefetch expects reads of global memory, got none below {loop!r}")
-    return with_body(func, replace_node(func.body, node, node.marked(prefetch_distance=iterations)))
+        raise ScheduleError(f"{func.name}: {step} expects reads of global memory, got none below {node.var.name!r}")
 
 
 def copy_async(func: PrimFunc, loop: str) -> PrimFunc:

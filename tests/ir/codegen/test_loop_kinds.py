@@ -68,6 +68,7 @@ CASES: dict[str, PrimFunc] = {
     "unrolled": _with(_split, lambda s: s.unroll("j_1")),
     "nontemporal_stores": _with(_split, lambda s: s.vectorize("j_1"), lambda s: s.nontemporal_stores("j_1")),
     "prefetch": _with(_split, lambda s: s.vectorize("j_1"), lambda s: s.prefetch("i", 4)),
+    "hold_vectors": _with(lambda s: s.vectorize("j"), lambda s: s.hold_vectors("i")),
     "copy_async": COPY,
 }
 SIGNS: dict[str, Callable[[GeneratedKernel], object]] = {
@@ -77,6 +78,7 @@ SIGNS: dict[str, Callable[[GeneratedKernel], object]] = {
     "vectors": lambda k: re.search(r"f32x\d+|vec4", k.source),
     "copies": lambda k: "240" not in k.source and len(re.findall(r"= .*x\[", k.source)) >= 16,
     "streaming stores": lambda k: "stream" in k.source,
+    "registers": lambda k: re.search(r"RT_KEEP_16\(t\w*\)", k.source),
     "asynchronous copies": lambda k: "rt_copy<4>" in k.source,
     "prefetch instructions": lambda k: "__builtin_prefetch" in k.source,
 }

@@ -238,7 +238,7 @@ def test_counted_loop_rows_of_another_size_raise() -> None:
             (instruction,) = repeats(model.artifact.host_programs)
             steps = repeat.StepLoop(model.executors["loop_part0"], instruction)
             x, start = ones(5, 4), np.zeros(4, np.float32)
-            symbols = [{"n": 5, "i": 0}[s.name] for s in steps._executor.program.symbols]
+            symbols = [{"n": 5, "i": 0}[s.name] for s in steps.executor.program.symbols]
             for rows in (np.empty((0, 3), np.float32), np.empty((0, 4), np.float64)):
                 with pytest.raises(ArtifactError, match="expected rows of"):
                     steps.run(range(5), symbols, [start, start], [rows, rows], [x])

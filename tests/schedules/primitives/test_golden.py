@@ -72,6 +72,7 @@ CASES: dict[str, Case] = {
         ],
     ),
     "prefetch": Case(make.chain, [("prefetch", {"loop": "inc_j", "iterations": 8})]),
+    "hold_vectors": Case(make.chain, [("hold_vectors", {"loop": "double_j"})]),
     "fuse_sibling_loops": Case(make.chain, [("fuse_sibling_loops", {"first": "double_i", "second": "inc_i"})]),
     "fuse_block_iters": Case(make.chain, [("fuse_block_iters", {"block": "inc", "names": ["inc_i", "inc_j"]})]),
     "flatten_rows": Case(

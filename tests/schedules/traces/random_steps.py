@@ -176,6 +176,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "set_tail": lambda v: {"loop": v.loop(), "tail": v.rng.choice(TAILS)},
     "nontemporal_stores": lambda v: {"loop": v.loop()},
     "prefetch": lambda v: {"loop": v.loop(), "iterations": v.rng.randrange(3)},
+    "hold_vectors": lambda v: {"loop": v.loop()},
     "copy_async": lambda v: {"loop": v.loop()},
     "partition": _partition,
     "fission": _siblings,

@@ -24,6 +24,7 @@ from relax_tune.ir.codegen.print.c.prelude import AVX
 from relax_tune.ir.codegen.print.c_values import CValues
 from relax_tune.ir.codegen.print.cfamily import CFamilyPrinter, Grid
 from relax_tune.ir.codegen.print.prelude import Prelude, stored
+from relax_tune.ir.codegen.print.values import Text
 from relax_tune.ir.codegen.work import FEW, at_least, steps
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, f64, i32, i64, u32, u64
@@ -70,6 +71,8 @@ class CPrinter(CValues, CFamilyPrinter):
     Attributes:
         declared: C type of each name that the text so far declares.
         offsets: For each open block, the text of the varying part of each offset that it computes.
+        holding: The loop whose vectors stay in registers (`LoopMarks.hold_vectors`), while its statements are printed.
+        vectors: The names of such vectors by their text, with the open block in which they are declared.
         early: For each factor of the offsets so far, whether it reads nothing, and whether its divisors are never 0.
         is_certain: Whether the store being printed accesses memory unconditionally.
         is_masked: Whether the store being printed has inactive lanes.
@@ -91,6 +94,8 @@ class CPrinter(CValues, CFamilyPrinter):
         super().__init__(prelude, algebra, lanes, layouts)
         self.declared: dict[str, str] = {}
         self.offsets: list[dict[frozenset[tuple[Monomial, int]], str]] = [{}]
+        self.holding: Var | None = None
+        self.vectors: dict[str, tuple[str, object]] = {}
         self.early: dict[Expr, tuple[bool, bool]] = {}
 
     def constant(self, kind: str, name: str, text: str) -> str:
@@ -163,11 +168,38 @@ class CPrinter(CValues, CFamilyPrinter):
 
     def pin_macro(self, e: Expr, order: Sequence[Expr]) -> str:
         """Pin the operands of minima and maxima. gcc would otherwise read them from memory again in each instruction."""
-        width, used = self.width, any(e in m.args for m in order if m.op in ("min", "max"))
-        if not used or not isinstance(e, Load) or e.dtype is not f32 or width not in REGISTERS:
-            return ""
+        used = any(e in m.args for m in order if m.op in ("min", "max"))
+        return self.pin() if used and isinstance(e, Load) and e.dtype is f32 and self.width in REGISTERS else ""
+
+    def pin(self) -> str:
+        """Return the macro that pins a vector of floats of the present width in a register."""
+        width = self.width
         self.prelude.add(f"pin_{width}", PIN.format(width=width, macro=REGISTERS[width]))
         return f"RT_KEEP_{width}"
+
+    def serial_loop(self, f: For, extent: Poly, head: str = "") -> None:
+        outer = self.holding, self.vectors
+        self.holding, self.vectors = f.var if f.marks.hold_vectors else None, {}
+        super().serial_loop(f, extent, head)
+        self.holding, self.vectors = outer
+
+    def text(self, e: Expr) -> Text:
+        text, varying = super().text(e)
+        if self.holding is None or not varying or text is None or not isinstance(e, Load) or e.dtype is not f32:
+            return text, varying
+        # A vector under a condition is not read in front of it.
+        free = self.is_certain and not self.is_masked and e.buffer not in self.written and e.buffer not in self.layouts
+        if not free or self.width not in REGISTERS:
+            return text, varying
+        name, block = self.vectors.get(text, ("", None))
+        if not any(block is known for known in self.offsets):
+            name = self.fresh("t")
+            self.line(self.variable(self.temporary_type(e.dtype, self.width), name, text))
+            self.line(f"{self.pin()}({name});")
+            self.vectors[text] = name, self.offsets[-1]
+            self.effects.add((self.holding, "hold_vectors"))
+        self._memo[e] = name, varying
+        return name, varying
 
     def is_short(self, f: For) -> bool:
         """Return whether gcc or this printer may unroll the loop completely."""

@@ -123,7 +123,7 @@ REFUSALS = [
         step("reverse_compute_at", block="relu", loop="mm_i"),
         message="one loop per iterator",
     ),
-    refuse("reverse: two regions", make.stencil, step("reverse_compute_at", block="pair", loop="square_i"), message="several regions"),
+    refuse("reverse: two regions", make.stencil, step("reverse_compute_at", block="pair", loop="square_i"), message="distinct iterators"),
     refuse("reverse: other positions", make.reverse, step("reverse_compute_at", block="flip", loop="inc_i"), message="distinct iterators"),
     refuse(
         "reverse: in place",

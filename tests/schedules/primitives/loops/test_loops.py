@@ -171,6 +171,14 @@ REFUSALS = [
         message="stores of 'double' to 'B'",
     ),
     refuse("ask ahead of nothing", make.chain, step("prefetch", loop="inc_j", iterations=0), message="1 to 4096 iterations"),
+    refuse("hold many", make.chain, PARALLEL, step("hold_vectors", loop="inc_i"), message="which is parallel"),
+    refuse(
+        "hold registers",
+        make.chain,
+        step("set_scope", buffer="B", scope="local"),
+        step("hold_vectors", loop="inc_j"),
+        message="got none below 'inc_j'",
+    ),
     refuse("ask ahead of many", make.chain, PARALLEL, step("prefetch", loop="inc_i", iterations=2), message="which is parallel"),
     refuse(
         "ask ahead of registers",
