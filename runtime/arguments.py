@@ -96,6 +96,8 @@ def _check_range(
 def within(array: NDArray[Any], limits: Limits) -> bool:
     """Return whether all elements that are used as indices are within limits."""
     low, high, every, column = limits
+    if array.size == 1:
+        return bool(column or low <= array.item() < high)
     used = array if every == 1 else array.reshape(-1)[column::every]
     # Few numbers are compared by Python: between the steps of a decoder the instruction cache is cold, and NumPy's code is large.
     least, most = (min, max) if used.size <= FEW else (np.min, np.max)
@@ -128,7 +130,7 @@ def check_computed(program: Program, check: CheckedIndex, array: NDArray[Any], s
 def in_order(function: str, names: Sequence[str], inputs: object) -> list[Any]:
     """Return the arguments of `function` in the order of its parameters `names`. Raises UserError for a missing or unknown one."""
     # First what most calls give: making messages would take longer than the rest.
-    if type(inputs) in (list, tuple) and len(inputs) == len(names):
+    if isinstance(inputs, (list, tuple)) and len(inputs) == len(names):
         return list(inputs)
     listed = ", ".join(names) or "none"
     if isinstance(inputs, Mapping):

@@ -35,6 +35,7 @@ class ProgramMemory:
     Attributes:
         generation: How often a slab was replaced by a larger one that launches do not see. Launches of an earlier generation refer to
             freed memory.
+        moves: How often a slab was replaced by a larger one.
         shared: The buffers of the caller, by number.
         constants: Buffers of constants and packed weights, by number.
         placeable: Inputs and outputs that share memory with no other.
@@ -49,7 +50,7 @@ class ProgramMemory:
     ) -> None:
         self._program, self._device, self._sizes = program, device, sizes
         self._joins = device if isinstance(device, JoinsLaunches) else None
-        self.generation = 0
+        self.generation = self.moves = 0
         self.shared = _numbered(program, shared or {})
         self.constants: dict[int, DeviceBuffer] = {}
         self._own: dict[int, DeviceBuffer] = {}
@@ -103,6 +104,7 @@ class ProgramMemory:
         larger = self._device.alloc(nbytes)
         if slab is None:
             return larger
+        self.moves += 1
         if self._joins is not None:
             self._joins.point(slab, larger)  # launches read its address when they run
             return slab
@@ -222,6 +224,7 @@ class ProgramMemory:
         self.constants.clear()
         self._storages = [None] * len(self._program.storages)
         self.generation += 1
+        self.moves += 1
 
 
 def _numbered(program: Program, shared: Mapping[str, DeviceBuffer]) -> dict[int, DeviceBuffer]:

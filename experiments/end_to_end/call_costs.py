@@ -5,8 +5,8 @@
 Untuned builds for target `c`: all-MiniLM-L6-v2 by `run` and by `bind`, and a Llama-style decoder by the steps of a session and by
 `rt.generate`. `outside` is the time of a call without the launches of kernels, the median of a process and then of all processes; each
 process measures all cases. A library in front of the team's `run` counts the parallel loops in processes of their own: `lost` is the time
-of loops beyond that of their iterations divided by the threads. `empty` is that time if every loop took as long as a loop without work.
-Writes results/call_costs.md and .json.
+of loops beyond that of their iterations divided by the threads. Loops without work tell what the loops cost by themselves, and a barrier of
+two spinning threads what one parallel region for all kernels would need between two of them. Writes results/call_costs.md and .json.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from experiments.harness.e2e_cases import SMALL, inputs, minilm_folder
 from experiments.harness.pages import ROOT, environment, write_page
 
 SELF = "experiments.end_to_end.call_costs"
-TOKENS, PAST, CALLS, WARM = (8, 32, 128), 16, 150, 20
+TOKENS, PAST, CALLS, WARM = (8, 32, 128), 16, 60, 20
 # Runs loops as the team does, and adds up their number, the nanoseconds of loops, of the caller's chunks and of the others'.
 COUNTING = """#include <stdint.h>
+#include <pthread.h>
 #include <time.h>
 typedef void team_part(const void *, int64_t, int64_t);
 struct counted { team_part *part; const void *data; };
@@ -59,6 +60,26 @@ void relax_tune_team_run(team_part *part, const void *data, int64_t count, int h
   counts[0]++, counts[1] += now() - began;
 }
 static void nothing(const void *data, int64_t from, int64_t to) { (void)data, (void)from, (void)to; }
+static _Alignas(64) int64_t here, there; /* words of the two threads of a barrier */
+static void *meet(void *loops) {
+  for (int64_t n = 1; n <= *(int64_t *)loops; n++) {
+    __atomic_store_n(&there, n, __ATOMIC_RELEASE);
+    while (__atomic_load_n(&here, __ATOMIC_ACQUIRE) < n) {}
+  }
+  return 0;
+}
+void counting_barrier(int64_t *nanoseconds, int64_t loops) {
+  pthread_t other;
+  here = there = 0;
+  pthread_create(&other, 0, meet, &loops);
+  for (int64_t n = 1; n <= loops; n++) {
+    const int64_t began = now();
+    __atomic_store_n(&here, n, __ATOMIC_RELEASE);
+    while (__atomic_load_n(&there, __ATOMIC_ACQUIRE) < n) {}
+    nanoseconds[n - 1] = now() - began;
+  }
+  pthread_join(other, 0);
+}
 void counting_use(void *run) { team_run = (void (*)(team_part *, const void *, int64_t, int))run; }
 void counting_empty(int64_t *nanoseconds, int64_t loops, int64_t count) {
   for (int64_t n = 0; n < loops; n++) {
@@ -120,7 +141,7 @@ def counting() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as name:
         source, library = Path(name, "counting.c"), Path(name, "counting.so")
         source.write_text(COUNTING)
-        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-pthread", str(source), "-o", str(library)], check=True)
         return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
@@ -166,6 +187,8 @@ def measure(work: Path, counted: bool) -> dict[str, dict[str, float]]:
         library.counting_empty(times, ctypes.c_int64(len(times)), ctypes.c_int64(64))
         found["empty loop"] = {"call": statistics.median(times) / 1e3, "mean": statistics.fmean(times) / 1e3}
         found["empty loop"]["threads"] = CDevice._taking_part
+        library.counting_barrier(times, ctypes.c_int64(len(times)))
+        found["empty loop"]["barrier"] = statistics.median(times) / 1e3
     return found
 
 
@@ -205,16 +228,17 @@ def page(before: str, pairs: int, by: Mapping[str, Any]) -> list[str]:
     lines += [
         "",
         f"Parallel loops, {threads:.0f} threads; means of {CALLS} calls, after. A loop of 64 iterations without work takes "
-        f"{empty['call']:.2f} us (median; mean {empty['mean']:.2f}). `lost` is the time of loops beyond that of their iterations "
-        "divided by the threads: begin, uneven ends, late threads. `serial` is the time of launches outside of loops. `empty` is the share "
-        "of a call that loops without work would take: what one region for all kernels could save at most.",
+        f"{empty['call']:.2f} us (median; mean {empty['mean']:.2f}); a barrier of two spinning threads takes {empty['barrier']:.2f} us. "
+        "`lost` is the time of loops beyond that of their iterations divided by the threads: begin, uneven ends, late threads. `serial` is "
+        "the time of launches outside of loops. `one region` is the share of a call that its loops would save if each took a barrier "
+        "instead of a loop without work.",
         "",
-        "| case | call | launches | loops | in loops | lost | serial | empty |",
+        "| case | call | launches | loops | in loops | lost | serial | one region |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for c, x in counted.items():
         lost, serial = x["inside"] - (x["caller"] + x["others"]) / threads, x["launches"] - x["inside"]
-        share = x["loops"] * empty["call"] / x["mean"]
+        share = x["loops"] * max(0.0, empty["call"] - empty["barrier"]) / x["mean"]
         lines.append(
             f"| {c} | {x['mean']:.0f} | {x['launches']:.0f} | {x['loops']:.0f} | {x['inside']:.0f} | {lost:.0f} | {serial:.0f} | "
             f"{100 * share:.1f} % |"

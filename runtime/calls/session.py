@@ -15,6 +15,7 @@ from relax_tune.errors import ModelStateError, UserError
 from relax_tune.runtime.arguments import check_values, in_order
 from relax_tune.runtime.arrays import any_tensor, as_array, as_tensors
 from relax_tune.runtime.bound_program import BoundProgram, Launches
+from relax_tune.runtime.calls.result_memory import ResultMemory
 from relax_tune.runtime.calls.steady_condition import Replaced, SteadyCondition
 from relax_tune.runtime.calls.steady_steps import LastStep, SteadySteps
 from relax_tune.runtime.device.base import DeviceBuffer, JoinsLaunches
@@ -73,9 +74,14 @@ class Session:
         # Live: from step to step mostly the numbers change, and renewing launches would take longer than a small
         # kernel runs.
         self._launches = Launches(device, live=True)
-        # They are bound over these buffers, which stay while the memory of the state moves.
+        self._outputs = {
+            i: ResultMemory(device, np.dtype(program.buffers[i].dtype), program.buffers[i].outer)
+            for i in self._results
+            if i in memory.placeable and self._joins is not None
+        }
+        # They are bound over these buffers, which stay while the memory of the state and of results moves.
         swapped = [r.result for r in self._replaced.values() if not r.extends]
-        indices = () if self._joins is None else (*self._resident.values(), *swapped)
+        indices = () if self._joins is None else (*self._resident.values(), *swapped, *self._outputs)
         self._aliases: dict[int, DeviceBuffer] = {index: device.alloc(0) for index in indices}
         self._spare: dict[int, DeviceArray] = {}  # memory of former states, for the next ones
         self._last: list[tuple[np.dtype[Any], tuple[int, ...]]] | None = None  # types of the last step's arguments
@@ -85,7 +91,6 @@ class Session:
 
     def _begin(self, positions: Iterable[int]) -> None:
         """Copy arguments as they were at the start to the device."""
-        self._last = None
         with self._executor.device.turn:
             self._state = {**(self._state or {}), **{p: self._upload(p, self._start[p]) for p in positions}}
 
@@ -124,11 +129,11 @@ class Session:
             RelaxTuneError: As `Model.run`; the state is then as before the call.
         """
         executor, program = self._executor, self._executor.program
-        given = in_order(program.name, list(self._others.values()), inputs)
         if self._steady is not None:
-            results = self._steady.run(given)
+            results = self._steady.run(inputs)
             if results is not None:
                 return named(results, self._names)
+        given = in_order(program.name, list(self._others.values()), inputs)
         state = self._open
         arguments = {**state, **dict(zip(self._others, given, strict=True))}
         arrays, key, values = executor.match([arguments[p] for p in range(len(program.inputs))], checked=self._resident)
@@ -141,11 +146,18 @@ class Session:
             others = [(program.inputs[position], arrays[position]) for position in self._others]
             placed = executor.launch(bound, buffers, others, in_place=True, launches=self._launches)
             executor.device.synchronize()  # arrays of the pool may be freed as soon as this returns
-            results = [executor.memory.read(bound, index, buffers, placed) for index in self._results]
+            results = [
+                self._outputs[index].result()
+                if index in self._outputs
+                else executor.memory.read(bound, index, buffers, placed)
+                for index in self._results
+            ]
             # Last, so that a call that fails leaves the state as it was.
             self._state = {**state, **updated}
             self._spare = {r.position: state[r.position] for r in self._replaced.values() if not r.extends}
-            self._continue(bound, {position: arrays[position] for position in self._others})
+            # Arguments that were converted or stay on a device are not those of a steady step.
+            plain = all(type(a) is np.ndarray and a is arrays[p] for p, a in zip(self._others, given))
+            self._continue(bound, given if plain else None)
         return named(as_tensors(results) if any_tensor(inputs) else results, self._names)
 
     def _next(
@@ -160,16 +172,19 @@ class Session:
                 updated[r.position] = self._replace(r, state[r.position], shape, room, buffers)
         if self._joins is None:
             return buffers, updated
+        buffers |= {index: output.take(bound.shape(index)) for index, output in self._outputs.items()}
         for index, buffer in buffers.items():
             self._joins.point(self._aliases[index], buffer)
         return self._aliases, updated
 
-    def _continue(self, bound: BoundProgram, given: Mapping[int, Any]) -> None:
-        """Let the next steps be steady, if this one had the arguments of the one before."""
-        types = [(a.dtype, a.shape) for a in given.values()]
+    def _continue(self, bound: BoundProgram, given: Sequence[NDArray[Any]] | None) -> None:
+        """Let the next steps be steady, if this one had arguments of the same types as the one before."""
+        types = None if given is None else [(a.dtype, a.shape) for a in given]
         # Preparing them takes longer than binding a step as a whole.
-        if self._joins is not None and self._may_be_steady and types == self._last and self._state is not None:
-            last = LastStep(bound, self._launches, self._aliases, given, self._state, self._spare)
+        same = given is not None and types == self._last
+        if same and self._joins is not None and self._may_be_steady and self._state is not None:
+            arguments = dict(zip(self._others, given or ()))
+            last = LastStep(bound, self._launches, self._aliases, arguments, self._state, self._spare, self._outputs)
             replaced = [*self._replaced.values()]
             if self._condition is None:
                 self._condition = SteadyCondition(self._executor, [r for r in replaced if r.extends])
@@ -226,7 +241,7 @@ class Session:
         """Free the memory. May be called twice."""
         # The launches refer to the buffers of the arrays.
         self._state, self._launches = None, Launches(self._executor.device, live=True)
-        self._steady, self._aliases, self._spare = None, {}, {}
+        self._steady, self._aliases, self._spare, self._outputs = None, {}, {}, {}
         self._pool.close()
 
     def __enter__(self) -> Session:

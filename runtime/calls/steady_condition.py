@@ -58,6 +58,8 @@ class SteadyCondition:
         self._rooms: list[
             tuple[int, list[Replaced]]
         ] = []  # further symbols and the arguments whose memory limits a size
+        self._storages: list[tuple[int, int]] = []  # further symbols and the storages whose memory limits a size
+        self._of_kind: dict[int, int] = {}
         conditions = [
             *self._within_bounds([symbol for symbol, _ in moves]),
             *self._stays(),
@@ -84,13 +86,17 @@ class SteadyCondition:
             values[symbol] = bound.values[slot]
         for symbol, limited in self._rooms:
             values[symbol] = min(rooms[r] for r in limited)
-        for symbol, nbytes in zip(self._storages, self._executor.memory.storage_bytes()):
-            values[symbol] = nbytes
+        room = self._executor.memory.storage_bytes()
+        for symbol, number in self._storages:
+            values[symbol] = room[number]
         return values
 
     def _add(self, op: Opcode, a: int, b: int) -> int:
         self._code += (int(op), a, b, 0)
         return len(self._code) // WIDTH - 1
+
+    def _varying(self, slots: Iterable[int]) -> list[int]:
+        return sorted({slot for slot in slots if self._varies[slot]})
 
     def _constant(self, value: int) -> int:
         return self._add(Opcode.CONST, value, 0)
@@ -117,11 +123,11 @@ class SteadyCondition:
         slots += [s for step in steps if step.kind == "library" for s in step.scalars]
         slots += [s for r in program.ranges for s in (r.low, r.high)]
         slots += [call.choice for call in program.calls]
-        for slot in sorted({slot for slot in slots if self._varies[slot]}):
+        for slot in self._varying(slots):
             symbol, value = self._further()
             self._kept.append((symbol, slot))
             yield self._add(Opcode.EQ, slot, value)
-        yield from (check.slot for check in program.checks)
+        yield from self._varying(check.slot for check in program.checks)
 
     def _continues(self, moves: list[tuple[int, int]]) -> Iterator[int]:
         """Yield slots that are 1 if each dim of an argument is that of the result of the step before, and add what they read to `moves`."""
@@ -135,20 +141,23 @@ class SteadyCondition:
             yield self._add(Opcode.EQ, argument, before)
 
     def _fits(self) -> Iterator[int]:
-        """Yield slots that are 1 if sizes are within memory, as `BufferSizes.of` and `ProgramMemory.grow` require."""
-        sizes, memory = self._executor.sizes, self._executor.memory
-        for slot in sorted({slot for shape, _ in sizes.rows for slot in shape}):
-            yield self._add(Opcode.LE, self._constant(0), slot)
-        nbytes = [
-            reduce(lambda a, b: self._add(Opcode.MUL, a, b), shape, self._constant(size)) for shape, size in sizes.rows
-        ]
-        yield from (self._add(Opcode.LE, nbytes[kind], slot) for kind, slot in sizes.kinds_stored)
-        yield from (self._add(Opcode.LE, nbytes[kind], nbytes[base]) for kind, base in sizes.kinds_viewed)
-        self._storages: list[int] = []
-        for slot in self._program.storages:
-            symbol, value = self._further()
-            self._storages.append(symbol)
-            yield self._add(Opcode.LE, slot, value)
+        """Yield slots that are 1 if the sizes that vary are within memory, as `BufferSizes.of` and `ProgramMemory.grow` require."""
+        sizes, memory, slots = self._executor.sizes, self._executor.memory, self._program.storages
+        yield from (
+            self._add(Opcode.LE, self._constant(0), s) for s in self._varying(s for row, _ in sizes.rows for s in row)
+        )
+        varying = {kind for kind, (shape, _) in enumerate(sizes.rows) if self._varying(shape)}
+        for kind, slot in sizes.kinds_stored:
+            if kind in varying or self._varies[slot]:
+                yield self._add(Opcode.LE, self._nbytes(kind), slot)
+        for kind, base in sizes.kinds_viewed:
+            if varying & {kind, base}:
+                yield self._add(Opcode.LE, self._nbytes(kind), self._nbytes(base))
+        for number, slot in enumerate(slots):
+            if self._varies[slot]:
+                symbol, value = self._further()
+                self._storages.append((symbol, number))
+                yield self._add(Opcode.LE, slot, value)
         limited: dict[int, list[Replaced]] = {}
         for r in self._grown:
             for kind in memory.kinds_at(r.argument):
@@ -156,4 +165,11 @@ class SteadyCondition:
         for kind, arguments in limited.items():
             symbol, value = self._further()
             self._rooms.append((symbol, arguments))
-            yield self._add(Opcode.LE, nbytes[kind], value)
+            yield self._add(Opcode.LE, self._nbytes(kind), value)
+
+    def _nbytes(self, kind: int) -> int:
+        """Return the slot of the bytes of a kind of buffers."""
+        if kind not in self._of_kind:
+            shape, size = self._executor.sizes.rows[kind]
+            self._of_kind[kind] = reduce(lambda a, b: self._add(Opcode.MUL, a, b), shape, self._constant(size))
+        return self._of_kind[kind]

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from relax_tune.runtime.arguments import Limits, index_limits, within
 from relax_tune.runtime.bound_program import BoundProgram, Launches
+from relax_tune.runtime.calls.result_memory import ResultMemory
 from relax_tune.runtime.calls.steady_condition import Replaced, SteadyCondition
 from relax_tune.runtime.device.base import DeviceBuffer, JoinsLaunches
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.memory.resident import DeviceArray
-from relax_tune.runtime.program.sharing import stored_dims
 
 
 class LastStep(NamedTuple):
@@ -30,6 +30,7 @@ class LastStep(NamedTuple):
         given: The arguments that do not stay on the device, by position.
         state: The others after the step, by position.
         spare: Memory for the next value of each one that a result replaces and does not extend, by position.
+        outputs: Memory of the results that launches write over `buffers`, by number.
     """
 
     bound: BoundProgram
@@ -38,14 +39,15 @@ class LastStep(NamedTuple):
     given: Mapping[int, NDArray[Any]]
     state: dict[int, DeviceArray]
     spare: dict[int, DeviceArray]
+    outputs: Mapping[int, ResultMemory]
 
 
 class _Given(NamedTuple):
-    """An argument of every step: its type, its dims, where it goes, and the limits of its elements that are indices."""
+    """An argument of every step: its type, its dims, the memory it is copied to, and the limits of its elements that are indices."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    buffer: DeviceBuffer
+    memory: NDArray[Any]
     limits: Sequence[Limits]
 
 
@@ -75,17 +77,16 @@ class SteadySteps:
     ) -> None:
         program, memory, bound = executor.program, executor.memory, last.bound
         self._executor, self._device, self._last = executor, device, last
-        self._launches, self._generation = last.launches, memory.generation
+        self._launches, self._call, self._moves = last.launches, executor.call(), memory.moves
+        self._names = [program.buffers[program.inputs[position]].name for position in last.given]
         self._given: list[_Given] = []
         for position, array in last.given.items():
             index = program.inputs[position]
-            buffer, limits = memory.buffer(index), index_limits(program, index, bound.values)
-            self._given.append(_Given(array.dtype, array.shape, buffer, limits))
-        self._results: list[tuple[DeviceBuffer, np.dtype[Any], tuple[int, ...], int]] = []
-        for index in results:
-            spec = program.buffers[index]
-            shape = stored_dims(spec.outer, bound.shape(index))
-            self._results.append((memory.buffer(index, last.buffers), np.dtype(spec.dtype), shape, spec.outer))
+            view = device.view(memory.buffer(index), array.dtype, array.shape)
+            self._given.append(_Given(array.dtype, array.shape, view, index_limits(program, index, bound.values)))
+        self._written = [(last.outputs[i], last.buffers[i], bound.shape(i)) for i in results if i in last.outputs]
+        self._pointed: list[DeviceBuffer | None] = [None] * len(self._written)
+        self._results = [last.outputs.get(index, index) for index in results]
         self._grown = [r for r in replaced if r.extends]
         self._swapped = [r for r in replaced if not r.extends]
         symbols = condition.symbols(bound, {r: last.state[r.position].buffer.nbytes for r in self._grown})
@@ -100,40 +101,46 @@ class SteadySteps:
             self._device.point(self._last.buffers[r.argument], self._last.state[r.position].buffer)
             self._device.point(self._last.buffers[r.result], self._last.spare[r.position].buffer)
 
-    def run(self, inputs: Sequence[Any]) -> list[Any] | None:
+    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any] | None:
         """Run a step; return its results, or None without an effect if more than numbers change or it has an error."""
+        if type(inputs) is dict:
+            inputs = [inputs.get(name) for name in self._names] if len(inputs) == len(self._names) else ()
+        if len(inputs) != len(self._given):
+            return None
         for array, given in zip(inputs, self._given):
             if type(array) is not np.ndarray or array.dtype is not given.dtype or array.shape != given.shape:
                 return None
             for limits in given.limits:
                 if not within(array, limits):
                     return None
-        executor, device = self._executor, self._executor.device
-        with executor.call():
-            if (
-                executor.refusal
-                or self._failed
-                or self._generation != executor.memory.generation
-                or not self._advance()
-            ):
+        executor = self._executor
+        with self._call:
+            if executor.refusal or self._failed or self._moves != executor.memory.moves or not self._advance():
                 return None
             self._failed = True
             if executor.record is not None:
                 executor.record(tuple(self._symbols.tolist()))
             for array, given in zip(inputs, self._given):
-                device.upload(given.buffer, array)
+                given.memory[...] = array
+            for n, (output, alias, shape) in enumerate(self._written):
+                buffer = output.take(shape)
+                if buffer is not self._pointed[n]:
+                    self._device.point(alias, buffer)
+                    self._pointed[n] = buffer
             self._launches.enqueue()
-            results = [device.download(buffer, dtype, shape) for buffer, dtype, shape, _ in self._results]
+            results = [self._read(r) if type(r) is int else r.result() for r in self._results]
             self._failed = False
             if self._swapped:
                 state, spare = self._last.state, self._last.spare
                 for r in self._swapped:
                     state[r.position], spare[r.position] = spare[r.position], state[r.position]
                 self._point()
-        for at, (*_, outer) in enumerate(self._results):
-            if outer:
-                results[at] = np.moveaxis(results[at], 0, outer)
         return results
+
+    def _read(self, index: int) -> NDArray[Any]:
+        """Return a copy of a result that lies in the memory of another array."""
+        result: NDArray[Any] = self._executor.memory.read(self._last.bound, index, self._last.buffers, {})
+        return result
 
     def settle(self) -> None:
         """Update the dims of the state: after the last step that succeeded."""

@@ -185,6 +185,10 @@ class JoinsLaunches(Protocol):
         """Let a buffer have the memory of another one instead of its own, in bound launches too."""
         ...
 
+    def view(self, buffer: OwnBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return an array over a buffer's own memory, valid until the buffer has other memory."""
+        ...
+
     def advances(
         self,
         code: NDArray[np.int64],

@@ -9,6 +9,7 @@ Tests: `tests/runtime/device/test_device_contract.py`.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -384,6 +385,11 @@ class CDevice(DeviceClass):
     def point(self, buffer: CBuffer, other: CBuffer) -> None:
         buffer.array, buffer.address, buffer.nbytes = other.live(), other.address, other.nbytes
         buffer.pointer.value, buffer.pointer.array = other.address, other.live()
+
+    def view(self, buffer: CBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        nbytes = math.prod(shape) * dtype.itemsize
+        check_transfer("C device view", nbytes, buffer.nbytes)
+        return buffer.live()[:nbytes].view(dtype).reshape(shape)
 
     def advances(
         self,

@@ -49,8 +49,15 @@ void relax_tune_repeat(const int64_t* rows, int64_t launches, int64_t steps, con
 """
 ADVANCE = """#include <stdint.h>
 #include <string.h>
-int64_t relax_tune_advance(const int64_t* code, int64_t slots, int64_t* symbols, const int64_t* moves, int64_t count, int64_t* v,
-                           int64_t* numbers, int64_t kept) {
+struct advance {
+  const int64_t* code;
+  int64_t* symbols;
+  const int64_t* moves;
+  int64_t *v, *numbers, slots, count, kept;
+};
+int64_t relax_tune_advance(const struct advance* given) {
+  const int64_t *code = given->code, *moves = given->moves, slots = given->slots, count = given->count;
+  int64_t *symbols = given->symbols, *v = given->v, *numbers = given->numbers;
   for (int64_t i = 0; i < count; ++i) symbols[moves[2 * i]] = numbers[moves[2 * i + 1]];
   for (int64_t slot = 0; slot < slots; ++slot, code += 4) {
     const int64_t op = code[0], x = op > 1 ? v[code[1]] : 0, y = op > 1 ? v[code[2]] : 0;
@@ -78,7 +85,7 @@ int64_t relax_tune_advance(const int64_t* code, int64_t slots, int64_t* symbols,
     v[slot] = r;
   }
   if (slots == 0 || v[slots - 1] == 0) return 0;
-  memcpy(numbers, v, kept * sizeof *v);
+  memcpy(numbers, v, given->kept * sizeof *v);
   return 1;
 }
 """
@@ -135,16 +142,16 @@ def advances(
     numbers: NDArray[np.int64],
 ) -> Callable[[], bool]:
     """Return a function that calls `relax_tune_advance`; see `JoinsLaunches`."""
-    slots = len(code) // 4
-    values = np.zeros(slots, np.int64)
-    arguments = (
-        *(_address(code), ctypes.c_int64(slots), _address(symbols), _address(moves), ctypes.c_int64(len(moves))),
-        *(_address(values), _address(numbers), ctypes.c_int64(len(numbers))),
+    values = np.zeros(len(code) // 4, np.int64)
+    arrays = (code, symbols, moves, values, numbers)
+    # In one block: after a step, every object that a call looks at has to be fetched from memory.
+    given = np.array(
+        [*(_address(array).value or 0 for array in arrays), len(values), len(moves), len(numbers)], np.int64
     )
-    alive = (code, symbols, moves, values, numbers)  # what the addresses point to
+    address = _address(given)
 
-    def advance(_: object = alive) -> bool:
-        return function(*arguments) != 0
+    def advance(_: object = (given, arrays)) -> bool:
+        return bool(function(address))
 
     return advance
 

@@ -380,7 +380,10 @@ def test_other_calls_between_steady_steps_change_nothing(attention: Model) -> No
     """They use the same memory, and make it grow."""
     rng, past = np.random.default_rng(0), np.zeros((2, 3, 8), np.float32)
     start, replaced_by = {"past": past}, {"past": 1}
-    with attention.session(start, replaced_by=replaced_by) as one, attention.session(start, replaced_by=replaced_by) as other:
+    with (
+        attention.session(start, replaced_by=replaced_by) as one,
+        attention.session(start, replaced_by=replaced_by) as other,
+    ):
         for step in range(12):
             q, new = attention_step(step)
             y, past = attention.run([q, past, new])
@@ -450,3 +453,23 @@ def test_sessions_of_several_threads_are_right(attention: Model) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(8)))
+
+
+@pytest.mark.parametrize(
+    "kept", [lambda y: y, lambda y: y[:, :, 2:5], memoryview, np.from_dlpack], ids=["array", "view", "memory", "dlpack"]
+)
+def test_results_that_somebody_has_stay_as_they_were(attention: Model, kept: Any) -> None:
+    """The memory of others is used again."""
+    past, had, addresses = np.zeros((2, 2, 8), np.float32), [], set()
+    with attention.session({"past": past}, replaced_by={"past": 1}) as session:
+        for step in range(24):
+            q, new = attention_step(step)
+            y, past = attention.run([q, past, new])
+            (found,) = session.run([q, new])
+            addresses.add(found.ctypes.data)
+            if step % 3 == 0:
+                had.append((kept(found), np.array(kept(y))))
+            del found
+    assert len(addresses) < 15
+    for found, y in had:
+        np.testing.assert_array_equal(found, y)
