@@ -4,9 +4,10 @@
 
 Untuned builds for target `c`: all-MiniLM-L6-v2 by `run` and by `bind`, and a Llama-style decoder by the steps of a session and by
 `rt.generate`. `outside` is the time of a call without the launches of kernels, the median of a process and then of all processes; each
-process measures all cases. A library in front of the team's `run` counts the parallel loops in processes of their own: `lost` is the time
-of loops beyond that of their iterations divided by the threads. Loops without work tell what the loops cost by themselves, and a barrier of
-two spinning threads what one parallel region for all kernels would need between two of them. Writes results/call_costs.md and .json.
+process measures all cases. The same for a session with launches that only read memory: other processes then disturb the figures less. A
+library in front of the team's `run` counts the parallel loops in processes of their own: `lost` is the time of loops beyond that of their
+iterations divided by the threads. Loops without work tell what loops cost by themselves, and a barrier of two spinning threads what one
+parallel region for all kernels would need between two of them. Writes results/call_costs.md and .json.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from experiments.harness.pages import ROOT, environment, write_page
 
 SELF = "experiments.end_to_end.call_costs"
 TOKENS, PAST, CALLS, WARM = (8, 32, 128), 16, 60, 20
+READ_BYTES = 40 << 20
+KINDS = ("timed", "host")
 # Runs loops as the team does, and adds up their number, the nanoseconds of loops, of the caller's chunks and of the others'.
 COUNTING = """#include <stdint.h>
 #include <pthread.h>
@@ -145,57 +148,64 @@ def counting() -> ctypes.CDLL:
         return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
-def measure(work: Path, counted: bool) -> dict[str, dict[str, float]]:
-    """Measure all cases in this process: microseconds, and numbers of loops."""
-    library = counting() if counted else None
+def time_calls(call: Callable[[], object], launching: list[float]) -> dict[str, float]:
+    """Return times of calls in microseconds; `launching` adds up the seconds of launches."""
+    for _ in range(WARM):
+        call()
+    whole, launches = [], []
+    for _ in range(CALLS):
+        before, began = launching[0], time.perf_counter()
+        call()
+        whole.append((time.perf_counter() - began) * 1e6)
+        launches.append((launching[0] - before) * 1e6)
+    outside = [a - b for a, b in zip(whole, launches)]
+    low, middle, _ = statistics.quantiles(outside, n=4)
+    found = {"call": statistics.median(whole), "outside": middle, "outside low": low}
+    return found | {"mean": statistics.fmean(whole), "launches": statistics.fmean(launches)}
+
+
+def measure(work: Path, kind: str) -> dict[str, dict[str, float]]:
+    """Measure cases in this process.
+
+    kind: `timed`; `counted`, with the loops of each call; `host`, with launches that only read some memory
+    """
+    library = counting() if kind == "counted" else None
     from relax_tune.runtime.bound_program import Launches
     from relax_tune.runtime.device.c import CDevice
 
-    launching, enqueue = [0.0], Launches.enqueue
+    launching, enqueue, memory = [0.0], Launches.enqueue, np.zeros(READ_BYTES // 8)
 
     def timed(launches: Launches) -> None:
         began = time.perf_counter()
-        enqueue(launches)
+        if kind == "host":
+            memory.sum()
+        else:
+            enqueue(launches)
         launching[0] += time.perf_counter() - began
 
     Launches.enqueue = timed  # type: ignore[method-assign]
-    made, found = cases(work), {}
-    if library is not None:
-        library.counting_use(ctypes.cast(CDevice._team.relax_tune_team_run, ctypes.c_void_p))
+    made = {name: case for name, case in cases(work).items() if kind != "host" or "session" in name}
+    if library is None:
+        return {name: time_calls(case(), launching) for name, case in made.items()}
+    library.counting_use(ctypes.cast(CDevice._team.relax_tune_team_run, ctypes.c_void_p))
+    counts, times, found = (ctypes.c_int64 * 4).in_dll(library, "counts"), (ctypes.c_int64 * 20000)(), {}
     for name, case in made.items():
         call = case()
-        for _ in range(WARM):
-            call()
-        counts = None if library is None else (ctypes.c_int64 * 4).in_dll(library, "counts")
-        if counts is not None:
-            counts[:] = [0] * 4
-        whole, launches = [], []
-        for _ in range(CALLS):
-            before, began = launching[0], time.perf_counter()
-            call()
-            whole.append(time.perf_counter() - began)
-            launches.append(launching[0] - before)
-        outside = [a - b for a, b in zip(whole, launches)]
-        found[name] = {"call": statistics.median(whole) * 1e6, "outside": statistics.median(outside) * 1e6}
-        found[name] |= {"mean": statistics.fmean(whole) * 1e6, "launches": statistics.fmean(launches) * 1e6}
-        if counts is not None:
-            loops, inside, caller, others = (float(n) for n in counts)
-            found[name] |= {"loops": loops / CALLS, "inside": inside / CALLS / 1e3}
-            found[name] |= {"caller": caller / CALLS / 1e3, "others": others / CALLS / 1e3}
-    if library is not None:
-        times = (ctypes.c_int64 * 20000)()
-        library.counting_empty(times, ctypes.c_int64(len(times)), ctypes.c_int64(64))
-        found["empty loop"] = {"call": statistics.median(times) / 1e3, "mean": statistics.fmean(times) / 1e3}
-        found["empty loop"]["threads"] = CDevice._taking_part
-        library.counting_barrier(times, ctypes.c_int64(len(times)))
-        found["empty loop"]["barrier"] = statistics.median(times) / 1e3
+        counts[:] = [0] * 4
+        found[name] = time_calls(call, launching)
+        loops, inside, caller, others = (number / (WARM + CALLS) for number in counts)
+        found[name] |= {"loops": loops, "inside": inside / 1e3, "caller": caller / 1e3, "others": others / 1e3}
+    library.counting_empty(times, ctypes.c_int64(len(times)), ctypes.c_int64(64))
+    empty = {"call": statistics.median(times) / 1e3, "mean": statistics.fmean(times) / 1e3}
+    library.counting_barrier(times, ctypes.c_int64(len(times)))
+    found["empty loop"] = empty | {"threads": CDevice._taking_part, "barrier": statistics.median(times) / 1e3}
     return found
 
 
-def run(tree: Path, work: Path, counted: bool = False) -> dict[str, dict[str, float]]:
+def run(tree: Path, work: Path, kind: str) -> dict[str, dict[str, float]]:
     """Measure all cases in a process with the package of a checkout."""
     own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree / "src"), str(ROOT)])}
-    command = [sys.executable, "-m", SELF, "--work", str(work), "--child", "counted" if counted else "timed"]
+    command = [sys.executable, "-m", SELF, "--work", str(work), "--child", kind]
     done = subprocess.run(command, env=own, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{tree}: {done.stderr[-3000:]}")
@@ -209,7 +219,7 @@ def middle(runs: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float
 
 
 def page(before: str, pairs: int, by: Mapping[str, Any]) -> list[str]:
-    old, new, counted = by["before"], by["after"], dict(by["counted"])
+    old, new, counted = by["before timed"], by["after timed"], dict(by["counted"])
     lines = [
         "# What a call costs beside its kernels",
         "",
@@ -223,6 +233,17 @@ def page(before: str, pairs: int, by: Mapping[str, Any]) -> list[str]:
         f"| {c} | {old[c]['call']:.0f} | {new[c]['call']:.0f} | {old[c]['outside']:.1f} | {new[c]['outside']:.1f} |"
         for c in old
     ]
+    old, new = by["before host"], by["after host"]
+    lines += [
+        "",
+        f"The host's part by itself: launches only read {READ_BYTES >> 20} MB, as a step reads weights. Outside of launches, median "
+        "(lower quartile):",
+        "",
+        "| case | before | after |",
+        "|---|---|---|",
+    ]
+    cell = "{outside:.1f} ({outside low:.1f})"
+    lines += [f"| {c} | {cell.format(**old[c])} | {cell.format(**new[c])} |" for c in old]
     empty = counted.pop("empty loop")
     threads = empty["threads"]
     lines += [
@@ -251,10 +272,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--before", help="the earlier commit")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--child", choices=("timed", "counted"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=("timed", "counted", "host"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        print(json.dumps(measure(given.work, given.child == "counted")))
+        print(json.dumps(measure(given.work, given.child)))
         return
     prepare(given.work)
     if given.before is None:
@@ -264,14 +285,15 @@ def main() -> None:
         packed = subprocess.run(["git", "archive", given.before], cwd=ROOT, capture_output=True, check=True).stdout
         subprocess.run(["tar", "x", "-C", name], input=packed, check=True)
         trees = {"before": Path(name), "after": ROOT}
-        runs: dict[str, list[dict[str, dict[str, float]]]] = {tree: [] for tree in trees}
+        runs: dict[str, list[dict[str, dict[str, float]]]] = {f"{tree} {kind}": [] for tree in trees for kind in KINDS}
         for path in trees.values():  # fills the cache of kernels
-            run(path, given.work)
+            run(path, given.work, "host")
         for n in range(given.pairs):
-            for tree in list(trees) if n % 2 else list(trees)[::-1]:
-                runs[tree].append(run(trees[tree], given.work))
-        by = {tree: middle(own) for tree, own in runs.items()}
-        by["counted"] = middle([run(ROOT, given.work, counted=True) for _ in range(3)])
+            for kind in KINDS:
+                for tree in list(trees) if n % 2 else list(trees)[::-1]:
+                    runs[f"{tree} {kind}"].append(run(trees[tree], given.work, kind))
+        by = {name: middle(own) for name, own in runs.items()}
+        by["counted"] = middle([run(ROOT, given.work, "counted") for _ in range(3)])
     record = {"before": given.before, "runs": runs, "counted": by["counted"], "environment": facts}
     write_page("call_costs", page(given.before, given.pairs, by), json.loads(json.dumps(record)), facts)
 

@@ -5,10 +5,12 @@ Tests: `tests/tuner/emit/test_sessions.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import NDArray
 
 from relax_tune.runtime.arguments import Limits, index_limits, within
@@ -86,7 +88,9 @@ class SteadySteps:
             self._given.append(_Given(array.dtype, array.shape, view, index_limits(program, index, bound.values)))
         self._written = [(last.outputs[i], last.buffers[i], bound.shape(i)) for i in results if i in last.outputs]
         self._pointed: list[DeviceBuffer | None] = [None] * len(self._written)
-        self._results = [last.outputs.get(index, index) for index in results]
+        self._reads: list[Callable[[], NDArray[Any]]] = [
+            last.outputs[i].result if i in last.outputs else partial(self._read, i) for i in results
+        ]
         self._grown = [r for r in replaced if r.extends]
         self._swapped = [r for r in replaced if not r.extends]
         symbols = condition.symbols(bound, {r: last.state[r.position].buffer.nbytes for r in self._grown})
@@ -108,7 +112,7 @@ class SteadySteps:
         if len(inputs) != len(self._given):
             return None
         for array, given in zip(inputs, self._given):
-            if type(array) is not np.ndarray or array.dtype is not given.dtype or array.shape != given.shape:
+            if type(array) is not ndarray or array.dtype is not given.dtype or array.shape != given.shape:
                 return None
             for limits in given.limits:
                 if not within(array, limits):
@@ -128,7 +132,7 @@ class SteadySteps:
                     self._device.point(alias, buffer)
                     self._pointed[n] = buffer
             self._launches.enqueue()
-            results = [self._read(r) if type(r) is int else r.result() for r in self._results]
+            results = [read() for read in self._reads]
             self._failed = False
             if self._swapped:
                 state, spare = self._last.state, self._last.spare
