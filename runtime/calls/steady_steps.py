@@ -78,7 +78,7 @@ class SteadySteps:
         results: Sequence[int],
     ) -> None:
         program, memory, bound = executor.program, executor.memory, last.bound
-        self._executor, self._device, self._last = executor, device, last
+        self._executor, self._device, self._last = executor, device, last._replace(given={})
         self._launches, self._call, self._moves = last.launches, executor.call(), memory.moves
         self._names = [program.buffers[program.inputs[position]].name for position in last.given]
         self._given: list[_Given] = []
@@ -118,6 +118,9 @@ class SteadySteps:
                 if not within(array, limits):
                     return None
         executor = self._executor
+        # Also before the turn, which nobody releases in a forked process.
+        if executor.refusal:
+            return None
         with self._call:
             if executor.refusal or self._failed or self._moves != executor.memory.moves or not self._advance():
                 return None

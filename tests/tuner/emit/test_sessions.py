@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -424,6 +425,30 @@ def test_states_of_one_size_change_places_in_steady_steps(monkeypatch: pytest.Mo
             assert counted.steady == 8, "after two steps, and after one behind each look at the state"
             session.reset()
             np.testing.assert_array_equal(session.run([x])[0], 2 * (x + 0.5))
+
+
+def test_steady_session_of_a_forked_process_is_refused() -> None:
+    """Another thread may have the device's turn at the fork, and never releases it in the new process."""
+    with opened(cached(), "c") as model:
+        device, held, release = model.executor.device, threading.Event(), threading.Event()
+        session = model.session({"past": np.zeros((2, 16, 8), np.float32)}, replaced_by={"past": 1})
+        for step in range(4):
+            session.run(attention_step(step))
+
+        def hold() -> None:
+            with device.turn:
+                held.set()
+                release.wait(30)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(30)
+        model.after_fork()
+        with pytest.raises(ModelStateError, match="opened before fork"):
+            session.run(attention_step(4))
+        assert thread.is_alive(), "it has not waited for the turn"
+        release.set()
+        thread.join()
 
 
 def test_shapes_of_steady_steps_are_recorded(attention: Model) -> None:
