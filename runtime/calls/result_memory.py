@@ -49,6 +49,7 @@ class ResultMemory:
         array = aligned_array(self._dtype, dims)
         owner = array.base
         buffer = self._device.wrap(array)
+        assert buffer is not None, "the device reads the memory of the host"
         self._known = [*self._known[1 - MOST :], _Memory(array, buffer, owner, 0)]
         memory = self._known[-1]
         del array, owner
