@@ -20,6 +20,7 @@ from relax_tune.runtime.calls.steady_condition import Replaced, SteadyCondition
 from relax_tune.runtime.device.base import DeviceBuffer, JoinsLaunches
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.memory.resident import DeviceArray
+from relax_tune.runtime.program.sharing import stored_dims
 
 
 class LastStep(NamedTuple):
@@ -84,8 +85,9 @@ class SteadySteps:
         self._given: list[_Given] = []
         for position, array in last.given.items():
             index = program.inputs[position]
-            view = device.view(memory.buffer(index), array.dtype, array.shape)
-            self._given.append(_Given(array.dtype, array.shape, view, index_limits(program, index, bound.values)))
+            outer, limits = program.buffers[index].outer, index_limits(program, index, bound.values)
+            view = device.view(memory.buffer(index), array.dtype, stored_dims(outer, array.shape))
+            self._given.append(_Given(array.dtype, array.shape, np.moveaxis(view, 0, outer) if outer else view, limits))
         self._written = [(last.outputs[i], last.buffers[i], bound.shape(i)) for i in results if i in last.outputs]
         self._pointed: list[DeviceBuffer | None] = [None] * len(self._written)
         self._reads: list[Callable[[], NDArray[Any]]] = [
@@ -109,7 +111,7 @@ class SteadySteps:
         """Run a step; return its results, or None without an effect if more than numbers change or it has an error."""
         if type(inputs) is dict:
             inputs = [inputs.get(name) for name in self._names] if len(inputs) == len(self._names) else ()
-        if len(inputs) != len(self._given):
+        if type(inputs) not in (list, tuple) or len(inputs) != len(self._given):
             return None
         for array, given in zip(inputs, self._given):
             if type(array) is not ndarray or array.dtype is not given.dtype or array.shape != given.shape:

@@ -367,6 +367,30 @@ def test_steady_steps_take_arguments_as_any(attention: Model, given: Any, monkey
     assert (counted.steady > 5) == isinstance(given(q), np.ndarray)
 
 
+def test_steady_steps_refuse_what_is_no_list_of_their_arguments(attention: Model) -> None:
+    with attention.session({"past": np.zeros((2, 16, 8), np.float32)}, replaced_by={"past": 1}) as session:
+        for step in range(6):
+            q, new = attention_step(step)
+            session.run([q, new])
+            for wrong in (5, "qn", np.stack([q, new]), [q], {"q": q}, {"q": q, "news": new}, [q, new, new], [q, None]):
+                with pytest.raises(UserError):
+                    session.run(wrong)  # type: ignore[arg-type]
+        assert session.arrays()["past"].shape == (2, 22, 8)
+
+
+def test_steady_steps_read_arguments_of_other_orders_in_memory(
+    attention: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The argument that a result extends is stored with its positions outermost; here it does not stay on the device."""
+    counted, rng, (q, _) = Counted(monkeypatch), np.random.default_rng(0), attention_step(0)
+    with attention.session({"q": q}, replaced_by={}) as session:
+        for step in range(6):
+            past, (_, new) = rng.standard_normal((2, 5, 8)).astype(np.float32), attention_step(step)
+            for found, expected in zip(session.run([past, new]), attention.run([q, past, new]), strict=True):
+                np.testing.assert_array_equal(found, expected)
+    assert counted.steady == 4
+
+
 def test_steady_steps_end_at_the_bound_of_a_symbol(attention: Model) -> None:
     with attention.session({"past": np.zeros((2, 30, 8), np.float32)}, replaced_by={"past": 1}) as session:
         for step in range(11):
