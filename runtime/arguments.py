@@ -6,7 +6,7 @@ Tests: `tests/runtime/test_executor.py`, `tests/wrong_input/test_inputs.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from relax_tune.runtime.program.scalars import WIDTH, Opcode
 from relax_tune.runtime.signature import tensor_specs
 
 FEW = 8
+Limits: TypeAlias = tuple[int, int, int, int]
+"""Elements that are used as indices: the least value, one more than the largest, and which elements (`InputRange`)."""
 _DTYPES = {name: np.dtype(name) for name in DTYPES}
 
 
@@ -79,12 +81,9 @@ def check_values(
 def _check_range(
     program: Program, index: int, array: NDArray[Any], low: int, high: int, every: int = 1, column: int = 0
 ) -> None:
-    used = array if every == 1 else array.reshape(-1)[column::every]
-    # Few numbers are compared by Python: between the steps of a decoder the instruction cache is cold, and NumPy's code is large.
-    least, most = (min, max) if used.size <= FEW else (np.min, np.max)
-    numbers = used.reshape(-1).tolist() if used.size <= FEW else used
-    if not used.size or (least(numbers) >= low and most(numbers) < high):
+    if within(array, (low, high, every, column)):
         return
+    used = array if every == 1 else array.reshape(-1)[column::every]
     at = int(np.argmax((used < low) | (used >= high))) * every + column
     place = np.unravel_index(at, array.shape)
     raise UserError(
@@ -92,6 +91,28 @@ def _check_range(
         f"model uses as indices, got {array[place]} at [{', '.join(str(int(i)) for i in place)}]; are the inputs (token "
         "ids, say) meant for this model?"
     )
+
+
+def within(array: NDArray[Any], limits: Limits) -> bool:
+    """Return whether all elements that are used as indices are within limits."""
+    low, high, every, column = limits
+    if array.size == 1:
+        return bool(column or low <= array.item() < high)
+    used = array if every == 1 else array.reshape(-1)[column::every]
+    # Few numbers are compared by Python: between the steps of a decoder the instruction cache is cold, and NumPy's code is large.
+    least, most = (min, max) if used.size <= FEW else (np.min, np.max)
+    numbers = used.reshape(-1).tolist() if used.size <= FEW else used
+    return not used.size or bool(least(numbers) >= low and most(numbers) < high)
+
+
+def index_limits(program: Program, index: int, values: Sequence[int]) -> list[Limits]:
+    """Return the limits of an input's elements; `values` as of `check_values`."""
+    fill = program.buffers[index].fill
+    integers = fill.kind == "integers" and np.dtype(program.buffers[index].dtype).kind in "iu"
+    return [
+        *([(int(fill.low), int(fill.high), 1, 0)] if integers else []),
+        *((values[r.low], values[r.high], r.every, r.column) for r in program.ranges if r.buffer == index),
+    ]
 
 
 def check_computed(program: Program, check: CheckedIndex, array: NDArray[Any], size: int) -> None:
@@ -108,6 +129,9 @@ def check_computed(program: Program, check: CheckedIndex, array: NDArray[Any], s
 
 def in_order(function: str, names: Sequence[str], inputs: object) -> list[Any]:
     """Return the arguments of `function` in the order of its parameters `names`. Raises UserError for a missing or unknown one."""
+    # First what most calls give: making messages would take longer than the rest.
+    if isinstance(inputs, (list, tuple)) and len(inputs) == len(names):
+        return list(inputs)
     listed = ", ".join(names) or "none"
     if isinstance(inputs, Mapping):
         got = ", ".join(map(str, inputs)) or "none"

@@ -150,6 +150,7 @@ class Launches:
     Attributes:
         closures: One per step, in order.
         generation: How often the executor's memory had moved when they were bound.
+        numbers: Values of all slots, and a 1, which live kernels read.
     """
 
     def __init__(self, device: Device, live: bool = False) -> None:
@@ -160,7 +161,7 @@ class Launches:
         self._steps: Sequence[LaunchStep] = ()
         self.generation, self._buffers = -1, NO_BUFFERS
         self._source: Numbers | None = None  # the numbers of the binding, by which `current` recognises it
-        self._numbers: Numbers = np.empty(0, np.int64)  # a copy, which live kernels read
+        self.numbers: Numbers = np.empty(0, np.int64)
         self._slots: tuple[list[int], NDArray[np.intp]] | None = None
         self._recorded: Launch | None = None
         self._series: dict[int, Launch | None] = {}
@@ -191,17 +192,21 @@ class Launches:
             generation: How often the executor's memory has moved.
             launch_of: Makes the launch of a step, which reads its scalars from the array of numbers if there is one.
         """
-        reusable = self.generation == generation and self._buffers == buffers and self._steps == bound.steps
+        reusable = self.generation == generation and self._buffers == buffers
         self.generation, self._source = -1, None  # not current if anything below fails
-        if reusable:
-            changed = self._changed(bound.numbers)
-            np.copyto(self._numbers, bound.numbers)
+        if not reusable:
+            self.closures, self._steps, self.numbers = [], (), bound.numbers.copy()
+        if self._steps is not bound.steps:  # `ChosenSteps` has one object for each choice
+            known = dict(zip(map(id, self._steps), self.closures))
+            self.closures = [known.get(id(step), _unbound) for step in bound.steps]
+            self._steps, self._slots = bound.steps, None
+            changed = {n for n, closure in enumerate(self.closures) if closure is _unbound}
         else:
-            changed = list(range(len(bound.steps)))
-            self._steps, self._numbers, self._slots = bound.steps, bound.numbers.copy(), None
-            self.closures = [_unbound] * len(bound.steps)
-        live = None if self._joins is None else self._numbers
-        for n in changed:
+            changed = set()
+        changed.update(self._changed(bound.numbers))
+        np.copyto(self.numbers, bound.numbers)
+        live = None if self._joins is None else self.numbers
+        for n in sorted(changed):
             self.closures[n] = launch_of(bound.steps[n], live)
         if changed:
             self._joined = self.closures if self._joins is None else self._joins.joined(self.closures)
@@ -222,7 +227,7 @@ class Launches:
         renewed, slots = self._slots
         if not renewed:
             return []
-        return [renewed[n] for n in np.flatnonzero((self._numbers != numbers)[slots].any(axis=1))]
+        return [renewed[n] for n in np.flatnonzero((self.numbers != numbers)[slots].any(axis=1))]
 
     def enqueue(self) -> None:
         """Enqueue every step, in order."""

@@ -83,6 +83,7 @@ class Executor:
         shared: Device buffers to use for named inputs, constants or outputs; they are never freed or grown.
 
     Attributes:
+        binders: Position and dim of the input that gives each symbol its value.
         refusal: Why it refuses calls; empty if it does not.
         running: Whether a call is active.
         record: Called with the symbol values of every call unless None.
@@ -104,7 +105,7 @@ class Executor:
         self.program, self.device = program, device
         self._joins = device if isinstance(device, JoinsLaunches) else None
         self._evaluate = compile_scalars(program.scalars, len(program.symbols))
-        self._binders = find_binders(program)
+        self.binders = find_binders(program)
         self._libraries = needed_libraries(program, libraries)
         self._bindings: OrderedDict[tuple[int, ...], BoundProgram] = OrderedDict()
         self.sizes, self.variants = BufferSizes(program), ChosenSteps(program)
@@ -169,7 +170,7 @@ class Executor:
             UserError: An argument does not fit; the message names the function and the parameter.
         """
         arrays = check_arguments(self.program, inputs, checked, in_place)
-        return arrays, *match_symbols(self.program, self._binders, arrays, symbols, self._values)
+        return arrays, *match_symbols(self.program, self.binders, arrays, symbols, self._values)
 
     def bind(
         self,

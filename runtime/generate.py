@@ -201,6 +201,9 @@ def _search(request: Request) -> list[list[Hypothesis]]:
 
 def _steps(request: Request) -> Iterator[GenerationStep]:
     going = [(numbers, group_steps(request, numbers)) for numbers in request.groups()]
+    if len(going) == 1:
+        yield from (GenerationStep(tokens.copy(), live.copy()) for tokens, live in going[0][1])
+        return
     while going:
         tokens = np.full(len(request.rows), request.config.filler, np.int64)
         live = np.zeros(len(request.rows), np.bool_)

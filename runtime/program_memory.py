@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.bound_program import NO_BUFFERS, BoundProgram, Buffers
-from relax_tune.runtime.device.base import Device, DeviceBuffer
+from relax_tune.runtime.device.base import Device, DeviceBuffer, JoinsLaunches
 from relax_tune.runtime.memory.buffer_pool import BufferPool
 from relax_tune.runtime.memory.host_pool import HostPool
 from relax_tune.runtime.memory.resident import DeviceArray
@@ -33,7 +33,9 @@ class ProgramMemory:
         shared: Buffers of the caller for named inputs, constants or outputs; they are never freed or grown.
 
     Attributes:
-        generation: How often a slab was replaced by a larger one. Launches of an earlier generation refer to freed memory.
+        generation: How often a slab was replaced by a larger one that launches do not see. Launches of an earlier generation refer to
+            freed memory.
+        moves: How often a slab was replaced by a larger one.
         shared: The buffers of the caller, by number.
         constants: Buffers of constants and packed weights, by number.
         placeable: Inputs and outputs that share memory with no other.
@@ -47,7 +49,8 @@ class ProgramMemory:
         self, program: Program, device: Device, sizes: BufferSizes, shared: Mapping[str, DeviceBuffer] | None
     ) -> None:
         self._program, self._device, self._sizes = program, device, sizes
-        self.generation = 0
+        self._joins = device if isinstance(device, JoinsLaunches) else None
+        self.generation = self.moves = 0
         self.shared = _numbered(program, shared or {})
         self.constants: dict[int, DeviceBuffer] = {}
         self._own: dict[int, DeviceBuffer] = {}
@@ -99,10 +102,19 @@ class ProgramMemory:
             self._device.synchronize()  # launches under way may use it
         # Before the old slab is freed: without memory for it, calls of the old sizes still work.
         larger = self._device.alloc(nbytes)
-        if slab is not None:
-            self._device.free(slab)
-            self.generation += 1
+        if slab is None:
+            return larger
+        self.moves += 1
+        if self._joins is not None:
+            self._joins.point(slab, larger)  # launches read its address when they run
+            return slab
+        self._device.free(slab)
+        self.generation += 1
         return larger
+
+    def storage_bytes(self) -> list[int]:
+        """Return the bytes of each storage's memory."""
+        return [0 if slab is None else slab.nbytes for slab in self._storages]
 
     def room(self, bound: BoundProgram, index: int) -> int:
         """Return the bytes of the memory of an array, which a result may extend in place."""
@@ -212,6 +224,7 @@ class ProgramMemory:
         self.constants.clear()
         self._storages = [None] * len(self._program.storages)
         self.generation += 1
+        self.moves += 1
 
 
 def _numbered(program: Program, shared: Mapping[str, DeviceBuffer]) -> dict[int, DeviceBuffer]:

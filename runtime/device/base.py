@@ -169,7 +169,7 @@ class Device(Protocol):
 
 @runtime_checkable
 class JoinsLaunches(Protocol):
-    """A device whose launches are joined at little cost, for calls that differ in a few numbers."""
+    """A device whose launches are joined at little cost, and read numbers and addresses when they run."""
 
     def joined(self, launches: Sequence[Launch]) -> list[Launch]:
         """Return fewer launches that do the same in the same order, valid as long as the given ones are."""
@@ -179,6 +179,33 @@ class JoinsLaunches(Protocol):
         self, kernel: OwnKernel, buffers: Sequence[OwnBuffer], slots: Sequence[int], numbers: NDArray[np.int64]
     ) -> Launch:
         """Return a launch without a grid, which reads its scalars from slots of an array whenever it runs."""
+        ...
+
+    def point(self, buffer: OwnBuffer, other: OwnBuffer) -> None:
+        """Let a buffer have the memory of another one instead of its own, in bound launches too."""
+        ...
+
+    def view(self, buffer: OwnBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return an array over a buffer's own memory, valid until the buffer has other memory."""
+        ...
+
+    def advances(
+        self,
+        code: NDArray[np.int64],
+        symbols: NDArray[np.int64],
+        moves: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+    ) -> Callable[[], bool]:
+        """Return a function that evaluates verified scalars (`runtime/program/scalars`) for the next step.
+
+        It returns False, with the numbers as they were, if the last scalar is 0 or the evaluation has an error.
+
+        Args:
+            code: The list of scalars.
+            symbols: Values of the symbols.
+            moves: Rows (symbol, place) of the symbols that get the value of the number at a place before the scalars are evaluated.
+            numbers: Gets the values of the first scalars.
+        """
         ...
 
 

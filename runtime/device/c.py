@@ -9,6 +9,7 @@ Tests: `tests/runtime/device/test_device_contract.py`.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +33,7 @@ from relax_tune.runtime.device.c_compiler import (
     opened_cache,
     units_of,
 )
-from relax_tune.runtime.device.c_launches import KernelLaunch, call_all, joined, repeated
+from relax_tune.runtime.device.c_launches import KernelLaunch, advances, call_all, joined, repeated
 from relax_tune.runtime.device.c_objects import CompiledObjects, best_objects, suited_family, why_unfit
 from relax_tune.runtime.device.device_class import DeviceClass
 from relax_tune.runtime.device.memory import Slabs, aligned_bytes, check_transfer, even_runs
@@ -260,7 +261,9 @@ class CDevice(DeviceClass):
         else:
             with opened_cache() as folder:
                 own = self._functions(self._loaded(self.objects.device(folder)), DEVICE_KERNELS)
-        self._copy, self._launch, self._repeat = (own[f"relax_tune_{name}"] for name in ("copy", "launches", "repeat"))
+        functions = [own[f"relax_tune_{name}"] for name in ("copy", "launches", "repeat", "advance")]
+        self._copy, self._launch, self._repeat, self._advance = functions
+        self._advance.restype = ctypes.c_int64
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
         """Compile all kernels.
@@ -356,8 +359,8 @@ class CDevice(DeviceClass):
         return _bound(kernel, buffers, map(_number, scalars))
 
     def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[CBuffer]) -> Launch:
-        own = [(buffer, buffer.live()[: buffer.nbytes]) for buffer in buffers]
-        return lambda: function([view if b.placed is None else _bytes_of(b.placed) for b, view in own])
+        # Views are taken when it runs: `point` may have changed the memory.
+        return lambda: function([b.live()[: b.nbytes] if b.placed is None else _bytes_of(b.placed) for b in buffers])
 
     def place(self, buffer: CBuffer, array: NDArray[Any] | None) -> bool:
         buffer.placed = array
@@ -378,6 +381,24 @@ class CDevice(DeviceClass):
     def joined(self, launches: Sequence[Launch]) -> list[Launch]:
         """Return launches that do the same, each run of several kernels as one call of a loop in C."""
         return joined(self._launch, launches)
+
+    def point(self, buffer: CBuffer, other: CBuffer) -> None:
+        buffer.array, buffer.address, buffer.nbytes = other.live(), other.address, other.nbytes
+        buffer.pointer.value, buffer.pointer.array = other.address, other.live()
+
+    def view(self, buffer: CBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        nbytes = math.prod(shape) * dtype.itemsize
+        check_transfer("C device view", nbytes, buffer.nbytes)
+        return buffer.live()[:nbytes].view(dtype).reshape(shape)
+
+    def advances(
+        self,
+        code: NDArray[np.int64],
+        symbols: NDArray[np.int64],
+        moves: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+    ) -> Callable[[], bool]:
+        return advances(self._advance, code, symbols, moves, numbers)
 
     def cell(self, buffer: CBuffer) -> int:
         return ctypes.addressof(buffer.pointer)

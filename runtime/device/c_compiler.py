@@ -28,7 +28,7 @@ from relax_tune.runtime.device.binaries import (
     sealed_content,
     warn_of_damage,
 )
-from relax_tune.runtime.device.c_launches import LAUNCHES, REPEAT
+from relax_tune.runtime.device.c_launches import ADVANCE, LAUNCHES, REPEAT
 from relax_tune.runtime.device.confinement import COMPILER_VARIABLES, limited, no_new_privileges, only
 from relax_tune.runtime.device.quirks import refusal
 from relax_tune.runtime.device.source import group_by_flags, join_sources
@@ -71,6 +71,7 @@ DEVICE_KERNELS = (
     KernelSource("relax_tune_copy", "c", _COPY),
     KernelSource("relax_tune_launches", "c", LAUNCHES),
     KernelSource("relax_tune_repeat", "c", REPEAT),
+    KernelSource("relax_tune_advance", "c", ADVANCE),
 )
 """The functions of the device itself, which also try whether the compiler works."""
 Unit = tuple[Sequence[KernelSource], tuple[str, ...]]

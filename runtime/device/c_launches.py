@@ -47,6 +47,48 @@ void relax_tune_repeat(const int64_t* rows, int64_t launches, int64_t steps, con
   }
 }
 """
+ADVANCE = """#include <stdint.h>
+#include <string.h>
+struct advance {
+  const int64_t* code;
+  int64_t* symbols;
+  const int64_t* moves;
+  int64_t *v, *numbers, slots, count, kept;
+};
+int64_t relax_tune_advance(const struct advance* given) {
+  const int64_t *code = given->code, *moves = given->moves, slots = given->slots, count = given->count;
+  int64_t *symbols = given->symbols, *v = given->v, *numbers = given->numbers;
+  for (int64_t i = 0; i < count; ++i) symbols[moves[2 * i]] = numbers[moves[2 * i + 1]];
+  for (int64_t slot = 0; slot < slots; ++slot, code += 4) {
+    const int64_t op = code[0], x = op > 1 ? v[code[1]] : 0, y = op > 1 ? v[code[2]] : 0;
+    int64_t r = 0;
+    switch (op) {
+      case 0: r = code[1]; break;
+      case 1: r = symbols[code[1]]; break;
+      case 2: if (__builtin_add_overflow(x, y, &r)) return 0; break;
+      case 3: if (__builtin_sub_overflow(x, y, &r)) return 0; break;
+      case 4: if (__builtin_mul_overflow(x, y, &r)) return 0; break;
+      case 5: if (y == 0 || (y == -1 && x == INT64_MIN)) return 0; r = x / y - (x % y != 0 && (x ^ y) < 0); break;
+      case 6: if (y == 0) return 0; r = y == -1 ? 0 : x % y; if (r != 0 && (r ^ y) < 0) r += y; break;
+      case 7: r = x < y ? x : y; break;
+      case 8: r = x > y ? x : y; break;
+      case 9: r = x < y; break;
+      case 10: r = x <= y; break;
+      case 11: r = x == y; break;
+      case 12: r = x != y; break;
+      case 13: r = x != 0 && y != 0; break;
+      case 14: r = x != 0 || y != 0; break;
+      case 15: r = x == 0; break;
+      case 16: r = x != 0 ? y : v[code[3]]; break;
+      default: return 0;
+    }
+    v[slot] = r;
+  }
+  if (slots == 0 || v[slots - 1] == 0) return 0;
+  memcpy(numbers, v, given->kept * sizeof *v);
+  return 1;
+}
+"""
 
 
 class KernelLaunch(partial[None]):
@@ -90,6 +132,28 @@ def repeated(
         loop(*head, ctypes.c_int64(len(table)), _address(table), *tail)
 
     return run
+
+
+def advances(
+    function: Any,
+    code: NDArray[np.int64],
+    symbols: NDArray[np.int64],
+    moves: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+) -> Callable[[], bool]:
+    """Return a function that calls `relax_tune_advance`; see `JoinsLaunches`."""
+    values = np.zeros(len(code) // 4, np.int64)
+    arrays = (code, symbols, moves, values, numbers)
+    # In one block: after a step, every object that a call looks at has to be fetched from memory.
+    given = np.array(
+        [*(_address(array).value or 0 for array in arrays), len(values), len(moves), len(numbers)], np.int64
+    )
+    address = _address(given)
+
+    def advance(_: object = (given, arrays)) -> bool:
+        return bool(function(address))
+
+    return advance
 
 
 def _rows(launches: Sequence[Launch]) -> NDArray[np.int64]:

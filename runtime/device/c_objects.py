@@ -36,7 +36,7 @@ from relax_tune.runtime.device.c_compiler import (
 from relax_tune.runtime.device.source import join_sources
 from relax_tune.runtime.program.program import KernelSource
 
-INTERFACE = 1
+INTERFACE = 2
 """Version of the functions that this package and kernels call in an object: the team's, and `DEVICE_KERNELS`."""
 _V2 = ("cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3")
 _V3 = (*_V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave")

@@ -16,14 +16,18 @@ from relax_tune.runtime.program.program import Program
 class BufferSizes:
     """The dims of every buffer as slots. Buffers of the same slots and element size are of one kind.
 
-    kinds: the kind of each buffer
+    Attributes:
+        kinds: The kind of each buffer.
+        rows: Slots of the dims and bytes of an element, by kind.
+        kinds_stored: Each kind and the slot of a storage that must have its bytes.
+        kinds_viewed: Each kind and the kind of a buffer that it lies in.
     """
 
     def __init__(self, program: Program) -> None:
         self._program = program
         rows = [(b.shape, np.dtype(b.dtype).itemsize) for b in program.buffers]
-        self._rows = list(dict.fromkeys(rows))  # many buffers are alike
-        number = {row: n for n, row in enumerate(self._rows)}
+        self.rows = list(dict.fromkeys(rows))  # many buffers are alike
+        number = {row: n for n, row in enumerate(self.rows)}
         self.kinds = [number[row] for row in rows]
         self._stored = [
             (n, program.storages[b.storage]) for n, b in enumerate(program.buffers) if b.storage is not None
@@ -34,9 +38,9 @@ class BufferSizes:
             if b.storage is None and b.base is not None and program.buffers[b.base].role != "input"
         ]
         # by kind, each once: kinds and the slots of their storages, kinds and the kinds of the buffers they view
-        self._dims = sorted({slot for shape, _ in self._rows for slot in shape})
-        self._kinds_stored = sorted({(self.kinds[n], slot) for n, slot in self._stored})
-        self._kinds_viewed = sorted({(self.kinds[n], self.kinds[base]) for n, base in self._views})
+        self._dims = sorted({slot for shape, _ in self.rows for slot in shape})
+        self.kinds_stored = sorted({(self.kinds[n], slot) for n, slot in self._stored})
+        self.kinds_viewed = sorted({(self.kinds[n], self.kinds[base]) for n, base in self._views})
 
     def of(self, values: Sequence[int]) -> list[int]:
         """Return the bytes of a buffer of each kind.
@@ -46,14 +50,14 @@ class BufferSizes:
         if self._dims and min([values[slot] for slot in self._dims]) < 0:
             self._refuse_negative(values)
         sizes = []
-        for shape, size in self._rows:
+        for shape, size in self.rows:
             for slot in shape:
                 size *= values[slot]
             sizes.append(size)
-        for kind, slot in self._kinds_stored:
+        for kind, slot in self.kinds_stored:
             if sizes[kind] > values[slot]:
                 self._refuse_larger(sizes, values)
-        for kind, base in self._kinds_viewed:
+        for kind, base in self.kinds_viewed:
             if sizes[kind] > sizes[base]:
                 self._refuse_larger(sizes, values)
         return sizes

@@ -25,6 +25,7 @@ from relax_tune.runtime.device.source import join_sources
 from relax_tune.runtime.device.wasm.device import SPEC as WASM
 from relax_tune.runtime.device.wasm.device import WasmDevice
 from relax_tune.runtime.program.program import KernelSource
+from relax_tune.runtime.program.scalars import ARITY, Opcode, compile_scalars
 
 pytestmark = pytest.mark.process
 
@@ -359,6 +360,51 @@ def test_launches_reading_numbers_want_live_buffers(device: Device, kernels: dic
     device.free(buffer)
     with pytest.raises(MeasureError, match="freed"):
         device.bind_numbers(kernels["add"], [buffer], [1, 2], numbers)
+
+
+def test_buffer_of_other_memory_is_seen_by_bound_launches(device: Device, kernels: dict[str, Any]) -> None:
+    if not isinstance(device, JoinsLaunches):
+        return
+    first, second, alias = filled(device, np.arange(40)), filled(device, np.arange(60, 100)), device.alloc(0)
+    device.point(alias, first)
+    add = device.bind(kernels["add"], [alias], [40, 3], (), ())
+    twice = device.bind_host(lambda views: np.multiply(views[0].view(F32), 2, out=views[0].view(F32)), [alias])
+    assert twice is not None and alias.nbytes == 160
+    launches = device.joined([add, add, twice])
+    for buffer, start in ((first, 0), (second, 60)):
+        device.point(alias, buffer)
+        for launch in launches:
+            launch()
+        expected = (np.arange(start, start + 40) + 6) * 2
+        np.testing.assert_array_equal(device.download(buffer, F32, (40,)), expected)
+        np.testing.assert_array_equal(device.download(alias, F32, (40,)), expected)
+
+
+def test_numbers_advance_as_the_evaluator_says(device: Device) -> None:
+    """Random scalars over the ends of int64 and small numbers; an error, or 0 at the end, leaves the numbers as they were."""
+    if not isinstance(device, JoinsLaunches):
+        return
+    rng, ends, advanced = np.random.default_rng(0), [-(2**63), 2**63 - 1], 0
+    for _ in range(400):
+        code = [*(Opcode.SYMBOL, 1, 0, 0), *(Opcode.SYMBOL, 0, 0, 0)]
+        for value in (ends[rng.integers(2)], *rng.integers(-4, 5, size=4).tolist()):
+            code += [Opcode.CONST, value, 0, 0]
+        for slot in range(7, 13):
+            op = Opcode(int(rng.integers(2, len(Opcode))))
+            operands = rng.integers(slot, size=ARITY[op]).tolist()
+            code += [op, *operands, *[0] * (3 - len(operands))]
+        code += [Opcode.CONST, int(rng.integers(5)), 0, 0]
+        code = [int(number) for number in code]
+        numbers = np.arange(14, dtype=np.int64)
+        advance = device.advances(np.array(code), np.array([-5, 3]), np.array([[1, 9]]), numbers)
+        try:
+            expected = compile_scalars(code, 2)([-5, 9])
+        except UserError:
+            expected = [0]
+        assert advance() == (expected[-1] != 0)
+        assert numbers.tolist() == (expected if expected[-1] else list(range(14)))
+        advanced += expected[-1] != 0
+    assert 100 < advanced < 300
 
 
 def test_clock_of_the_device_times_launches(device: Device, kernels: dict[str, Any]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from tests.support.effort import thinned
 from tests.support.tuner_models import QUICK
 
 from relax_tune.database.store import MemoryStore
-from relax_tune.errors import ModelStateError, UserError
+from relax_tune.errors import MeasureError, ModelStateError, UserError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.load import load_model
@@ -25,8 +27,11 @@ from relax_tune.ir.op.indexing.movement import Concat
 from relax_tune.ir.op.math.elementwise import Add, MulScalar
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.passes.pipeline import lower
+from relax_tune.runtime.bound_program import Launches
+from relax_tune.runtime.calls.steady_steps import SteadySteps
 from relax_tune.runtime.device.base import JoinsLaunches
 from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.generate import generate
 from relax_tune.runtime.model import Model
 from relax_tune.tuner.job.device_job import device_job
@@ -285,3 +290,235 @@ def test_calls_with_extended_parameters_give_fresh_arrays() -> None:
         empty, first = model.run([q, past[:, :0], new])
         np.testing.assert_allclose(empty, new, rtol=1e-6)
         np.testing.assert_array_equal(first, new)
+
+
+class Counted:
+    """How many steps of sessions were steady, and how many were bound as a whole."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steady, self.bound = 0, 0
+        run, bind = SteadySteps.run, Executor.bind
+
+        def counted_run(steps: SteadySteps, inputs: Any) -> Any:
+            results = run(steps, inputs)
+            self.steady += results is not None
+            return results
+
+        def counted_bind(executor: Executor, *args: Any, **options: Any) -> Any:
+            self.bound += not options.get("cached", True)
+            return bind(executor, *args, **options)
+
+        monkeypatch.setattr(SteadySteps, "run", counted_run)
+        monkeypatch.setattr(Executor, "bind", counted_bind)
+
+
+def attention_step(seed: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    return tuple(rng.standard_normal((2, 1, 8)).astype(np.float32) for _ in range(2))  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def attention() -> Iterator[Model]:
+    with opened(cached(), "c") as model:
+        yield model
+
+
+def test_steps_of_a_decoder_are_steady_while_its_memory_stays(decoder: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, *caches = decoder.run([PROMPT], "prefill")
+    counted = Counted(monkeypatch)
+    joins = isinstance(decoder.executors["decode"].device, JoinsLaunches)
+    with decoder.session(caches, "decode") as session:
+        for step in range(30):
+            tokens = (PROMPT[:, :1] + step) % 37
+            logits, *caches = decoder.run([tokens, *caches], "decode")
+            np.testing.assert_array_equal(session.run([tokens])[0], logits)
+    assert counted.steady + counted.bound == 30
+    assert counted.steady >= 15 if joins else counted.steady == 0
+
+
+def test_steady_step_with_a_wrong_argument_is_refused_as_any(decoder: Model) -> None:
+    _, *caches = decoder.run([PROMPT], "prefill")
+    with decoder.session(caches, "decode") as session:
+        for step in range(12):
+            if step % 2:
+                for wrong, text in (
+                    ([[37], [1]], "expected values from 0 to 36"),
+                    ([[1, 2], [1, 2]], "expected 1 in dim 1"),
+                ):
+                    with pytest.raises(UserError, match=text):
+                        session.run([np.array(wrong)])
+            tokens = PROMPT[:, :1] + step
+            logits, *caches = decoder.run([tokens, *caches], "decode")
+            np.testing.assert_array_equal(session.run({"input_ids": tokens})["logits"], logits)
+
+
+@pytest.mark.parametrize(
+    "given", [lambda a: a, lambda a: a.tolist(), np.asfortranarray], ids=["array", "list", "strides"]
+)
+def test_steady_steps_take_arguments_as_any(attention: Model, given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, past = Counted(monkeypatch), np.zeros((2, 0, 8), np.float32)
+    with attention.session({"past": past}, replaced_by={"past": 1}) as session:
+        for step in range(20):
+            q, new = attention_step(step)
+            y, past = attention.run([q, past, new])
+            np.testing.assert_array_equal(session.run([given(q), new])[0], y)
+            if step % 7 == 3:
+                np.testing.assert_array_equal(session.arrays()["past"], past)
+    assert (counted.steady > 5) == isinstance(given(q), np.ndarray)
+
+
+def test_steady_steps_refuse_what_is_no_list_of_their_arguments(attention: Model) -> None:
+    with attention.session({"past": np.zeros((2, 16, 8), np.float32)}, replaced_by={"past": 1}) as session:
+        for step in range(6):
+            q, new = attention_step(step)
+            session.run([q, new])
+            for wrong in (5, "qn", np.stack([q, new]), [q], {"q": q}, {"q": q, "news": new}, [q, new, new], [q, None]):
+                with pytest.raises(UserError):
+                    session.run(wrong)  # type: ignore[arg-type]
+        assert session.arrays()["past"].shape == (2, 22, 8)
+
+
+def test_steady_steps_read_arguments_of_other_orders_in_memory(
+    attention: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The argument that a result extends is stored with its positions outermost; here it does not stay on the device."""
+    counted, rng, (q, _) = Counted(monkeypatch), np.random.default_rng(0), attention_step(0)
+    with attention.session({"q": q}, replaced_by={}) as session:
+        for step in range(6):
+            past, (_, new) = rng.standard_normal((2, 5, 8)).astype(np.float32), attention_step(step)
+            for found, expected in zip(session.run([past, new]), attention.run([q, past, new]), strict=True):
+                np.testing.assert_array_equal(found, expected)
+    assert counted.steady == 4
+
+
+def test_steady_steps_end_at_the_bound_of_a_symbol(attention: Model) -> None:
+    with attention.session({"past": np.zeros((2, 30, 8), np.float32)}, replaced_by={"past": 1}) as session:
+        for step in range(11):
+            session.run(attention_step(step))
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"expected m <= 40, got 41 \(from dim 1 of parameter past\)"):
+                session.run(attention_step(0))
+        assert session.arrays()["past"].shape == (2, 41, 8)
+
+
+def test_other_calls_between_steady_steps_change_nothing(attention: Model) -> None:
+    """They use the same memory, and make it grow."""
+    rng, past = np.random.default_rng(0), np.zeros((2, 3, 8), np.float32)
+    start, replaced_by = {"past": past}, {"past": 1}
+    with (
+        attention.session(start, replaced_by=replaced_by) as one,
+        attention.session(start, replaced_by=replaced_by) as other,
+    ):
+        for step in range(12):
+            q, new = attention_step(step)
+            y, past = attention.run([q, past, new])
+            attention.run([q, rng.standard_normal((2, 3 * step, 8)).astype(np.float32), new])
+            for session in (one, other):
+                np.testing.assert_array_equal(session.run([q, new])[0], y)
+
+
+def test_steady_step_that_fails_leaves_the_state(attention: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise MeasureError("the device is lost")
+
+    past = np.zeros((2, 16, 8), np.float32)
+    with attention.session({"past": past}, replaced_by={"past": 1}) as session:
+        for step in range(12):
+            q, new = attention_step(step)
+            if step > 5:
+                with monkeypatch.context() as patch:
+                    patch.setattr(Launches, "enqueue", fails)
+                    with pytest.raises(MeasureError, match="lost"):
+                        session.run([q, new])
+            y, past = attention.run([q, past, new])
+            np.testing.assert_array_equal(session.run([q, new])[0], y)
+            if step > 8:
+                np.testing.assert_array_equal(session.arrays()["past"], past)
+
+
+def test_states_of_one_size_change_places_in_steady_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(running_sum(), "c") as model:
+        state, counted = np.ones((3, 4), np.float32), Counted(monkeypatch)
+        with model.session({"state": state}, replaced_by={"state": 1}) as session:
+            for step in range(12):
+                x = np.full((3, 4), step, np.float32)
+                doubled, state = model.run([x, state])
+                np.testing.assert_array_equal(session.run([x])[0], doubled)
+                if step in (6, 9):
+                    np.testing.assert_array_equal(session.arrays()["state"], state)
+            assert counted.steady == 8, "after two steps, and after one behind each look at the state"
+            session.reset()
+            np.testing.assert_array_equal(session.run([x])[0], 2 * (x + 0.5))
+
+
+def test_steady_session_of_a_forked_process_is_refused() -> None:
+    """Another thread may have the device's turn at the fork, and never releases it in the new process."""
+    with opened(cached(), "c") as model:
+        device, held, release = model.executor.device, threading.Event(), threading.Event()
+        session = model.session({"past": np.zeros((2, 16, 8), np.float32)}, replaced_by={"past": 1})
+        for step in range(4):
+            session.run(attention_step(step))
+
+        def hold() -> None:
+            with device.turn:
+                held.set()
+                release.wait(30)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(30)
+        model.after_fork()
+        with pytest.raises(ModelStateError, match="opened before fork"):
+            session.run(attention_step(4))
+        assert thread.is_alive(), "it has not waited for the turn"
+        release.set()
+        thread.join()
+
+
+def test_shapes_of_steady_steps_are_recorded(attention: Model) -> None:
+    seen: list[Any] = []
+    attention.executor.record = seen.append
+    try:
+        with attention.session({"past": np.zeros((2, 5, 8), np.float32)}, replaced_by={"past": 1}) as session:
+            for step in range(10):
+                session.run(attention_step(step))
+    finally:
+        attention.executor.record = None
+    assert seen == [(5 + step,) for step in range(10)]
+
+
+def test_sessions_of_several_threads_are_right(attention: Model) -> None:
+    past = np.zeros((2, 2, 8), np.float32)
+    steps = [attention_step(step) for step in range(25)]
+    expected, state = [], past
+    for q, new in steps:
+        y, state = attention.run([q, state, new])
+        expected.append(y)
+
+    def work(_: int) -> None:
+        with attention.session({"past": past}, replaced_by={"past": 1}) as session:
+            for given, y in zip(steps, expected, strict=True):
+                np.testing.assert_array_equal(session.run(given)[0], y)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(8)))
+
+
+@pytest.mark.parametrize(
+    "kept", [lambda y: y, lambda y: y[:, :, 2:5], memoryview, np.from_dlpack], ids=["array", "view", "memory", "dlpack"]
+)
+def test_results_that_somebody_has_stay_as_they_were(attention: Model, kept: Any) -> None:
+    """The memory of others is used again."""
+    past, had, addresses = np.zeros((2, 2, 8), np.float32), [], set()
+    with attention.session({"past": past}, replaced_by={"past": 1}) as session:
+        for step in range(24):
+            q, new = attention_step(step)
+            y, past = attention.run([q, past, new])
+            (found,) = session.run([q, new])
+            addresses.add(found.ctypes.data)
+            if step % 3 == 0:
+                had.append((kept(found), np.array(kept(y))))
+            del found
+    assert len(addresses) < 15
+    for found, y in had:
+        np.testing.assert_array_equal(found, y)
