@@ -183,15 +183,17 @@ class Tuner:
     def _next(self, blocked: set[int]) -> TaskState | None:
         """Return the task to work on.
 
-        Tasks without baselines come first, then tasks without a first batch, then the most promising one. Tasks whose
-        contenders were timed once or lack shapes come last. A task gets a second batch under way only for more candidates.
+        Tasks without baselines come first, then tasks without a first batch, of these the one that takes most of the model's time,
+        then the most promising one. Tasks whose contenders were timed once or lack shapes come last. A task gets a second batch under
+        way only for more candidates.
         """
         able = [s for s in self.states if s.position not in blocked and not s.given_up]
         idle = [s for s in able if not s.under_way]
-        for is_due in (TaskState.missing, self._budget.needs_first):
-            for state in idle:
-                if is_due(state):
-                    return state
+        for state in idle:
+            if state.missing():
+                return state
+        if first := [s for s in idle if self._budget.needs_first(s)]:
+            return max(first, key=TaskState.seconds)
         for state in self.states:
             self._refresh(state)
         ready = [s for s in able if s.under_way != "exclusive" and not self._budget.needs_first(s)]
