@@ -48,7 +48,7 @@ from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task.check import CheckCases
 
 RUNS = tuple(f"{m}:{p}" for m in ("minilm:c", "minilm:opencl", "decode:c") for p in ("plain", "prior"))
-PARTS = (0.9, 0.95, 0.99)
+PARTS = (0.9, 0.95, 0.98, 0.99)
 SAMPLED_SECS = 0.01
 # Phases of the device process, and what the job does while that process is idle, by a folder of the outermost frame there.
 DEVICE = {"compile": "compiling", "check": "checking", "prepare": "preparing", "time": "timing"}
