@@ -67,7 +67,12 @@ class TrialBudget:
 
     def needs_more(self, state: TaskState) -> bool:
         """Return True if another batch of a task is affordable and expected to pay."""
-        if self.closed or self.left <= 0 or state.exhausted or len(state.tuned) + state.flying >= 3 * self.settings.candidates:
+        if (
+            self.closed
+            or self.left <= 0
+            or state.exhausted
+            or len(state.tuned) + state.flying >= 3 * self.settings.candidates
+        ):
             return False
         if state.untried_guesses():
             return True

@@ -45,11 +45,11 @@ def compiled(tmp_path: Path) -> set[str]:
     return {path.stem for path in (tmp_path / "device" / "cache").glob("**/*.so")}
 
 
-def test_kernels_are_launched_ahead_but_for_the_known_ones(ahead: Precompiler, tmp_path: Path) -> None:
+def test_kernels_are_launched_ahead(ahead: Precompiler, tmp_path: Path) -> None:
     ahead.begin([request("good", "opencl"), request("syntax", "opencl")], [])
     ahead.wait()
     assert not ahead.ended and compiled(tmp_path) == {"kernel_good"}
-    ahead.begin([request("also-good", "opencl")], [])
+    ahead.begin([request("also-good", "opencl")], ["kernel_also_good"])
     ahead.wait()
     assert not ahead.ended and compiled(tmp_path) == {"kernel_good", "kernel_also_good"}
 
