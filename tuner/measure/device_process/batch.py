@@ -31,6 +31,7 @@ from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, Measure
 
 _WAVE_BYTES = 2 << 30  # packed weights and temporaries of candidates that are timed against each other
 _MORE_BYTES = 8 << 30  # private memory for compilers, libraries and copies, beyond what programs declare
+_LEAST_AHEAD = 2  # new candidates for which starting another process pays
 _TIMING_SEED = 0
 _Clock = Literal["build_secs", "run_secs"]
 
@@ -121,7 +122,7 @@ class BatchMeasurement:
         """Yield the candidates in parts to compile and check, the second one after it was compiled ahead."""
         new = [c for c in candidates if len(self._recent.of(c.program.kernels)) < len(c.program.kernels)]
         ahead = new[(len(new) + 1) // 2 :]
-        if self._precompiler is None or self._precompiler.ended or not ahead or isolated:
+        if self._precompiler is None or self._precompiler.ended or len(ahead) < _LEAST_AHEAD or isolated:
             yield candidates
             return
         later = {candidate.index for candidate in ahead}

@@ -185,7 +185,7 @@ class Contestant:
     def race(self, leader: float) -> None:
         """Compare with the fastest contestant of the batch, if the policy has times to stop at."""
         if self.policy.stop_above:
-            self.limit = min(self.limit, _BEATEN * leader)
+            self.limit = min(math.inf if self.stop_above is None else self.stop_above, _BEATEN * leader)
             self.lost = self.visits > 1 and len(self.samples) > 1 and self.fastest > self.limit
 
     def timing(self) -> ShapeTiming:
@@ -220,8 +220,11 @@ def time_interleaved(
             stack.callback(gc.enable)
         if contestants and _is_gpu(device):
             _visit(device, contestants[0], _wake, failures, watch)
+        leader = math.inf
         for contestant in contestants:
+            contestant.race(leader)
             _visit(device, contestant, _first_visit, failures, watch)
+            leader = min([leader, *(s.secs for s in contestant.samples)])
         if threads is not None:
             threads.refresh()  # a first launch may start the device's threads
         active = [contestant for contestant in contestants if not contestant.done]
