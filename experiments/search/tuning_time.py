@@ -120,7 +120,7 @@ class Watch(threading.Thread):
     def run(self) -> None:
         last = time.perf_counter()
         while not self._over.wait(SAMPLED_SECS):
-            process = getattr(self._runner, "_process", None)
+            process = getattr(getattr(self._runner, "transport", None), "_process", None)
             step = None if process is None else process.step()
             doing = DEVICE.get(step.phase) if step is not None else None
             now = time.perf_counter()
