@@ -9,8 +9,9 @@ once, after the tuning. From its first record on, a task counts with its best re
 the shapes at which it is timed; the model's time is the sum over the tasks, each times the number of its launches. The clock starts
 before the device is opened and before the model is lowered.
 
-Finished runs stay in the folder and are not repeated, so that each can be run separately. The page shows all runs of the folder. The
-decoder is exported by `--peer-python`, which has torch and onnxscript; MiniLM needs none. Writes results/tuning_time.json, .md, .svg.
+Finished runs stay in the folder and are not repeated, so that each can be run separately. The page shows all runs of the folder; a run
+of an earlier commit is put there as `runs/MODEL_TARGET_KIND_before.json`. The decoder is exported by `--peer-python`, which has torch
+and onnxscript; MiniLM needs none. Writes results/tuning_time.json, .md, .svg.
 """
 
 from __future__ import annotations
@@ -290,7 +291,7 @@ def page(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         "",
         "Written by `experiments/search/tuning_time.py`. Every run starts from an empty database; `prior`: tasks without a record count "
         "with what the shipped prior predicts, `plain`: with what the rules guess. Speed is relative to the speed at the end of the run. "
-        "Seconds are wall clock, from before the device is opened.",
+        "Seconds are wall clock, from before the device is opened. `before`: the same run of an earlier commit, named above.",
         "",
         "![Speed over seconds of tuning](tuning_time.svg)",
         "",
