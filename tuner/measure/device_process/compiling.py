@@ -17,7 +17,7 @@ from relax_tune.runtime.program.program import KernelSource, Program
 
 # Candidates per translation unit: the fixed cost of a unit (PoCL: linking its builtins) equals about two candidates.
 _UNIT_CANDIDATES = 4
-# A kernel of PoCL takes about 100 KB while its handle exists.
+# The contenders of a task come back after the trials of all other tasks.
 _RECENT_KERNELS = 1024
 # With less free disk space than this, a failed compiler may have run out of space.
 _FREE_BYTES = 2**20

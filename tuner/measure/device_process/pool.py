@@ -37,7 +37,7 @@ def buffer_bytes(spec: BufferSpec, shape: Sequence[int]) -> int:
 
 
 class RecentArrays:
-    """The random arrays that were drawn last. All batches of a task have the same inputs, and drawing a large one takes 0.1 s.
+    """The random arrays that were drawn last: all batches of a task have the same inputs.
 
     Args:
         most_bytes: size of all arrays.
