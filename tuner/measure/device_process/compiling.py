@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -53,23 +54,25 @@ class RecentKernels:
     """
 
     def __init__(self, most: int = _RECENT_KERNELS) -> None:
-        self._most = most
+        self._most, self._lock = most, threading.Lock()  # units are compiled by several threads
         self._handles: OrderedDict[KernelSource, Any] = OrderedDict()
 
     def of(self, kernels: Sequence[KernelSource]) -> Handles:
         """Return the handles of those kernels that are kept."""
-        known = [kernel for kernel in kernels if kernel in self._handles]
-        for kernel in known:
-            self._handles.move_to_end(kernel)
-        return {kernel.name: self._handles[kernel] for kernel in known}
+        with self._lock:
+            known = [kernel for kernel in kernels if kernel in self._handles]
+            for kernel in known:
+                self._handles.move_to_end(kernel)
+            return {kernel.name: self._handles[kernel] for kernel in known}
 
     def add(self, kernels: Sequence[KernelSource], handles: Handles) -> None:
         """Keep the handles of these kernels."""
-        for kernel in kernels:
-            self._handles[kernel] = handles[kernel.name]
-            self._handles.move_to_end(kernel)
-        while len(self._handles) > self._most:
-            self._handles.popitem(last=False)
+        with self._lock:
+            for kernel in kernels:
+                self._handles[kernel] = handles[kernel.name]
+                self._handles.move_to_end(kernel)
+            while len(self._handles) > self._most:
+                self._handles.popitem(last=False)
 
 
 def plan_units(programs: Sequence[Program], isolated: frozenset[int], width: int = 1) -> list[range]:
