@@ -50,7 +50,7 @@ class RecentKernels:
     Contenders are measured again, in other units, and most candidates of a task pack its weights by the same few kernels.
 
     Args:
-        most: number of kernels whose handles are kept.
+        most: number of kernels.
     """
 
     def __init__(self, most: int = _RECENT_KERNELS) -> None:
@@ -58,7 +58,7 @@ class RecentKernels:
         self._handles: OrderedDict[KernelSource, Any] = OrderedDict()
 
     def of(self, kernels: Sequence[KernelSource]) -> Handles:
-        """Return the handles of those kernels that are kept."""
+        """Return the handles of the kernels that are known."""
         with self._lock:
             known = [kernel for kernel in kernels if kernel in self._handles]
             for kernel in known:

@@ -94,7 +94,7 @@ def _launched(request: MeasureRequest) -> list[Mapping[str, int]]:
 
 
 class Compilation:
-    """Compiles what it is told on a device, and launches it."""
+    """Compiles programs on a device and launches them, as orders demand."""
 
     def __init__(self, device: Device) -> None:
         self._device, self._shared, self._recent = device, SharedBuffers(device), RecentKernels()

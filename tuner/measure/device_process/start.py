@@ -3,8 +3,8 @@
 MODE is `sandbox` or `bare`. Landlock does not restrict threads that exist already, and NumPy's libraries start threads when they are
 imported. So the sandbox is entered here, before the rest of the device process is imported.
 
-With `precompile` for PROGRESS_FD this is the start of a process that compiles ahead for a device process, which starts it. It has a
-sandbox of its own over the same folder, and imports nothing before its first order.
+With `precompile` for PROGRESS_FD this is the start of a process that compiles ahead for a device process, which starts it. It
+enters another sandbox over the same folder, and imports nothing before its first order.
 
 Tests: `tests/tuner/measure/test_local.py`.
 """
@@ -28,7 +28,7 @@ CONFINED = ("c", "opencl")
 
 
 AHEAD = ("opencl",)
-"""Kinds of devices of which some compile within their process, and share compiled kernels with others (`precompiling`)."""
+"""Kinds of devices that may compile within their process, and share compiled kernels with other processes (`precompiling`)."""
 _MODULES = "relax_tune.tuner.measure.device_process"
 
 

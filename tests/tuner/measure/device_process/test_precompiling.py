@@ -62,7 +62,7 @@ def test_a_crash_ends_only_the_process_that_compiles_ahead(ahead: Precompiler) -
     ahead.wait()
 
 
-def test_a_batch_with_a_crash_in_its_second_half_loses_no_other() -> None:
+def test_a_batch_with_a_crash_in_the_second_half_loses_no_result() -> None:
     kinds = ("good", "also-good", "stale", "crash", "wrong")
     with LocalRunner("opencl") as runner:
         results = runner.submit([request(kind, "opencl") for kind in kinds]).result(LIMIT_SECS)

@@ -112,11 +112,11 @@ def test_time_to_stop_at_counts_before_the_first_round() -> None:
     assert len(ahead.samples) == 20 and not ahead.lost
 
 
-def test_without_a_time_to_stop_at_nobody_races() -> None:
+def test_policy_without_times_to_stop_at_has_no_race() -> None:
     assert [len(c.samples) for c in _timed([1.0, 1.5, 2.5], ())] == [20, 13, 8]
 
 
-def test_hopeless_contestant_behind_a_fast_one_stops_in_its_first_visit() -> None:
+def test_hopeless_contestant_behind_a_fast_one_stops_in_the_first_visit() -> None:
     ahead, generic = _timed([1.0, 5.0], (None,))
     assert len(ahead.samples) == 20 and not ahead.lost
     assert len(generic.samples) == 1 and generic.lost, "a warm-up and one sample of more than four times the fastest"
