@@ -11,7 +11,7 @@ from relax_tune.tuner.measure.device_process.inputs import random_array
 from relax_tune.tuner.measure.device_process.pool import Contents, RecentArrays
 
 
-def test_recent_arrays_are_drawn_once_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recent_arrays_are_drawn_once_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
     monkeypatch.setattr(pool, "random_array", lambda *x: (drawn.append(x[0]), random_array(*x))[1])
     arrays = RecentArrays(most_bytes=1000)

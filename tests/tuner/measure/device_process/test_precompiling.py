@@ -54,7 +54,7 @@ def test_kernels_are_launched_ahead(ahead: Precompiler, tmp_path: Path) -> None:
     assert not ahead.ended and compiled(tmp_path) == {"kernel_good", "kernel_also_good"}
 
 
-def test_a_crash_ends_only_the_process_that_compiles_ahead(ahead: Precompiler) -> None:
+def test_crash_ends_only_the_precompiling_process(ahead: Precompiler) -> None:
     ahead.begin([request("crash", "opencl")], [])
     ahead.wait()
     assert ahead.ended
