@@ -59,7 +59,7 @@ test test-fast test-heavy: export OMP_WAIT_POLICY := passive
 
 demo: $(VENV)/demo.done
 	mkdir -p $(DEMO)
-	$(BIN)/relax-tune tune $(MODEL) --target opencl --effort quick --bound b=1:8 --bound n=1:512 --max-minutes 1 \
+	$(BIN)/relax-tune tune $(MODEL) --target opencl --effort quick --bound b=1:8 --bound n=1:512 \
 	  --db sqlite:///$(DEMO)/demo.db --out $(DEMO)/minilm.rta --compare
 	$(BIN)/relax-tune run $(DEMO)/minilm.rta --model $(MODEL) --out $(DEMO)/embeddings.npz \
 	  --text "A compiler translates programs for a machine." \
