@@ -145,7 +145,7 @@ class Settings:
     )
     max_minutes: float | None = option(
         None,
-        "Time limit of measuring; then the program is built from the records so far.",
+        "Time limit of measuring; then the program is built from the records so far. New candidates are tried for four fifths of it.",
         commands=TUNE,
         kind=float,
         default="no limit",

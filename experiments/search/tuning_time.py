@@ -9,8 +9,9 @@ once, after the tuning. From its first record on, a task counts with its best re
 the shapes at which it is timed; the model's time is the sum over the tasks, each times the number of its launches. The clock starts
 before the device is opened and before the model is lowered.
 
-Finished runs stay in the folder and are not repeated, so that each can be run separately. The page shows all runs of the folder. The
-decoder is exported by `--peer-python`, which has torch and onnxscript; MiniLM needs none. Writes results/tuning_time.json, .md, .svg.
+Finished runs stay in the folder and are not repeated, so that each can be run separately. The page shows all runs of the folder; a run
+of an earlier commit is put there as `runs/MODEL_TARGET_KIND_before.json`. The decoder is exported by `--peer-python`, which has torch
+and onnxscript; MiniLM needs none. Writes results/tuning_time.json, .md, .svg.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task.check import CheckCases
 
 RUNS = tuple(f"{m}:{p}" for m in ("minilm:c", "minilm:opencl", "decode:c") for p in ("plain", "prior"))
-PARTS = (0.9, 0.95, 0.99)
+PARTS = (0.9, 0.95, 0.98, 0.99)
 SAMPLED_SECS = 0.01
 # Phases of the device process, and what the job does while that process is idle, by a folder of the outermost frame there.
 DEVICE = {"compile": "compiling", "check": "checking", "prepare": "preparing", "time": "timing"}
@@ -120,7 +121,7 @@ class Watch(threading.Thread):
     def run(self) -> None:
         last = time.perf_counter()
         while not self._over.wait(SAMPLED_SECS):
-            process = getattr(self._runner, "_process", None)
+            process = getattr(getattr(self._runner, "transport", None), "_process", None)
             step = None if process is None else process.step()
             doing = DEVICE.get(step.phase) if step is not None else None
             now = time.perf_counter()
@@ -290,7 +291,7 @@ def page(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         "",
         "Written by `experiments/search/tuning_time.py`. Every run starts from an empty database; `prior`: tasks without a record count "
         "with what the shipped prior predicts, `plain`: with what the rules guess. Speed is relative to the speed at the end of the run. "
-        "Seconds are wall clock, from before the device is opened.",
+        "Seconds are wall clock, from before the device is opened. `before`: the same run of an earlier commit, named above.",
         "",
         "![Speed over seconds of tuning](tuning_time.svg)",
         "",

@@ -1,4 +1,4 @@
-"""Memory of a session's results: that of results that nobody has any more, or fresh.
+"""Memory of a session's results: of earlier results that nobody has any more, or fresh.
 
 Tests: `tests/tuner/emit/test_sessions.py`.
 """
@@ -16,7 +16,7 @@ from relax_tune.runtime.device.memory import aligned_array
 from relax_tune.runtime.program.sharing import stored_dims
 
 MOST = 4
-"""Arrays whose memory is kept."""
+"""Number of arrays for which memory is remembered."""
 
 
 class _Memory(NamedTuple):

@@ -155,7 +155,7 @@ class Session:
             # Last, so that a call that fails leaves the state as it was.
             self._state = {**state, **updated}
             self._spare = {r.position: state[r.position] for r in self._replaced.values() if not r.extends}
-            # Arguments that were converted or stay on a device are not those of a steady step.
+            # A steady step takes plain arrays: none that were converted, none on a device.
             plain = all(type(a) is np.ndarray and a is arrays[p] for p, a in zip(self._others, given))
             self._continue(bound, given if plain else None)
         return named(as_tensors(results) if any_tensor(inputs) else results, self._names)

@@ -42,8 +42,8 @@ class SteadyCondition:
         grown: The arguments that results extend. Their dims, and symbols with these as values, change from step to step.
 
     Attributes:
-        code: The list of scalars. Further symbols than those of the program are what its values are compared with.
-        moves: A pair (symbol, slot) for each symbol whose value is that of a slot in the step before.
+        code: The list of scalars. Its symbols are the program's, and further ones with which values are compared.
+        moves: A pair (symbol, slot) for each symbol that has the value of a slot in the step before.
     """
 
     def __init__(self, executor: Executor, grown: Sequence[Replaced]) -> None:
@@ -54,7 +54,7 @@ class SteadyCondition:
         moves = [(s, results[at][dim]) for s, (at, dim) in executor.binders.items() if at in results]
         each = [symbolic_slots(program.scalars, symbol) for symbol, _ in moves]
         self._varies = [any(column) for column in zip(*each)] if each else [False] * (len(self._code) // WIDTH)
-        self._kept: list[tuple[int, int]] = []  # further symbols and the slots that must keep their values
+        self._fixed: list[tuple[int, int]] = []  # further symbols and the slots that must keep their values
         self._rooms: list[
             tuple[int, list[Replaced]]
         ] = []  # further symbols and the arguments whose memory limits a size
@@ -82,7 +82,7 @@ class SteadyCondition:
         """
         values = np.zeros(self._symbols, np.int64)
         values[: len(bound.symbols)] = bound.symbols
-        for symbol, slot in self._kept:
+        for symbol, slot in self._fixed:
             values[symbol] = bound.values[slot]
         for symbol, limited in self._rooms:
             values[symbol] = min(rooms[r] for r in limited)
@@ -125,12 +125,12 @@ class SteadyCondition:
         slots += [call.choice for call in program.calls]
         for slot in self._varying(slots):
             symbol, value = self._further()
-            self._kept.append((symbol, slot))
+            self._fixed.append((symbol, slot))
             yield self._add(Opcode.EQ, slot, value)
         yield from self._varying(check.slot for check in program.checks)
 
     def _continues(self, moves: list[tuple[int, int]]) -> Iterator[int]:
-        """Yield slots that are 1 if each dim of an argument is that of the result of the step before, and add what they read to `moves`."""
+        """Yield slots that are 1 if the dims of each argument are its result's of the step before, and add what they read to `moves`."""
         buffers = self._program.buffers
         pairs = {pair for r in self._grown for pair in zip(buffers[r.argument].shape, buffers[r.result].shape)}
         for argument, result in sorted(pairs):

@@ -154,6 +154,6 @@ class SteadySteps:
     def settle(self) -> None:
         """Update the dims of the state: after the last step that succeeded."""
         for r in self._grown:
-            # The numbers are those of the last step, also if it has failed.
+            # The numbers belong to the last step, also if it has failed.
             shape = self._executor.program.buffers[r.argument if self._failed else r.result].shape
             self._last.state[r.position].shape = tuple(self._numbers[list(shape)].tolist())

@@ -182,7 +182,7 @@ class JoinsLaunches(Protocol):
         ...
 
     def point(self, buffer: OwnBuffer, other: OwnBuffer) -> None:
-        """Let a buffer have the memory of another one instead of its own, in bound launches too."""
+        """Let a buffer have the memory of another one from now on, in bound launches too."""
         ...
 
     def view(self, buffer: OwnBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -53,7 +53,7 @@ struct advance {
   const int64_t* code;
   int64_t* symbols;
   const int64_t* moves;
-  int64_t *v, *numbers, slots, count, kept;
+  int64_t *v, *numbers, slots, count, first;
 };
 int64_t relax_tune_advance(const struct advance* given) {
   const int64_t *code = given->code, *moves = given->moves, slots = given->slots, count = given->count;
@@ -85,7 +85,7 @@ int64_t relax_tune_advance(const struct advance* given) {
     v[slot] = r;
   }
   if (slots == 0 || v[slots - 1] == 0) return 0;
-  memcpy(numbers, v, given->kept * sizeof *v);
+  memcpy(numbers, v, given->first * sizeof *v);
   return 1;
 }
 """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
 from statistics import fmean
 
 from relax_tune.database.records import Measurement, VariantRecord
@@ -78,6 +79,7 @@ class Batches:
         part: str = "trial",
         budget_factor: float = 1.0,
         shapes: Mapping[str, Sequence[Point]] | None = None,
+        anchors: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         """Start to build, check and time variants of a task.
 
@@ -85,6 +87,7 @@ class Batches:
             part: Reason to measure, part of the records' ids: `trial`, or a later timing of contenders.
             budget_factor: On the time budget of a variant.
             shapes: Shapes at which each variant is timed, by key; None: the anchors of the task.
+            anchors: Numbers of the anchors at which each variant is timed, by key; None: all.
         """
         if not variants:
             return
@@ -92,11 +95,10 @@ class Batches:
         requests: list[MeasureRequest] = []
         failures: list[Measurement] = []
         by_id: dict[str, VariantRecord] = {}
-        bindings = task.bindings()
+        at_anchors, stops = task.bindings(), _stops(state)
         checks = standard = self._checks.standard(task)
-        stops = _stops(state) if shapes is None else ()
         least, most = ROUNDS if part == "trial" else FINAL_ROUNDS
-        policy = TimingPolicy(least, most, budget_factor * self.timing_secs, 0.1, stops, task.regime)
+        policy = TimingPolicy(least, most, budget_factor * self.timing_secs, 0.1, (), task.regime)
         for variant in variants:
             self.renew()
             identity = self.recording.id(task, variant, part)
@@ -108,11 +110,14 @@ class Batches:
                 )
                 continue
             by_id[identity] = variant
+            chosen: Sequence[int] = range(len(at_anchors)) if anchors is None else anchors[variant.key]
+            bindings = tuple(at_anchors[a] for a in chosen)
+            racing = replace(policy, stop_above=tuple(stops[a] for a in chosen))
             if shapes is not None:
-                bindings = tuple(map(binding, shapes[variant.key]))
+                bindings, racing = tuple(map(binding, shapes[variant.key])), policy
                 checks = self._checks.all_at(task, checkable(task, shapes[variant.key])) or standard
             deadline = LIBRARY_DEADLINE_SECS if variant.kind == "library" else DEADLINE_SECS
-            requests.append(MeasureRequest(identity, program.to_json(), checks, bindings, policy, deadline))
+            requests.append(MeasureRequest(identity, program.to_json(), checks, bindings, racing, deadline))
         state.attempted.update(v.key for v in variants)
         candidates = [v.key for v in variants if v.kind == "tuned" and not in_parts(v)] if part == "trial" else []
         # A batch whose programs all failed to generate still becomes a flight, so that its failures are stored in

@@ -24,12 +24,14 @@ class TrialBudget:
 
     Attributes:
         refresh: Reads the records of a task that other jobs have added.
+        closed: True once no task gets further candidates, since time is short.
     """
 
     states: Sequence[TaskState]
     settings: Settings
     leases: TaskLeases
     refresh: Callable[[TaskState], None]
+    closed: bool = False
 
     @property
     def first_batch(self) -> int:
@@ -52,7 +54,9 @@ class TrialBudget:
 
     def needs_first(self, state: TaskState) -> bool:
         """Return True if the first batch of a task is not complete."""
-        return not state.exhausted and len(state.tuned) < self.first_batch and not self._is_negligible(state)
+        if self.closed or state.exhausted:
+            return False
+        return len(state.tuned) < self.first_batch and not self._is_negligible(state)
 
     def _is_negligible(self, state: TaskState) -> bool:
         """Return True if a task takes so little of the model's time that no trial of it pays."""
@@ -63,7 +67,12 @@ class TrialBudget:
 
     def needs_more(self, state: TaskState) -> bool:
         """Return True if another batch of a task is affordable and expected to pay."""
-        if self.left <= 0 or state.exhausted or len(state.tuned) + state.flying >= 3 * self.settings.candidates:
+        if (
+            self.closed
+            or self.left <= 0
+            or state.exhausted
+            or len(state.tuned) + state.flying >= 3 * self.settings.candidates
+        ):
             return False
         if state.untried_guesses():
             return True

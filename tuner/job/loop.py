@@ -41,6 +41,8 @@ from relax_tune.tuner.task.variants import TaskVariants
 
 LEASE_POLL_SECS = 0.5
 """How often to ask for tasks that other jobs hold, when nothing else is left to do."""
+TRIAL_SHARE = 0.8
+"""Part of a time limit after which no new candidates are tried: contenders that were timed once need the rest."""
 FINAL_BUDGETS = 3
 """Factor on a trial's time budget for contenders."""
 
@@ -144,7 +146,8 @@ class Tuner:
         time, of several tasks or of one.
         """
         started = time.monotonic()
-        self._ends = started + 60 * (self.settings.max_minutes or math.inf)
+        limit = 60 * (self.settings.max_minutes or math.inf)
+        self._ends, self._trials_end = started + limit, started + TRIAL_SHARE * limit
         try:
             self._run()
         except MeasureError:
@@ -162,7 +165,8 @@ class Tuner:
         blocked: set[int] = set()
         while True:
             self.job.beat()
-            over = time.monotonic() > self._ends
+            now = time.monotonic()
+            over, self._budget.closed = now > self._ends, now > self._trials_end
             state = None if over or self._batches.is_full else self._next(blocked)
             if state is not None:
                 if not self._start(state):
@@ -183,15 +187,17 @@ class Tuner:
     def _next(self, blocked: set[int]) -> TaskState | None:
         """Return the task to work on.
 
-        Tasks without baselines come first, then tasks without a first batch, then the most promising one. Tasks whose
-        contenders were timed once or lack shapes come last. A task gets a second batch under way only for more candidates.
+        Tasks without baselines come first, then tasks without a first batch, of these the one that takes most of the model's time,
+        then the most promising one. Tasks whose contenders were timed once or lack shapes come last. A task gets a second batch under
+        way only for more candidates.
         """
         able = [s for s in self.states if s.position not in blocked and not s.given_up]
         idle = [s for s in able if not s.under_way]
-        for is_due in (TaskState.missing, self._budget.needs_first):
-            for state in idle:
-                if is_due(state):
-                    return state
+        for state in idle:
+            if state.missing():
+                return state
+        if first := [s for s in idle if self._budget.needs_first(s)]:
+            return max(first, key=TaskState.seconds)
         for state in self.states:
             self._refresh(state)
         ready = [s for s in able if s.under_way != "exclusive" and not self._budget.needs_first(s)]
@@ -231,9 +237,10 @@ class Tuner:
         elif state.under_way:
             return False
         elif finalists := state.finalists():
-            state.retimed.update(v.key for v in finalists)
+            state.retimed.update((key, a) for key, anchors in finalists.items() for a in anchors)
             state.finals += 1
-            self._batches.start(state, finalists, f"final{state.finals}", FINAL_BUDGETS)
+            contenders = [state.variants[k] for k in finalists]
+            self._batches.start(state, contenders, f"final{state.finals}", FINAL_BUDGETS, anchors=finalists)
         elif shapes := self._unvalidated(state):
             state.validations += 1
             contenders = [state.variants[k] for k in shapes]

@@ -46,7 +46,7 @@ class TaskState:
         times: Seconds at each anchor, medians of all samples, of each variant without a failure.
         foreign: Sketch of each recorded tuned variant that this version's rules do not generate.
         attempted: Variants that this job has measured.
-        retimed: Variants that this job has measured again as contenders.
+        retimed: Variants that this job has measured again as contenders, each with an anchor.
         visits: Number of records by variant and anchor.
         counts: Test for records that are valid on this device; others are ignored.
         finals, validations: Numbers of batches of contenders.
@@ -69,7 +69,7 @@ class TaskState:
     records: set[str] = field(default_factory=set)
     foreign: dict[str, str] = field(default_factory=dict)
     attempted: set[str] = field(default_factory=set)
-    retimed: set[str] = field(default_factory=set)
+    retimed: set[tuple[str, int]] = field(default_factory=set)
     samples: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     visits: dict[tuple[str, int], int] = field(default_factory=dict)
     counts: Callable[[Measurement], bool] = lambda _: True
@@ -194,27 +194,37 @@ class TaskState:
             ranked.append((sum(lags) / len(lags) if lags else math.inf, key))
         return [self.variants[key] for _, key in sorted(ranked)]
 
-    def finalists(self) -> list[VariantRecord]:
-        """Return the contenders to time once more, in one interleaved batch.
+    def finalists(self) -> dict[str, list[int]]:
+        """Return the contenders to time once more, in one interleaved batch, with the anchors at which they contend.
 
-        The result is empty once every contender has been timed twice, so a job whose trials are all recorded measures nothing.
+        A contender is also timed where it was so slow that something may have disturbed it; racing soon stops it if nothing did. The
+        result is empty once every contender has been timed twice, so a job whose trials are all recorded measures nothing.
         """
-        anchors = range(len(self.task.domain.points))
-        contenders: dict[str, None] = {}
-        leaders: dict[str, None] = {}
-        for a in anchors:
+        anchors_by_key: dict[str, list[int]] = {}
+        for a in range(len(self.task.domain.points)):
             best = self.best_at(a) or 0.0
+            contenders: set[str] = set()
+            leaders: set[str] = set()
             for kind, count in (("tuned", FINALISTS), ("library", 1), ("generic", 1)):
                 timed = [
                     (t, k)
                     for k, row in self.times.items()
                     if self.variants[k].kind == kind and None not in row and (t := row[a]) is not None
                 ]
-                contenders |= dict.fromkeys(k for t, k in sorted(timed)[:count] if t < HOPELESS * best)
+                contenders |= {k for t, k in sorted(timed)[:count] if t < HOPELESS * best}
                 # The leaders are timed again with them: times are compared within one batch, under the same conditions.
-                leaders |= dict.fromkeys(k for t, k in timed if t == best)
-        new = [k for k in contenders if k not in self.retimed and any(self.visits.get((k, a), 0) < 2 for a in anchors)]
-        return [self.variants[k] for k in sorted({*new, *leaders})] if new else []
+                leaders |= {k for t, k in timed if t == best}
+            new = {k for k in contenders if (k, a) not in self.retimed and self.visits.get((k, a), 0) < 2}
+            for key in new | leaders if new else ():
+                anchors_by_key.setdefault(key, []).append(a)
+        for key, anchors in anchors_by_key.items():
+            anchors += [a for a in range(len(self.times[key])) if a not in anchors and self._doubtful(key, a)]
+        return {key: sorted(anchors) for key, anchors in sorted(anchors_by_key.items())}
+
+    def _doubtful(self, key: str, anchor: int) -> bool:
+        time, best = self.times[key][anchor], self.best_at(anchor)
+        once = (key, anchor) not in self.retimed and self.visits.get((key, anchor), 0) < 2
+        return once and time is not None and best is not None and time >= HOPELESS * best
 
     def learn(self, records: Sequence[Measurement], job: str) -> None:
         """Add records to the matrix of times and pass them to the strategy. Known records change nothing."""
@@ -292,10 +302,11 @@ class TaskState:
 def baselines_of(task_variants: TaskVariants) -> tuple[VariantRecord, ...]:
     """Return the generic, library and unfused variants, which are always timed."""
     records: list[VariantRecord] = []
+    # The generic form is last: at large shapes it is far slower than the others, whose times then stop it.
     forms: Mapping[str, Callable[[], Sequence[VariantRecord]]] = {
-        "the generic form": lambda: (task_variants.sketch_set.generic(),),
         "the library forms": lambda: task_variants.library.variants,
         "the unfused variants": lambda: task_variants.unfused.variants,
+        "the generic form": lambda: (task_variants.sketch_set.generic(),),
     }
     for name, make in forms.items():
         with left_out(name, task_variants.task.name, ScheduleError):

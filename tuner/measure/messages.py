@@ -68,8 +68,10 @@ class TimingPolicy:
     Attributes:
         min_repeats, max_repeats: limits of the number of samples, which otherwise is the number that fits `budget_secs`.
         max_single_secs: a shape whose single run takes longer gets two samples only.
-        stop_above: empty, or per timing the time of the best known candidate. A shape stops, and is marked `ShapeTiming.lost`,
-            when its best sample is slower after the second visit, or twice as slow within the first.
+        stop_above: empty, or per timing the seconds above which a candidate is no contender, None if unknown. A shape stops, and is
+            marked `ShapeTiming.lost`, when its best sample is slower after the second visit, or twice as slow within the first. If it is
+            not empty, the candidates of a batch also race each other: one that takes twice the time of the fastest stops, and one
+            that is far behind takes `min_repeats` samples.
         regime: `warm` starts each visit with an untimed launch; `flushed` fills the caches with other data before each sample, so
             that a launch reads everything from memory.
     """

@@ -88,6 +88,6 @@ def test_no_other_pool_spins(library: str, target: str) -> None:
 
 @pytest.mark.onednn
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one processor has no second thread")
-def test_pool_that_spins_is_found() -> None:
+def test_spinning_pool_is_found() -> None:
     found = spinning("onednn", "c", OMP_WAIT_POLICY="active")
     assert not found.endswith(" 0 of them spin"), found

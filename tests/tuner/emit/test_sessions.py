@@ -323,7 +323,7 @@ def attention() -> Iterator[Model]:
         yield model
 
 
-def test_steps_of_a_decoder_are_steady_while_its_memory_stays(decoder: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoder_steps_are_steady_while_memory_stays(decoder: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     _, *caches = decoder.run([PROMPT], "prefill")
     counted = Counted(monkeypatch)
     joins = isinstance(decoder.executors["decode"].device, JoinsLaunches)
@@ -367,7 +367,7 @@ def test_steady_steps_take_arguments_as_any(attention: Model, given: Any, monkey
     assert (counted.steady > 5) == isinstance(given(q), np.ndarray)
 
 
-def test_steady_steps_refuse_what_is_no_list_of_their_arguments(attention: Model) -> None:
+def test_steady_step_without_a_list_of_arguments_is_refused(attention: Model) -> None:
     with attention.session({"past": np.zeros((2, 16, 8), np.float32)}, replaced_by={"past": 1}) as session:
         for step in range(6):
             q, new = attention_step(step)
@@ -417,7 +417,7 @@ def test_other_calls_between_steady_steps_change_nothing(attention: Model) -> No
                 np.testing.assert_array_equal(session.run([q, new])[0], y)
 
 
-def test_steady_step_that_fails_leaves_the_state(attention: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_steady_step_leaves_the_state(attention: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> None:
         raise MeasureError("the device is lost")
 
@@ -507,7 +507,7 @@ def test_sessions_of_several_threads_are_right(attention: Model) -> None:
 @pytest.mark.parametrize(
     "kept", [lambda y: y, lambda y: y[:, :, 2:5], memoryview, np.from_dlpack], ids=["array", "view", "memory", "dlpack"]
 )
-def test_results_that_somebody_has_stay_as_they_were(attention: Model, kept: Any) -> None:
+def test_results_still_referred_to_keep_values(attention: Model, kept: Any) -> None:
     """The memory of others is used again."""
     past, had, addresses = np.zeros((2, 2, 8), np.float32), [], set()
     with attention.session({"past": past}, replaced_by={"past": 1}) as session:

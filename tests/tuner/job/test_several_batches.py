@@ -19,6 +19,22 @@ from relax_tune.tuner.job import loop
 from relax_tune.tuner.measure.messages import MeasureRequest
 
 
+def test_last_part_of_the_time_is_for_contenders(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, begun = [0.0], list[tuple[float, int]]()
+
+    class Slow(RecordedRunner):
+        def submit(self, batch: Sequence[MeasureRequest]) -> Any:
+            begun.append((now[0], batch[0].policy.min_repeats))
+            now[0] += 3.0
+            return super().submit(batch)
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    paper_job(feed_forward, settings=replace(QUICK, trials=64, max_minutes=0.5)).tune(Slow())
+    late = [repeats for at, repeats in begun if at > 24]
+    assert late and set(late) == {7}, "no candidate is tried for the first time"
+    assert max(at for at, _ in begun) <= 30 and (0.0, 3) in begun
+
+
 class Fleet(RecordedRunner):
     """Answers rounds from threads, after some time or when all workers are busy; counts the batches under way."""
 

@@ -164,7 +164,8 @@ def test_runner_marks_clear_loser_as_lost(runner: Runner) -> None:
     raced = MeasureRequest(given.id, given.program_json, given.checks, given.timings, policy)
     (result,) = runner.submit([raced]).result(LIMIT_SECS)
     assert [timing.lost for timing in result.timings] == [False, True, False]
-    assert [len(timing.samples_secs) for timing in result.timings] == [50, 2, 50]
+    counts = [len(timing.samples_secs) for timing in result.timings]
+    assert counts[0] == counts[2] == 50 and counts[1] <= 2
 
 
 def test_shapes_outside_the_bounds_and_unreadable_programs_are_values_too(runner: Runner) -> None:

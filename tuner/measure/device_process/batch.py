@@ -6,7 +6,7 @@ Tests: `tests/tuner/measure/test_local.py`, `tests/tuner/measure/test_racing.py`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol, cast
@@ -21,15 +21,17 @@ from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.program.program import Program, program_from_json
 from relax_tune.tuner.measure.device_process.compare import difference
-from relax_tune.tuner.measure.device_process.compiling import CompiledKernels, Handles, compile_programs
+from relax_tune.tuner.measure.device_process.compiling import CompiledKernels, Handles, RecentKernels, compile_programs
 from relax_tune.tuner.measure.device_process.flush import CacheFlush, Eviction, flush_for
 from relax_tune.tuner.measure.device_process.inputs import buffer_shapes
 from relax_tune.tuner.measure.device_process.pool import SharedBuffers, buffer_bytes
+from relax_tune.tuner.measure.device_process.precompiling import Precompiler
 from relax_tune.tuner.measure.device_process.timing import Clock, Contestant, time_interleaved
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, MeasureResult, Stage, Symbols, failed
 
 _WAVE_BYTES = 2 << 30  # packed weights and temporaries of candidates that are timed against each other
 _MORE_BYTES = 8 << 30  # private memory for compilers, libraries and copies, beyond what programs declare
+_LEAST_AHEAD = 2  # new candidates for which starting another process pays
 _TIMING_SEED = 0
 _Clock = Literal["build_secs", "run_secs"]
 
@@ -74,6 +76,7 @@ class BatchMeasurement:
         probe: raises MeasureError when the device is unusable.
         limited: the kernels run in this process, whose memory is limited to the needs of their programs.
         clock: timer of launches; None times them in this process.
+        precompiler: a process that fills the driver's cache of compiled kernels; None if this one compiles all.
     """
 
     def __init__(
@@ -85,10 +88,11 @@ class BatchMeasurement:
         probe: Callable[[], None],
         limited: bool,
         clock: Clock | None = None,
+        precompiler: Precompiler | None = None,
     ) -> None:
         self._device, self._libraries, self._progress, self._limited = device, libraries, progress, limited
-        self._answer, self._probe, self._clock = answer, probe, clock
-        self._shared = SharedBuffers(device)
+        self._answer, self._probe, self._clock, self._precompiler = answer, probe, clock, precompiler
+        self._shared, self._recent = SharedBuffers(device), RecentKernels()
         self._flush: CacheFlush | Eviction | None = None
 
     def run(self, requests: Sequence[MeasureRequest], isolated: frozenset[int]) -> None:
@@ -106,16 +110,39 @@ class BatchMeasurement:
         waves = _waves(candidates)
         if self._limited:
             limit_memory(_MORE_BYTES + 2 * max((sum(c.own_bytes for c in wave) for wave in waves), default=0))
-        candidates = self._compile(candidates, isolated)
-        for wave in _waves(candidates):
-            survivors = [candidate for candidate in wave if self._run_step(candidate, self._open, "build_secs")]
-            # one case after the other: all candidates get the same inputs, which are created and loaded once
-            for number in range(max((len(c.request.checks) for c in wave), default=0)):
-                check = partial(self._check, number)
-                survivors = [candidate for candidate in survivors if self._run_step(candidate, check, "run_secs")]
+        for wave in waves:
+            survivors: list[_Candidate] = []
+            for part in self._parts(wave, isolated):
+                survivors += self._checked(self._compile(part, isolated))
             self._time(survivors)
             for candidate in wave:
                 self._release(candidate)
+
+    def _parts(self, candidates: list[_Candidate], isolated: frozenset[int]) -> Iterator[list[_Candidate]]:
+        """Yield the candidates in parts to compile and check, the second one after it was compiled ahead."""
+        new = [c for c in candidates if len(self._recent.of(c.program.kernels)) < len(c.program.kernels)]
+        ahead = new[(len(new) + 1) // 2 :]
+        if self._precompiler is None or self._precompiler.ended or len(ahead) < _LEAST_AHEAD or isolated:
+            yield candidates
+            return
+        later = {candidate.index for candidate in ahead}
+        first = [candidate for candidate in candidates if candidate.index not in later]
+        kernels = {kernel.name for candidate in first for kernel in candidate.program.kernels}
+        kernels |= {name for candidate in ahead for name in self._recent.of(candidate.program.kernels)}
+        self._precompiler.begin([candidate.request for candidate in ahead], sorted(kernels))
+        yield first
+        self._progress.tell(ahead[0].index, ahead[-1].index - ahead[0].index + 1, "compile")
+        self._precompiler.wait()
+        yield ahead
+
+    def _checked(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
+        """Open candidates and check them. Returns the ones that are right."""
+        survivors = [candidate for candidate in candidates if self._run_step(candidate, self._open, "build_secs")]
+        # one case after the other: all candidates get the same inputs, which are created and loaded once
+        for number in range(max((len(c.request.checks) for c in candidates), default=0)):
+            check = partial(self._check, number)
+            survivors = [candidate for candidate in survivors if self._run_step(candidate, check, "run_secs")]
+        return survivors
 
     def _read(self, requests: Sequence[MeasureRequest]) -> list[_Candidate]:
         """Parse programs and lay out the memory they share."""
@@ -139,20 +166,26 @@ class BatchMeasurement:
         return candidates
 
     def _compile(self, candidates: Sequence[_Candidate], isolated: frozenset[int]) -> list[_Candidate]:
+        new = []
+        for candidate in candidates:
+            candidate.handles = self._recent.of(candidate.program.kernels)
+            if len(candidate.handles) < len(candidate.program.kernels):
+                new.append(candidate)
+
         def tell(unit: range) -> None:
-            first, last = candidates[unit.start].index, candidates[unit[-1]].index
+            first, last = new[unit.start].index, new[unit[-1]].index
             self._progress.tell(first, last - first + 1, "compile")
 
-        positions = frozenset(at for at, candidate in enumerate(candidates) if candidate.index in isolated)
-        built = []
-        programs = [candidate.program for candidate in candidates]
-        for candidate, compiled in zip(candidates, compile_programs(self._device, programs, positions, tell)):
+        positions = frozenset(at for at, candidate in enumerate(new) if candidate.index in isolated)
+        programs = [candidate.program for candidate in new]
+        refused = set()
+        for candidate, compiled in zip(new, compile_programs(self._device, programs, positions, tell, self._recent)):
             if isinstance(compiled, BuildError):
+                refused.add(candidate.index)
                 self._answer(failed(candidate.request.id, "compile", str(compiled)))
             else:
                 candidate.handles, candidate.build_secs = compiled
-                built.append(candidate)
-        return built
+        return [candidate for candidate in candidates if candidate.index not in refused]
 
     def _run_step(self, candidate: _Candidate, step: Callable[[_Candidate], None], clock: _Clock) -> bool:
         """Run a step of a candidate, and answer its failure. Returns True if the step succeeded.

@@ -34,6 +34,7 @@ from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.tuner.measure.codec import decode_batch, encode_results
 from relax_tune.tuner.measure.device_process.batch import BatchMeasurement, DeviceLostError
+from relax_tune.tuner.measure.device_process.precompiling import Precompiler
 from relax_tune.tuner.measure.messages import MeasureResult
 from relax_tune.tuner.measure.protocol import FrameReader, ProgressMap, write_frame
 
@@ -81,11 +82,12 @@ def runs_kernels(device: Device) -> bool:
     return device.info.kind == "c" or (isinstance(device, OpenCLDevice) and device.in_process)
 
 
-def main(arguments: list[str], sandbox: int) -> int:
+def main(arguments: list[str], sandbox: int, ahead: tuple[int, int] | None = None) -> int:
     """Serve batches.
 
     Args:
         sandbox: version of Landlock that confines this process, 0 without confinement.
+        ahead: pipes from and to a process that compiles ahead.
 
     Returns:
         The exit status: 0 when the supervisor closed the pipe, 3 when the device was lost or could not be opened.
@@ -114,7 +116,10 @@ def main(arguments: list[str], sandbox: int) -> int:
     if sandbox and not limited:
         tell(kind="unfit", message=f"the driver of {device.info.name} runs its kernels in another process")
         return 3
-    measurement = BatchMeasurement(device, libraries, progress, answer, lambda: probe(device), limited)
+    precompiler = Precompiler(*ahead) if ahead is not None and limited else None
+    measurement = BatchMeasurement(
+        device, libraries, progress, answer, lambda: probe(device), limited, precompiler=precompiler
+    )
     tell(kind="ready", sandbox=sandbox, info=asdict(replace(device.info, libraries=library_facts(libraries))))
     while True:
         message = inbox.get()

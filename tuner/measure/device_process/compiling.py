@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +18,8 @@ from relax_tune.runtime.program.program import KernelSource, Program
 
 # Candidates per translation unit: the fixed cost of a unit (PoCL: linking its builtins) equals about two candidates.
 _UNIT_CANDIDATES = 4
+# The contenders of a task come back after the trials of all other tasks.
+_RECENT_KERNELS = 1024
 # With less free disk space than this, a failed compiler may have run out of space.
 _FREE_BYTES = 2**20
 
@@ -38,6 +42,37 @@ class CompiledKernels:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
+
+
+class RecentKernels:
+    """Handles of the kernels that a device compiled last, by source.
+
+    Contenders are measured again, in other units, and most candidates of a task pack its weights by the same few kernels.
+
+    Args:
+        most: number of kernels.
+    """
+
+    def __init__(self, most: int = _RECENT_KERNELS) -> None:
+        self._most, self._lock = most, threading.Lock()  # units are compiled by several threads
+        self._handles: OrderedDict[KernelSource, Any] = OrderedDict()
+
+    def of(self, kernels: Sequence[KernelSource]) -> Handles:
+        """Return the handles of the kernels that are known."""
+        with self._lock:
+            known = [kernel for kernel in kernels if kernel in self._handles]
+            for kernel in known:
+                self._handles.move_to_end(kernel)
+            return {kernel.name: self._handles[kernel] for kernel in known}
+
+    def add(self, kernels: Sequence[KernelSource], handles: Handles) -> None:
+        """Keep the handles of these kernels."""
+        with self._lock:
+            for kernel in kernels:
+                self._handles[kernel] = handles[kernel.name]
+                self._handles.move_to_end(kernel)
+            while len(self._handles) > self._most:
+                self._handles.popitem(last=False)
 
 
 def plan_units(programs: Sequence[Program], isolated: frozenset[int], width: int = 1) -> list[range]:
@@ -94,13 +129,18 @@ def balance(programs: Sequence[Program], units: Sequence[range]) -> list[Sequenc
 
 
 def compile_programs(
-    device: Device, programs: Sequence[Program], isolated: frozenset[int], tell: Callable[[range], None]
+    device: Device,
+    programs: Sequence[Program],
+    isolated: frozenset[int],
+    tell: Callable[[range], None],
+    recent: RecentKernels | None = None,
 ) -> list[Compiled]:
     """Compile programs in units, in parallel if the device's compiler allows it.
 
     Args:
         isolated: indices of programs to compile one by one.
         tell: receives the indices of the programs that are about to be compiled.
+        recent: kernels that were compiled before; receives the new ones.
 
     Returns:
         For each program its handles and its share of the seconds, or its BuildError.
@@ -109,12 +149,15 @@ def compile_programs(
         MeasureError: the disk is full, which is not the program's fault.
     """
     compiled: list[Compiled | None] = [None] * len(programs)
+    recent = RecentKernels() if recent is None else recent
 
     def attempt(unit: Sequence[int]) -> Compiled:
-        kernels = {kernel.name: kernel for index in unit for kernel in programs[index].kernels}
+        kernels = list({kernel.name: kernel for index in unit for kernel in programs[index].kernels}.values())
         began = time.perf_counter()
+        known = recent.of(kernels)
+        missing = [kernel for kernel in kernels if kernel.name not in known]
         try:
-            handles = device.compile(list(kernels.values())) if kernels else {}
+            new = device.compile(missing) if missing else {}
         except BuildError as error:
             free = shutil.disk_usage(tempfile.gettempdir()).free
             if free < _FREE_BYTES:
@@ -123,7 +166,8 @@ def compile_programs(
                     f"({str(error).splitlines()[0][:200]}); free some space, or point TMPDIR at a folder with more"
                 ) from None
             return error
-        return handles, (time.perf_counter() - began) / len(unit)
+        recent.add(missing, new)
+        return {**known, **new}, (time.perf_counter() - began) / len(unit)
 
     width = host.usable_cpus() if getattr(device, "compiles_in_threads", False) else 1
     units = plan_units(programs, isolated, width)

@@ -9,6 +9,7 @@ Tests: `tests/tuner/measure/test_local.py`.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ POISON = 0xFF  # as floats of any width these bytes are NaN
 # Integers of 0xFF bytes are -1, which many kernels may well return.
 INTEGER_POISON = 0x7F
 
+_ARRAY_BYTES = 256 << 20
 Contents = tuple[str, str, tuple[int, ...], Fill, int]
 
 
@@ -34,11 +36,36 @@ def buffer_bytes(spec: BufferSpec, shape: Sequence[int]) -> int:
     return math.prod(shape) * np.dtype(spec.dtype).itemsize
 
 
+class RecentArrays:
+    """The random arrays that were drawn last: all batches of a task have the same inputs.
+
+    Args:
+        most_bytes: size of all arrays.
+    """
+
+    def __init__(self, most_bytes: int = _ARRAY_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._arrays: OrderedDict[Contents, NDArray[Any]] = OrderedDict()
+        self.nbytes = 0
+
+    def of(self, contents: Contents) -> NDArray[Any]:
+        """Return `random_array` of these contents, not to be written."""
+        array = self._arrays.get(contents)
+        if array is None:
+            array = self._arrays[contents] = random_array(*contents)
+            array.flags.writeable = False
+            self.nbytes += array.nbytes
+        self._arrays.move_to_end(contents)
+        while self.nbytes > self._most_bytes:
+            self.nbytes -= self._arrays.popitem(last=False)[1].nbytes
+        return array
+
+
 class SharedBuffers:
     """The shared buffers of one device. They live across batches, so that constants stay loaded."""
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        self._device, self._arrays = device, RecentArrays()
         self._constants: dict[Contents, Any] = {}
         self._slabs: dict[str, Any] = {}
         self._loaded: dict[str, Contents] = {}
@@ -98,7 +125,7 @@ class SharedBuffers:
             if self._loaded.get(spec.name) != contents:
                 slab = self._slabs[spec.name]
                 self._fill(slab, POISON, slab.nbytes)  # reading past the end must not find an old shape's numbers
-                self._device.upload(slab, random_array(*contents))
+                self._device.upload(slab, self._arrays.of(contents))
                 self._loaded[spec.name] = contents
 
     def poison(self, program: Program, executor: Executor) -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple, Protocol
 
 from relax_tune.runtime.bound_program import BoundProgram
@@ -35,6 +35,11 @@ _QUEUED_LAUNCHES = (4, 64)  # at least, at most: threads that sleep between sing
 _AWAKE_SECS = 0.03  # an idle GPU raises its clocks over some milliseconds of work
 _QUIET = 0.02  # contention of a sample up to which it counts as undisturbed
 _MOST_SAMPLES = 3  # factor on the number of samples, to find undisturbed ones
+_BEATEN = (
+    2.0  # a contestant that is slower than the fastest one by this factor stops, as above `TimingPolicy.stop_above`
+)
+_DISTURBED = 2.0  # factor on the limit within one visit, which another process may have disturbed as a whole
+_FAR = 0.65  # part of the time to stop at from which on a contestant takes no more than the least number of samples
 
 
 class Sample(NamedTuple):
@@ -129,6 +134,7 @@ class Contestant:
         enter: runs before each visit, untimed: records progress, loads inputs.
         flush: runs before each sample, untimed; a sample is then `Clock.flushed` launches.
         target: number of undisturbed samples to take, chosen in the first visit.
+        limit: seconds above which it stops.
     """
 
     bound: BoundProgram
@@ -145,11 +151,20 @@ class Contestant:
     lost: bool = False
     wall_secs: float = 0.0
     error: Exception | None = None
+    limit: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.limit = math.inf if self.stop_above is None else self.stop_above
 
     @property
     def done(self) -> bool:
         """True if it needs no further visit."""
         return self.error is not None or self.lost or self.missing <= 0
+
+    @property
+    def fastest(self) -> float:
+        """Seconds of the fastest sample; 0 without one."""
+        return min((s.secs for s in self.samples), default=0.0)
 
     @property
     def quiet(self) -> list[Sample]:
@@ -158,8 +173,20 @@ class Contestant:
 
     @property
     def missing(self) -> int:
-        """The number of further samples to take."""
-        return min(self.target - len(self.quiet), _MOST_SAMPLES * self.target - len(self.samples))
+        """The number of further samples to take: few of a contestant that is far behind."""
+        far = self.fastest > _FAR * self.limit
+        target = min(self.target, self.policy.min_repeats) if far else self.target
+        return min(target - len(self.quiet), _MOST_SAMPLES * target - len(self.samples))
+
+    def stop_if_beaten(self, warm_up: float) -> None:
+        """Stop after the first sample if it and the launch before it are far above the limit."""
+        self.lost = min(warm_up, self.fastest) > _DISTURBED * self.limit
+
+    def race(self, leader: float) -> None:
+        """Compare with the fastest contestant of the batch, if the policy has times to stop at."""
+        if self.policy.stop_above:
+            self.limit = min(math.inf if self.stop_above is None else self.stop_above, _BEATEN * leader)
+            self.lost = self.visits > 1 and len(self.samples) > 1 and self.fastest > self.limit
 
     def timing(self) -> ShapeTiming:
         """Return the result of timing: the undisturbed samples where they are enough, else all."""
@@ -193,14 +220,23 @@ def time_interleaved(
             stack.callback(gc.enable)
         if contestants and _is_gpu(device):
             _visit(device, contestants[0], _wake, failures, watch)
+        leader = math.inf
         for contestant in contestants:
+            contestant.race(leader)
             _visit(device, contestant, _first_visit, failures, watch)
+            leader = min([leader, *(s.secs for s in contestant.samples)])
         if threads is not None:
             threads.refresh()  # a first launch may start the device's threads
         active = [contestant for contestant in contestants if not contestant.done]
         while active:
             for contestant in active:
                 _visit(device, contestant, _sample, failures, watch)
+            active = [contestant for contestant in active if not contestant.done]
+            leader = min(
+                (median(s.secs for s in c.samples) for c in contestants if len(c.samples) > 1), default=math.inf
+            )
+            for contestant in active:
+                contestant.race(leader)
             active = [contestant for contestant in active if not contestant.done]
 
 
@@ -232,27 +268,34 @@ def _wake(device: Device, contestant: Contestant, clock: Clock) -> None:
 
 
 def _first_visit(device: Device, contestant: Contestant, clock: Clock) -> None:
-    """Warm up, estimate the time of a launch, and choose how many samples fit the budget."""
+    """Warm up, estimate the time of a launch, and choose how many samples fit the budget. The estimate is the first sample if it can be."""
     policy = contestant.policy
     single = clock.secs(device, contestant.bound, 1).secs
     if single > policy.max_single_secs:
         contestant.samples.append(clock.secs(device, contestant.bound, 1))
         contestant.target, contestant.rewarm = 2, False
+        contestant.stop_if_beaten(single)
         return
     if _is_gpu(device):
         clock.secs(device, contestant.bound, 1)  # the second launch records
     if contestant.flush is not None:
         contestant.launches = clock.flushed
     began = time.perf_counter()
-    single = clock.secs(device, contestant.bound, contestant.launches, contestant.flush).secs
+    estimate = clock.secs(device, contestant.bound, contestant.launches, contestant.flush)
+    warm_up, single, queued = single, estimate.secs, False
     if contestant.flush is not None:  # flushing counts in the budget
         single = (time.perf_counter() - began) / contestant.launches
     elif device.info.kind != "c" and single < _QUEUED_BELOW_SECS:
         timed = lambda launches: clock.secs(device, contestant.bound, launches).secs
         contestant.launches, single = clock.repeats(single, timed)
+        queued = True
     sample = max(single * contestant.launches, 1e-7)
     contestant.target = max(policy.min_repeats, min(policy.max_repeats, int(policy.budget_secs / sample)))
     contestant.rewarm = contestant.flush is None and single < _REWARM_BELOW_SECS
+    if not queued:
+        contestant.samples.append(estimate)
+        contestant.visits += 1
+        contestant.stop_if_beaten(warm_up)
 
 
 def _sample(device: Device, contestant: Contestant, clock: Clock) -> None:
@@ -261,13 +304,15 @@ def _sample(device: Device, contestant: Contestant, clock: Clock) -> None:
     if contestant.rewarm:
         clock.secs(device, bound, 1)
     contestant.visits += 1
-    # another process may have disturbed a whole visit: after one visit only, the limit is doubled
-    limit = math.inf if contestant.stop_above is None else contestant.stop_above * (2 if contestant.visits < 2 else 1)
+    limit = contestant.limit * (_DISTURBED if contestant.visits < 2 else 1)
     give_up = time.perf_counter() + _VISIT_SECS
-    for _ in range(min(_VISIT_SAMPLES, contestant.missing)):
+    count = min(_VISIT_SAMPLES, contestant.missing)
+    if contestant.policy.stop_above and len(samples) < contestant.policy.min_repeats:
+        count = min(count, contestant.policy.min_repeats - len(samples))  # then it is compared with the others
+    for _ in range(count):
         samples.append(clock.secs(device, bound, contestant.launches, contestant.flush))
         # A single sample may be slow by accident.
-        if len(samples) >= 2 and min(s.secs for s in samples) > limit:
+        if len(samples) >= 2 and contestant.fastest > limit:
             contestant.lost = True
             return
         if time.perf_counter() > give_up:

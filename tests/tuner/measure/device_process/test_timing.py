@@ -69,3 +69,54 @@ def test_launches_below_a_millisecond_share_a_wake_up(monkeypatch: pytest.Monkey
     assert [s.secs for s in contestant.samples] == pytest.approx(
         [launch_secs + wake_secs / 4] * len(contestant.samples)
     )
+
+
+class Paced:
+    """A clock whose contestants take the seconds that their programs are."""
+
+    flushed = 1
+
+    def secs(self, device: Any, bound: Any, launches: int, flush: Any = None) -> timing.Sample:
+        return timing.Sample(bound.secs, 0.0)
+
+    def repeats(self, single: float, timed: Callable[[int], float]) -> tuple[int, float]:
+        raise AssertionError("on processors launches are timed one by one")
+
+
+def _timed(secs: list[float], stop_above: tuple[float | None, ...]) -> list[Contestant]:
+    """Time contestants that take so long, at a budget of twenty samples of the first."""
+    policy = TimingPolicy(3, 20, 20 * secs[0], 10.0, stop_above)
+    device: Any = SimpleNamespace(info=DeviceInfo("c", "", (), ()), synchronize=lambda: None)
+
+    def contestant(taken: float) -> Contestant:
+        bound: Any = SimpleNamespace(prepare=lambda: None, secs=taken)
+        return Contestant(bound, policy, {}, stop_above[0] if stop_above else None, lambda: None)
+
+    found = [contestant(s) for s in secs]
+    time_interleaved(device, found, (), Paced())
+    return found
+
+
+def test_contestants_far_behind_take_few_samples_and_beaten_ones_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "_VISIT_SAMPLES", 1)  # as of launches that take longer than a visit
+    near, ahead, far, beaten = _timed([1.05, 1.0, 1.5, 2.5], (None,))
+    assert len(ahead.samples) == len(near.samples) == 20
+    assert len(far.samples) == 3 and not far.lost
+    assert len(beaten.samples) == 2 and beaten.lost and beaten.timing().lost
+
+
+def test_time_to_stop_at_counts_before_the_first_round() -> None:
+    ahead, beaten, doubtful = _timed([1.0, 5.0, 2.5], (2.0,))
+    assert len(beaten.samples) == 1 and beaten.lost, "it and the launch before it took more than twice the limit"
+    assert len(doubtful.samples) == 2 and doubtful.lost
+    assert len(ahead.samples) == 20 and not ahead.lost
+
+
+def test_policy_without_times_to_stop_at_has_no_race() -> None:
+    assert [len(c.samples) for c in _timed([1.0, 1.5, 2.5], ())] == [20, 13, 8]
+
+
+def test_hopeless_contestant_behind_a_fast_one_stops_in_the_first_visit() -> None:
+    ahead, generic = _timed([1.0, 5.0], (None,))
+    assert len(ahead.samples) == 20 and not ahead.lost
+    assert len(generic.samples) == 1 and generic.lost, "a warm-up and one sample of more than four times the fastest"
