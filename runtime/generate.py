@@ -6,6 +6,7 @@ Tests: `tests/tuner/emit/test_generate.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -19,7 +20,17 @@ from relax_tune.runtime.generation.config import GenerationConfig
 from relax_tune.runtime.generation.decoder import Decoder
 from relax_tune.runtime.generation.detokenizer import Tokenizer
 from relax_tune.runtime.generation.logits import LogitsProcessor
-from relax_tune.runtime.generation.rows import Request, as_result, group_steps, on_host_rows, read_prompts
+from relax_tune.runtime.generation.paged import STEP, GeneratedText, PagedDecoder, paged_steps
+from relax_tune.runtime.generation.rows import (
+    Request,
+    Row,
+    as_result,
+    group_steps,
+    on_host_rows,
+    read_prompts,
+    warn_of_end,
+)
+from relax_tune.runtime.generation.sources import Source
 from relax_tune.runtime.generation.stopping import StopRules
 from relax_tune.runtime.model import Model
 
@@ -83,9 +94,11 @@ def generate(
     Rows of equal length are computed together, as many as the model takes, and each group by itself: padding never reaches
     the model. What a row gets depends on no other row.
 
+    With paged caches, rows of any lengths are computed together (`runtime/generation/paged`).
+
     Args:
         model: `prefill(input_ids (b, n)) -> (logits (b, _, vocabulary), *caches)` and `decode(input_ids (b, 1), *caches)` with
-            results of the same kind; or an encoder-decoder, which has `encode` too.
+            results of the same kind; or an encoder-decoder, which has `encode` too; or a decoder with paged caches, which has `step`.
         prompts: (rows, length) token ids, or a list of prompts of any lengths, as arrays of any library (see `Model.run`). An
             encoder-decoder takes its sources by the name of the encoder's input instead: `{"input_ids": ids}`,
             `{"input_features": spectrograms}`; its texts start with `decoder_start_token_id`, or with prompts given as
@@ -107,16 +120,13 @@ def generate(
     """
     tensors = any_tensor(prompts if isinstance(prompts, (Mapping, list, tuple)) else [prompts])
     prompts = on_host_rows(prompts)
-    request = _request(model, prompts, max_new_tokens, config, **options)
-    if request.config.num_beams > 1:
-        added = [h.tokens for hypotheses in _search(request) for h in hypotheses]
+    if STEP in model.functions:
+        call = _call(prompts, max_new_tokens, config, **options)
+        added, config = _paged_added(model, call), call.config
     else:
-        added = [np.empty(0, np.int64) for _ in request.rows]
-        for numbers in request.groups():
-            steps = list(group_steps(request, numbers))
-            for at, number in enumerate(numbers if steps else ()):
-                added[number] = np.array([tokens[at] for tokens, live in steps if live[at]], np.int64)
-    result = as_result(prompts, added, request.config.filler, request.config.num_return_sequences)
+        request = _request(model, prompts, max_new_tokens, config, **options)
+        added, config = _added(request), request.config
+    result = as_result(prompts, added, config.filler, config.num_return_sequences)
     if not tensors:
         return result
     return as_tensor(result) if isinstance(result, np.ndarray) else as_tensors(result)
@@ -131,9 +141,11 @@ def generate_steps(
 ) -> Iterator[GenerationStep]:
     """Yield the next token of every row, as soon as it is known; arguments and errors as of `generate`.
 
-    All groups of rows of equal length advance together, so the caches of all are in memory. Beam search knows its tokens at
-    its end only, and is refused.
+    All groups of rows of equal length advance together, so the caches of all are in memory. Rows of a model with paged caches wait for
+    blocks; while they wait, they get no tokens, and are not live. Beam search knows its tokens at its end only, and is refused.
     """
+    if STEP in model.functions:
+        return _paged_live(model, _call(prompts, max_new_tokens, config, **options))
     request = _request(model, prompts, max_new_tokens, config, **options)
     if request.config.num_beams > 1:
         raise UserError(
@@ -157,8 +169,26 @@ def beam_search(
     return _search(request)
 
 
+@dataclass(frozen=True)
+class _Call:
+    """The checked arguments of a call: rows without padding, each as often as it has results, and settings."""
+
+    rows: tuple[Row, ...]
+    config: GenerationConfig
+    rules: StopRules
+    custom: LogitsProcessor | None
+
+
 def _request(
-    model: Model,
+    model: Model, prompts: Any, max_new_tokens: int | None, config: GenerationConfig | None, **options: Any
+) -> Request:
+    """Check a call before anything is computed."""
+    decoder = Decoder(model)
+    call = _call(prompts, max_new_tokens, config, **options)
+    return Request(decoder, call.rows, call.config, call.rules, call.custom)
+
+
+def _call(
     prompts: Any,
     max_new_tokens: int | None,
     config: GenerationConfig | None,
@@ -167,9 +197,7 @@ def _request(
     tokenizer: Tokenizer | None = None,
     logits_processor: LogitsProcessor | None = None,
     **settings: Any,
-) -> Request:
-    """Check a call before anything is computed."""
-    decoder = Decoder(model)
+) -> _Call:
     if max_new_tokens is not None:
         settings = {"max_new_tokens": max_new_tokens, **settings}
     if config is not None and not isinstance(config, GenerationConfig):
@@ -188,7 +216,56 @@ def _request(
     rows = read_prompts(on_host_rows(prompts), on_host_rows(attention_mask))
     if config.num_beams == 1:
         rows = tuple(row for row in rows for _ in range(config.num_return_sequences))
-    return Request(decoder, rows, config, rules, logits_processor)
+    return _Call(rows, config, rules, logits_processor)
+
+
+def _added(request: Request) -> list[Ids]:
+    """Return the added tokens of every result."""
+    if request.config.num_beams > 1:
+        return [h.tokens for hypotheses in _search(request) for h in hypotheses]
+    added = [np.empty(0, np.int64) for _ in request.rows]
+    for numbers in request.groups():
+        steps = list(group_steps(request, numbers))
+        for at, number in enumerate(numbers if steps else ()):
+            added[number] = np.array([tokens[at] for tokens, live in steps if live[at]], np.int64)
+    return added
+
+
+def _paged(model: Model, call: _Call) -> Iterator[list[GeneratedText]]:
+    """Yield the texts of a call, then after each step the ones with a new token; see `paged_steps`."""
+    config = call.config
+    if config.num_beams > 1:
+        raise UserError(f"num_beams: expected 1 with paged caches, got {config.num_beams}; build contiguous ones")
+    if any(isinstance(row, Source) for row in call.rows) or config.decoder_start_token_id is not None:
+        raise UserError("prompts: expected token ids for a model without an encoder; give rows of token ids")
+    rows = [row.tolist() for row in call.rows if not isinstance(row, Source)]
+    with closing(PagedDecoder(model, tokens=sum(len(row) + config.max_new_tokens for row in rows))) as decoder:
+        yield from paged_steps(decoder, rows, config, call.rules, call.custom)
+
+
+def _paged_added(model: Model, call: _Call) -> list[Ids]:
+    steps = _paged(model, call)
+    texts = list(next(steps))
+    for _ in steps:
+        pass
+    for number, text in enumerate(texts):
+        if not text.stopped:
+            warn_of_end(call.config, number, text.added)
+    return [np.array(text.tokens[text.prompt :], np.int64) for text in texts]
+
+
+def _paged_live(model: Model, call: _Call) -> Iterator[GenerationStep]:
+    steps = _paged(model, call)
+    number = {text: at for at, text in enumerate(next(steps))}  # errors are raised here, before the first step
+
+    def live_steps() -> Iterator[GenerationStep]:
+        for stepped in steps:
+            tokens, live = np.full(len(number), call.config.filler, np.int64), np.zeros(len(number), np.bool_)
+            for text in stepped:
+                tokens[number[text]], live[number[text]] = text.tokens[-1], True
+            yield GenerationStep(tokens, live)
+
+    return live_steps()
 
 
 def _search(request: Request) -> list[list[Hypothesis]]:

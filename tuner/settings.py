@@ -56,6 +56,7 @@ Weights = Literal["stored", "bf16", "f16", "int8", "int4"]
 Shapes = Literal["uniform", "profile"]
 Caches = Literal["warm", "model"]
 Logs = Literal["text", "json"]
+KVCache = Literal["contiguous", "paged"]
 Memory = Literal["symbolic", "constant", "inplace", "constant-inplace"]
 
 FILE = "relax-tune.toml"
@@ -254,6 +255,12 @@ class Settings:
         commands=PROGRAM,
         choices=get_args(Precision),
     )
+    kv_cache: KVCache = option(
+        "contiguous",
+        "Keys and values of decoders from Hugging Face folders: an array for each text, or blocks of pools for many texts at a time.",
+        commands=PROGRAM,
+        choices=get_args(KVCache),
+    )
     adapter: str | None = option(
         None,
         "LoRA adapter, as PEFT saves one, that is merged into the weights of an encoder or decoder from a Hugging Face folder.",
@@ -354,7 +361,8 @@ class Settings:
     @property
     def import_options(self) -> dict[str, Any]:
         """The arguments of `load_model`."""
-        return {"cache_dtype": self.cache_dtype, "trust": self.trust_model, "adapter": self.adapter}
+        options = {"cache_dtype": self.cache_dtype, "kv_cache": self.kv_cache}
+        return {**options, "trust": self.trust_model, "adapter": self.adapter}
 
     @property
     def ends_early(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.harness.decoder_folder import decoder_weights
-from experiments.harness.e2e_cases import Array
+from experiments.harness.e2e_cases import Array, Decoder
 from experiments.stronger.cases import BATCH, DECODER, LENGTH, POSITIONS, THREADS, given, numbers
 
 LAYER = {
@@ -52,12 +52,12 @@ def paired(weight: Array, heads: int) -> Array:
     return weight.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
 
 
-def write_decoder(file: Path, kind: str) -> None:
+def write_decoder(file: Path, kind: str, d: Decoder = DECODER, positions: int = POSITIONS) -> None:
     """Write the Llama-style decoder."""
     from gguf import GGUFWriter
 
-    d, writer = DECODER, GGUFWriter(file, "llama")
-    writer.add_context_length(POSITIONS)
+    writer = GGUFWriter(file, "llama")
+    writer.add_context_length(positions)
     writer.add_embedding_length(d.width)
     writer.add_block_count(d.layers)
     writer.add_feed_forward_length(d.inner)

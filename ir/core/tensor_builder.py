@@ -100,6 +100,21 @@ class TensorBuilder:
             lambda s, _: (tuple(add(v, starts[a]) if a in starts else v for a, v in enumerate(s)), None, x[s]),
         )
 
+    def store(
+        self,
+        out: Tensor,
+        extents: Sequence[Expr],
+        element: Callable[..., tuple[tuple[Expr, ...], Expr]],
+        name: str,
+    ) -> None:
+        """Store `out[place] = value` for each point below `extents`. element: returns the place and the value of a point"""
+
+        def stored(s: tuple[Var, ...], _: object) -> tuple[tuple[Expr, ...], Expr | None, Expr]:
+            place, value = element(*s)
+            return place, None, value
+
+        self._block(out, extents, (), name, stored)
+
     def reduce(
         self,
         out: Tensor,

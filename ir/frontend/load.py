@@ -11,7 +11,7 @@ from relax_tune.errors import ParseError, RelaxTuneError, UserError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend import text
 from relax_tune.ir.frontend.gguf import importer as gguf
-from relax_tune.ir.frontend.hf.folder import CacheType, load_hf
+from relax_tune.ir.frontend.hf.folder import CacheType, KVCache, load_hf
 from relax_tune.ir.frontend.hf.pooling import Pooling
 from relax_tune.ir.frontend.onnx.file import is_model_proto
 from relax_tune.ir.frontend.onnx.importer import load_onnx
@@ -49,6 +49,7 @@ def load_model(
     example_kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     adapter: str | Path | None = None,
+    kv_cache: KVCache = "contiguous",
 ) -> IRModule:
     """Import a model as one cross-level program, with dynamic dims as symbols.
 
@@ -70,6 +71,7 @@ def load_model(
         example_inputs, example_kwargs: Of a torch module: arguments of `forward`, by position and by name, for torch.export.
         dynamic_shapes: Of a torch module: as for `torch.export.export`; without any, all dims are as in the examples.
         adapter: Folder of a LoRA adapter that PEFT saved, which is merged into the weights of a Hugging Face encoder or decoder.
+        kv_cache: `paged` stores the keys and values of a Hugging Face decoder in blocks, for many texts at a time (`load_hf`).
 
     Raises:
         ParseError: A file that is not a model of its format.
@@ -80,6 +82,7 @@ def load_model(
     bounds = checked_bounds(bounds)
     cache = None if cache_dtype == "f32" else cache_dtype
     options = {"cache_dtype": cache, "pooling": pooling, "normalize": normalize, "adapter": adapter}
+    options["kv_cache"] = None if kv_cache == "contiguous" else kv_cache
     if is_torch_module(model):
         _refuse_options(options, "a torch module")
         return load_torch_export(export_module(model, example_inputs, example_kwargs, dynamic_shapes), bounds)
@@ -104,7 +107,7 @@ def _load_path(path: Path, bounds: Bounds, cache_dtype: CacheType, options: Mapp
             f"{path}: no such file or folder; give the folder of a Hugging Face model, a .gguf, .onnx, .pt2 or .relax file"
         )
     if path.is_dir() and (path / "config.json").exists():
-        return load_hf(path, bounds=bounds, cache_dtype=cache_dtype, **of_folder)
+        return load_hf(path, bounds=bounds, cache_dtype=cache_dtype, **_given(of_folder))
     if path.is_file() and path.suffix == gguf.SUFFIX:
         _refuse_options(of_folder, str(path))
         return gguf.load_gguf(path, bounds, cache_dtype)
@@ -117,12 +120,17 @@ def _load_path(path: Path, bounds: Bounds, cache_dtype: CacheType, options: Mapp
     if imported is not None:
         return imported
     if path.is_dir():
-        return load_hf(path, bounds=bounds, cache_dtype=cache_dtype, **of_folder)  # raises: which file is missing
+        # raises: which file is missing
+        return load_hf(path, bounds=bounds, cache_dtype=cache_dtype, **_given(of_folder))
     _refuse_options(options, str(path))
     raise UserError(
         f"{path}: expected the folder of a Hugging Face model (config.json and model.safetensors), a .gguf, .onnx, .pt2 or "
         ".relax file, got another file; for a Hugging Face model give the folder that holds its files"
     )
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _imported_by_plugin(source: Any, bounds: Bounds, options: Mapping[str, object]) -> IRModule | None:

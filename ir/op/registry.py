@@ -10,12 +10,12 @@ from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.indexing import gather, movement, pad, scatter
 from relax_tune.ir.op.math import bits, elementwise, logic, numeric, quantize
 from relax_tune.ir.op.math.elementwise import Elementwise
-from relax_tune.ir.op.neural import attention, decoder, fold, grid_sample, resize, window
+from relax_tune.ir.op.neural import attention, decoder, fold, grid_sample, paged, resize, window
 from relax_tune.ir.op.reduction import einsum, linalg, reduce, scan, trees
 
 MODULES = (
     elementwise, numeric, logic, bits, quantize, movement, gather, scatter, pad, create, shapes, devices,
-    reduce, scan, linalg, einsum, attention, decoder, window, resize, fold, grid_sample,
+    reduce, scan, linalg, einsum, attention, decoder, paged, window, resize, fold, grid_sample,
     trees,
 )  # fmt: skip
 

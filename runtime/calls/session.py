@@ -30,7 +30,8 @@ class Session:
     """A series of calls of a function, in which results replace arguments without leaving the device.
 
     A decoder's caches are such arguments. Where a result only extends an argument, the new elements are appended to the old ones: a
-    call then copies nothing. Any other result and its argument change places. Memory doubles when it is full.
+    call then copies nothing. A pool of blocks is changed where it is. Any other result and its argument change places. Memory doubles
+    when it is full.
 
     Calls of one session must not overlap; several sessions, and other calls of the model, may. `close` frees the memory.
 
@@ -259,7 +260,12 @@ def _has_indices(program: Program, buffers: Iterable[int]) -> bool:
 
 def _replaced(program: Program, position: int, number: int) -> Replaced:
     argument, result = program.inputs[position], program.outputs[number]
-    return Replaced(position, argument, result, program.buffers[result].base == argument)
+    return Replaced(position, argument, result, _in_place(program, argument, result))
+
+
+def _in_place(program: Program, argument: int, result: int) -> bool:
+    """Return whether a result lies in the memory of an argument: as a view of it, or as the argument itself, which the call changes."""
+    return argument in (result, program.buffers[result].base)
 
 
 def _check_replaces(program: Program, name: str, number: int) -> None:
@@ -273,5 +279,5 @@ def _check_replaces(program: Program, name: str, number: int) -> None:
             f"{program.name}: expected a result of {old.dtype} and {len(old.shape)} dims to replace {name}, got {new.name} of "
             f"{new.dtype} and {len(new.shape)} dims"
         )
-    if new.role != "output" and new.base != index:
+    if new.role != "output" and not _in_place(program, index, program.outputs[number]):
         raise UserError(f"{program.name}: expected a result that is computed to replace {name}, got {new.name}, a view")

@@ -25,7 +25,7 @@ class Replaced(NamedTuple):
         position: Position among the inputs.
         argument: Number of the argument's buffer.
         result: Number of the result's buffer.
-        extends: The result is the argument with more elements at its end.
+        extends: The result is the argument with more elements at its end, or with some elements changed.
     """
 
     position: int

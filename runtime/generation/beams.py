@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from relax_tune.runtime.generation.config import GenerationConfig
 from relax_tune.runtime.generation.logits import log_softmax, no_choice, process_logits
-from relax_tune.runtime.generation.rows import Request
+from relax_tune.runtime.generation.rows import Request, warn_of_end
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -159,7 +159,7 @@ def search_group(request: Request, numbers: Ids) -> list[list[Hypothesis]]:
             results = [row.results() for row in rows]
             for number, hypotheses in zip(numbers, results):
                 if any(len(h.tokens) == limit and int(h.tokens[-1]) not in config.eos_ids for h in hypotheses):
-                    request.warn_of_end(int(number), limit)
+                    warn_of_end(request.config, int(number), limit)
             return results
         state.select(np.concatenate([at * k + chosen[at][0] for at in unfinished]))
         state.extend(np.concatenate([chosen[at][1] for at in unfinished]))

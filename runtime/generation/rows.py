@@ -76,15 +76,6 @@ class Request:
             np.stack([self.prompt(n) for n in numbers]), stack_sources(sources, self.decoder.sources)
         )
 
-    def warn_of_end(self, number: int, added: int) -> None:
-        """Warn of a row that ends because the model has no more positions."""
-        if added < (requested := self.config.max_new_tokens):
-            times = self.config.num_return_sequences if self.config.num_beams == 1 else 1
-            warn(
-                f"generate: prompt {number // times + 1} ends after {added} of {requested} new tokens: "
-                "the model has no more positions; build it with larger bounds, or ask for fewer tokens"
-            )
-
     def groups(self, beams: int = 1) -> list[NDArray[np.int64]]:
         """Return the numbers of rows of equal length, at most as many together as the model takes, with `beams` each.
 
@@ -103,6 +94,16 @@ class Request:
             lengths.setdefault(len(self.prompt(number)), []).append(number)
         step = len(self.rows) if most is None else most // beams
         return [np.array(rows[at : at + step]) for rows in lengths.values() for at in range(0, len(rows), step)]
+
+
+def warn_of_end(config: GenerationConfig, number: int, added: int) -> None:
+    """Warn of a row that ends because the model has no more positions."""
+    if added < (requested := config.max_new_tokens):
+        times = config.num_return_sequences if config.num_beams == 1 else 1
+        warn(
+            f"generate: prompt {number // times + 1} ends after {added} of {requested} new tokens: "
+            "the model has no more positions; build it with larger bounds, or ask for fewer tokens"
+        )
 
 
 def on_host_rows(given: Any) -> Any:
@@ -198,7 +199,7 @@ def group_steps(request: Request, numbers: NDArray[np.int64]) -> Iterator[tuple[
         if at + 1 < n + limit:
             state.extend(tokens)
     for number in numbers[live]:
-        request.warn_of_end(int(number), limit)
+        warn_of_end(config, int(number), limit)
 
 
 def _generators(seed: int | None, numbers: NDArray[np.int64]) -> list[np.random.Generator]:

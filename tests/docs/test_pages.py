@@ -19,9 +19,9 @@ from tests.ir.frontend.hf.test_adapter import write as write_adapter
 from tests.ir.frontend.hf.test_images_and_sound import write as write_senses
 from tests.ir.frontend.hf.test_series import write as write_series
 from tests.ir.frontend.torch.test_importer import torch_python
-from tests.support import gguf_files, tiny_decoders
+from tests.support import gguf_files
 from tests.support.encoder_decoders import write_encoder_decoder
-from tests.support.text_folders import write_head
+from tests.support.text_folders import write_decoder, write_head
 from tests.tuner.cli.cli_model import make_bert
 
 import relax_tune as rt
@@ -103,8 +103,7 @@ def folder(tmp_path: Path, records: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     write_adapter(tmp_path / "adapted", "bert")[1].rename(tmp_path / "lora")
     for name in ("records.db", "shared.db"):
         shutil.copy(records, tmp_path / name)
-    (tmp_path / "decoder").mkdir()
-    tiny_decoders.write(tmp_path / "decoder", tiny_decoders.MODELS[0])
+    write_decoder(tmp_path / "decoder")
     write_head(tmp_path / "classifier", "SequenceClassification")
     (tmp_path / "translator").mkdir()
     write_encoder_decoder(tmp_path / "translator", "t5")

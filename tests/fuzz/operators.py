@@ -41,6 +41,7 @@ from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
 from relax_tune.ir.op.neural.fold import Fold
 from relax_tune.ir.op.neural.grid_sample import GridSample
+from relax_tune.ir.op.neural.paged import PagedAttention, PagedWrite
 from relax_tune.ir.op.neural.resize import Resize
 from relax_tune.ir.op.neural.window import Conv, Pool, PoolPositions
 from relax_tune.ir.op.reduction import linalg, reduce, scan, trees
@@ -410,6 +411,27 @@ def attention(w: Grower) -> Step:
     return Step(Attention(0.5, is_causal, window=window, softcap=softcap), (q, k, v, *mask))
 
 
+def places(w: Grower, rows: Expr, blocks: Expr, size: Expr) -> tuple[int, int, int]:
+    """Tables of texts, and text and position of each row."""
+    texts, width = w.dims(2, 2)
+    tables = w.fresh([texts, width], w.rng.choice([i32, i64]), blocks)
+    return tables, indices(w, [rows], texts), indices(w, [rows], width * size)
+
+
+def paged_write(w: Grower) -> Step:
+    pool, (rows,) = w.pick(NUMBERS, 4, 4), w.dims(1, 1)
+    blocks, *dims = w.shape(pool)
+    return Step(PagedWrite(), (pool, w.fresh([rows, *dims[1:]], w.dtype(pool)), *places(w, rows, blocks, dims[0])))
+
+
+def paged_attention(w: Grower) -> Step:
+    q, (blocks, size, width) = w.pick(FLOATS, 4, 4), w.dims(3, 3)
+    rows, heads, _, d = w.shape(q)
+    keys, values = (w.fresh([blocks, size, heads, n], w.dtype(q)) for n in (d, width))
+    window, softcap = w.rng.choice([None, 3]), w.rng.choice([None, None, 5.0])
+    return Step(PagedAttention(0.5, window, softcap), (q, keys, values, *places(w, rows, blocks, size)))
+
+
 def quantise(w: Grower) -> Step:
     x, bits = w.pick(FLOATS, 1), w.rng.choice([2, 4, 8])
     at, kind = w.rng.choice([None, axis(w, x)]), w.rng.choice([i8, u8, *(d for d in SMALL if d is not f8e8m0)])
@@ -511,6 +533,7 @@ ENTRIES: Mapping[str, Entry] = {
     "l2_normalize": Entry(rows(lambda w: reduce.L2Normalize()), "summed", 8),
     "rms_norm": Entry(rows(lambda w: RmsNorm(), 1), "summed", 8),
     "causal_softmax": Entry(causal, "summed", 8), "attention": Entry(attention, "summed", 16),
+    "paged_write": Entry(paged_write), "paged_attention": Entry(paged_attention, "summed", 16),
     "rotary": Entry(rotary, "summed"),
     "take": Entry(take), "gather_elements": Entry(gather_elements), "gather_nd": Entry(gather_nd),
     "scatter_nd": Entry(scatter_nd, "summed"), "scatter_elements": Entry(scatter_elements, "summed"),

@@ -62,7 +62,7 @@ WIDE = PROCESSORS["avx512-vnni-bf16"].machine
 GPU_CASES = (
     "matmul symbolic", "NT, 128 steps", "int4, many columns", "batched NT", "softmax with mask", "gather, add, norm", "turned, bf16",
     "attention over a cache", "attention, f16", "mean pool", "sum of all", "convolution 3x2, apart", "convolution by channel",
-    "convolution of 128 steps", "sums along rows", "largest of 100", "gates",
+    "convolution of 128 steps", "sums along rows", "largest of 100", "gates", "paged attention", "paged write",
 )  # fmt: skip
 
 
@@ -156,6 +156,9 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "attention of positions": (make.attention_of_positions, ({"b": 2, "n": 19}, {"b": 1, "n": 1})),
     "attention over a cache": (make.attention_over_cache, ({"n": 5, "m": 21}, {"n": 1, "m": 40}, {"n": 33, "m": 33})),
     "attention, f16": (make.attention_of_halves, ({"n": 9, "m": 37}, {"n": 33, "m": 33}, {"n": 1, "m": 1})),
+    "paged attention": (make.paged_attention, ({"t": 5, "r": 3, "w": 6, "p": 20}, {"t": 1, "r": 1, "w": 1, "p": 1})),
+    "paged attention, f16": (lambda: make.paged_attention(f16), ({"t": 3, "r": 2, "w": 11, "p": 7},)),
+    "paged write": (make.paged_write, ({"t": 7, "r": 3, "w": 5, "p": 20}, {"t": 1, "r": 1, "w": 1, "p": 1})),
     "causal attention": (make.causal_attention, ({"n": 0}, {"n": 1}, {"n": 37}, {"n": 131})),
     "transpose": (_zoo("transpose_0213"), ({"b": 3, "n": 7}, {"b": 1, "n": 1})),
     "turned": (make.transposed_scale, ({"b": 2, "n": 17, "m": 35}, {"b": 1, "n": 16, "m": 8}, {"b": 1, "n": 1, "m": 1})),

@@ -72,6 +72,7 @@ from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
 from relax_tune.ir.op.neural.fold import Fold
 from relax_tune.ir.op.neural.grid_sample import GridSample
+from relax_tune.ir.op.neural.paged import PagedAttention, PagedWrite
 from relax_tune.ir.op.neural.resize import Resize
 from relax_tune.ir.op.neural.window import Conv, Pool, PoolPositions
 from relax_tune.ir.op.reduction.einsum import Einsum
@@ -95,6 +96,10 @@ from relax_tune.ir.op.registry import ELEMENTWISE
 Array = np.ndarray[Any, Any]
 Sample = tuple[OperatorSpec, list[Array]]
 RNG = np.random.default_rng(7)
+
+
+# tables of two texts, of blocks that they share and others; text and position of five tokens
+PLACES = [np.array([[3, 0, 2], [3, 6, 5]]), np.array([0, 0, 1, 1, 0]), np.array([10, 1, 0, 5, 11])]
 
 
 def rand(*shape: int) -> Array:
@@ -207,6 +212,11 @@ SAMPLES: list[Sample] = [
     (Attention(0.5), [rand(2, 3, 4), rand(2, 5, 4), rand(2, 5, 4), hiding_bias(3, 5)]),
     (Attention(0.5, True, hides_rows=False), [rand(2, 3, 4), rand(2, 3, 4), rand(2, 3, 4), rand(2, 1, 3)]),
     (Attention(0.5), [rand(2, 3, 4), rand(2, 0, 4), rand(2, 0, 4)]),
+    (PagedWrite(), [rand(7, 4, 2, 3), rand(5, 2, 3), *PLACES]),
+    (PagedWrite(), [rand(7, 4, 2, 3), rand(0, 2, 3), PLACES[0], *(p[:0] for p in PLACES[1:])]),
+    (PagedAttention(0.5), [rand(5, 2, 3, 4), rand(7, 4, 2, 4), rand(7, 4, 2, 6), *PLACES]),
+    (PagedAttention(0.5, 3, 0.7), [rand(5, 2, 1, 4), rand(7, 4, 2, 4), rand(7, 4, 2, 4), *PLACES]),
+    (PagedAttention(0.5), [rand(5, 2, 1, 4), *(rand(7, 4, 2, 4).astype(np.float16) for _ in range(2)), *PLACES]),
     (Attention(0.5, True), [rand(2, 0, 4), rand(2, 3, 4), rand(2, 3, 4)]),
     # indices into an empty dim, the result empty too
     (Take(), [rand(0, 0), np.zeros(2, np.int64)]),

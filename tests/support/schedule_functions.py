@@ -36,6 +36,7 @@ from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.indexing.scatter import Mode, ScatterElements, ScatterND
 from relax_tune.ir.op.math.elementwise import Add, Relu
 from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.neural.paged import PagedAttention, PagedWrite
 from relax_tune.ir.op.neural.window import Pool
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import LayerNorm
@@ -528,6 +529,27 @@ def attention_over_cache() -> PrimFunc:
     n, m = Var("n"), Var("m")
     infos = [TensorInfo((const(h), r, const(24)), f32) for h, r in ((4, n), (2, m), (2, m))]
     return Attention(0.3, causal=True, offset=m - n, window=9).legalize("attention", infos)
+
+
+def paged_infos(rows: tuple[TensorInfo, ...], dtype: DType = f32) -> list[TensorInfo]:
+    """The arguments of an operator of pools: rows of tokens, pools of (p, 4, 2, 16), tables, requests and positions."""
+    t, r, w, p = (Var(name) for name in "trwp")
+    pool = TensorInfo((p, const(4), const(2), const(16)), dtype)
+    places = [TensorInfo(dims, i64) for dims in ((r, w), (t,), (t,))]
+    return [*(TensorInfo((t, *x.shape), x.dtype) if x.shape is not None else pool for x in rows), *places]
+
+
+def paged_attention(dtype: DType = f32) -> PrimFunc:
+    """Attention over pools, of six query heads that share two key heads, with a window of nine."""
+    heads = TensorInfo(tuple(map(const, (2, 3, 16))), f32)
+    infos = paged_infos((heads, TensorInfo(None, dtype), TensorInfo(None, dtype)), dtype)
+    return PagedAttention(0.3, window=9).legalize("paged_attention", infos)
+
+
+def paged_write() -> PrimFunc:
+    """Rows written to their places in a pool."""
+    infos = paged_infos((TensorInfo(None, f32), TensorInfo((const(2), const(16)), f32)))
+    return PagedWrite().legalize("paged_write", infos)
 
 
 def attention_of_halves(dtype: DType = f16) -> PrimFunc:

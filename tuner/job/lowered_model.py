@@ -23,7 +23,7 @@ from relax_tune.tuner.settings import Settings
 Bounds = Mapping[str, tuple[int, int]]
 """Least and largest value of each symbol, by name."""
 
-LOWERING = ("qkv", "attention", "precision", "activations", "weights", "checks", "cache_dtype")
+LOWERING = ("qkv", "attention", "precision", "activations", "weights", "checks", "cache_dtype", "kv_cache")
 """Settings that decide the program that a model becomes."""
 WeightType = Literal["bf16", "f16", "int8", "int4"]
 """A type that a weight may be stored in instead of its declared one."""

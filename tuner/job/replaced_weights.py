@@ -32,7 +32,8 @@ def stored_import(artifact: Artifact) -> dict[str, Any]:
     """Return the arguments of `load_model` by which the artifact's model was imported."""
     facts = _facts(artifact)
     bounds = {name: (low, high) for name, (low, high) in facts["bounds"].items() if high is not None}
-    return {"bounds": bounds, "cache_dtype": _settings(artifact, facts).cache_dtype}
+    settings = _settings(artifact, facts)
+    return {"bounds": bounds, "cache_dtype": settings.cache_dtype, "kv_cache": settings.kv_cache}
 
 
 def with_model(artifact: Artifact, module: IRModule, rules: Sequence[Rule] = ()) -> Artifact:
@@ -126,11 +127,12 @@ def _facts(artifact: Artifact) -> Mapping[str, Any]:
 
 
 def _settings(artifact: Artifact, facts: Mapping[str, Any]) -> Settings:
-    if set(facts["settings"]) != set(LOWERING):
+    stored = {"kv_cache": "contiguous", **facts["settings"]}  # artifacts of version 0.2 do not state it
+    if set(stored) != set(LOWERING):
         raise ArtifactError(
             f"{artifact.path}: expected the settings {', '.join(LOWERING)}, got {', '.join(facts['settings'])}; build it again"
         )
-    return Settings(**facts["settings"])
+    return Settings(**stored)
 
 
 def _recipe(artifact: Artifact) -> dict[str, RecipeStep]:

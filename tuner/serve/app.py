@@ -96,6 +96,8 @@ async def _running(serving: Serving) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for generator in (m.generator for m in serving.repository.models if m.generator is not None):
+            await generator.close()
         for turn in {m.turn for m in serving.repository.models}:
             turn.close()
 

@@ -9,10 +9,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.generate import generate_steps
@@ -49,14 +52,15 @@ class Piece:
 class Generator:
     """A decoder with the tokenizer of its folder.
 
+    Attributes:
+        room: Most tokens of a prompt; None: any number.
+
     Raises:
         UserError: The folder has no tokenizer, or the model is no decoder.
     """
 
     def __init__(self, model: Model, folder: Path, turn: DeviceTurn, metrics: Metrics, labels: Labels) -> None:
-        self._decoder, self._model = Decoder(model), model
-        if self._decoder.sources:
-            raise UserError(f"{folder}: expected a decoder, got an encoder-decoder; serve it without --model")
+        self.room, self._model = self._open(model, folder), model
         self._tokenizer = open_tokenizer(folder)
         self._ids = read_token_ids(folder)
         self.template = ChatTemplate(folder)
@@ -66,10 +70,12 @@ class Generator:
         """Return the token ids of a text. special: with the tokens that the tokenizer adds to a text"""
         return list(read_tokens(self._tokenizer, [text], special)[0].ids)
 
-    @property
-    def room(self) -> int | None:
-        """Most positions of a text; None: any number."""
-        return None if self._decoder.room is None else self._decoder.room + 1
+    def _open(self, model: Model, folder: Path) -> int | None:
+        """Check the model; return the most tokens of a prompt."""
+        decoder = Decoder(model)
+        if decoder.sources:
+            raise UserError(f"{folder}: expected a decoder, got an encoder-decoder; serve it without --model")
+        return None if decoder.room is None else decoder.room + 1
 
     def config(self, **settings: Any) -> GenerationConfig:
         """Return settings of generation with the ids of the folder. Raises UserError for a wrong value."""
@@ -88,17 +94,9 @@ class Generator:
         rows = [list(p) for p in prompts for _ in range(config.num_return_sequences)]
         texts = [IncrementalDetokenizer(self._tokenizer, ids, config.stop_strings) for ids in rows]
         counts, ended = [0] * len(rows), [False] * len(rows)
-        steps = generate_steps(self._model, [list(p) for p in prompts], config=config, tokenizer=self._tokenizer)
-        try:
-            while True:
-                start = time.perf_counter()
-                step = await self._turn.call(partial(next, steps, None))
-                if step is None:
-                    break
-                live = [row for row in range(len(rows)) if step.live[row] and not ended[row]]
-                self._metrics.tokens(self._labels, len(live), time.perf_counter() - start)
-                for row in live:
-                    token = int(step.tokens[row])
+        async with aclosing(self._tokens(prompts, config)) as steps:
+            async for step in steps:
+                for row, token in ((row, token) for row, token in step if not ended[row]):
                     counts[row] += 1
                     at_end = token in config.eos_ids
                     text = "" if at_end else texts[row].put(token)
@@ -112,10 +110,28 @@ class Generator:
                         yield Piece(row, text, 1)
             for row in (r for r in range(len(rows)) if not ended[r]):  # the model has no more positions
                 yield Piece(row, texts[row].end(), 0, "length")
+
+    async def _tokens(
+        self, prompts: Sequence[Sequence[int]], config: GenerationConfig
+    ) -> AsyncGenerator[list[tuple[int, int]], None]:
+        """Yield rows and their next tokens, step by step, until all rows have ended."""
+        steps = generate_steps(self._model, [list(p) for p in prompts], config=config, tokenizer=self._tokenizer)
+        try:
+            while True:
+                start = time.perf_counter()
+                step = await self._turn.call(partial(next, steps, None))
+                if step is None:
+                    return
+                live = [(int(row), int(step.tokens[row])) for row in np.flatnonzero(step.live)]
+                self._metrics.tokens(self._labels, len(live), time.perf_counter() - start)
+                yield live
         finally:
             # The step that runs uses the generator; its memory is freed in the same thread.
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(asyncio.ensure_future(self._turn.call(steps.close)))  # type: ignore[attr-defined]
+
+    async def close(self) -> None:
+        """End all texts, before the turn of the device is closed."""
 
     def check(self, ids: Sequence[int], where: str) -> None:
         """Raise RequestError for a prompt that has no tokens, too many, or ids that the model does not have."""

@@ -14,11 +14,13 @@ from relax_tune.errors import UserError
 from relax_tune.ir.frontend.source import find_model
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.generation.decoder import DECODE, ENCODE, PREFILL
+from relax_tune.runtime.generation.paged import STEP
 from relax_tune.runtime.model import Model
 from relax_tune.tuner.serve.batcher import Batcher, DeviceTurn
 from relax_tune.tuner.serve.functions import ServedFunction
 from relax_tune.tuner.serve.generator import Generator
 from relax_tune.tuner.serve.metrics import Metrics
+from relax_tune.tuner.serve.paged_generator import PagedGenerator
 from relax_tune.tuner.serve.rows import Joining, symbol_number
 from relax_tune.tuner.serve.tensors import RequestError
 from relax_tune.tuner.serve.texts import TextEncoder, encoder_joining
@@ -124,7 +126,8 @@ def serve_model(
     Raises:
         UserError: The folder or the symbol of rows does not fit the artifact.
     """
-    decodes = {PREFILL, DECODE} <= set(artifact.functions)
+    paged = STEP in artifact.functions
+    decodes = paged or {PREFILL, DECODE} <= set(artifact.functions)
     encoder = None if argument.folder is None or decodes else TextEncoder(artifact, argument.folder)
     single = "main" in artifact.functions or len(artifact.functions) == 1
     functions = {}
@@ -138,7 +141,8 @@ def serve_model(
         served.batchers[label] = Batcher(function, turn, bound_secs, metrics, (label, str(argument.version)))
         metrics.watch_queue((label, str(argument.version)), served.batchers[label].__len__)
     if decodes and argument.folder is not None and ENCODE not in artifact.functions:
-        served.generator = Generator(model, argument.folder, turn, metrics, served.labels)
+        kind = PagedGenerator if paged else Generator
+        served.generator = kind(model, argument.folder, turn, metrics, served.labels)
     return served
 
 

@@ -23,6 +23,12 @@ token and returns the same. Attention is causal. Keys and values are (b, key hea
 after a prompt; `decode` takes `m` past positions and returns `m + 1`. A state space layer has the last inputs of its convolution
 and its state instead, of the same size after every token.
 
+With paged caches a decoder is one function of `t` tokens of `r` texts, whose keys and values are in blocks of pools:
+`step(input_ids (t,) i64, requests (t,) i64, positions (t,) i64, last (r,) i64, tables (r, w) i64, key_pool_0, value_pool_0 ...) ->
+(logits (r, vocabulary) f32, key_0, value_0 ...)`. Token `i` is at `positions[i]` of text `requests[i]`, and sees this text up to there.
+Row `j` of the logits follows token `last[j]`. A pool is (p, 16, key heads, head size); the blocks of text `j` are `tables[j]`. The other
+results are the pools with the keys and values of the tokens.
+
 An encoder-decoder is three functions that share weights. `encode(input_ids (b, s) i64, attention_mask (b, s) i64) ->
 (cross_key_0, cross_value_0, cross_key_1 ...)`, (b, heads, s, head size) each, reads a source. `prefill(input_ids (b, n) i64,
 attention_mask, cross_key_0 ...)` and `decode(input_ids (b, 1) i64, attention_mask, cross_key_0 ..., past_key_0, past_value_0 ...)` are
@@ -78,12 +84,16 @@ from relax_tune.ir.frontend.hf.transformer.programs import (
     decoder_module,
     encoder_decoder_module,
     encoder_module,
+    paged_module,
 )
 from relax_tune.ir.frontend.hf.transformer.spec import EncoderDecoder, Stack
 from relax_tune.ir.frontend.hf.weights import read_json
 from relax_tune.ir.frontend.shared.bounds import checked_bounds
 
 CacheType = Literal["f32", "f16", "bf16"]
+KVCache = Literal["contiguous", "paged"]
+BLOCK = 16
+"""Positions of a block of paged caches."""
 PREPROCESSOR = "preprocessor_config.json"
 GUIDES = "https://github.com/relax-tune/relax-tune/tree/main/docs/guides"
 USUAL_SAMPLES = 480_000  # default upper bound of a sound, 30 s of 16,000 samples
@@ -105,6 +115,7 @@ def load_hf(
     every_position: bool = False,
     cache_dtype: CacheType = "f32",
     adapter: str | Path | None = None,
+    kv_cache: KVCache = "contiguous",
 ) -> IRModule:
     """Import a Hugging Face model by the `model_type` of its config.json.
 
@@ -118,7 +129,7 @@ def load_hf(
         normalize: encoders: scale the pooled vector to unit length; default with `pooling`: True
         bounds: inclusive (lower, upper) of the symbols `b`, `n`, `m`, `s`; default: at least 1, at most the positions of the model
         every_position: decoders: logits of `prefill` are (b, n, vocabulary)
-        cache_dtype: decoders: type of stored keys and values
+        cache_dtype, kv_cache: decoders: type of stored keys and values; arrays of each text, or `paged`, blocks that texts share
         adapter: folder of a LoRA adapter, which is merged into the weights
 
     Raises:
@@ -126,32 +137,32 @@ def load_hf(
         UserError: for bounds that the model cannot have.
     """
     root = Path(folder)
-    _check_arguments(root, pooling, cache_dtype)
+    _check_arguments(root, pooling, cache_dtype, kv_cache)
     modules = read_modules(root) if (root / MODULES).is_file() else None
     inner = root if modules is None else modules.inner
-    static = modules is not None and modules.static
-    data: Mapping[str, Any] = {"model_type": MODEL2VEC} if static else read_config(inner)
+    data = {"model_type": MODEL2VEC} if modules is not None and modules.static else read_config(inner)
     where = str(inner / "config.json")
     requested = pooling is not None or normalize is not None
     options = _EncoderOptions(root, inner, modules, pooling, normalize, bounds, adapter)
     if data.get("model_type") == MODEL2VEC:
         _refuse_adapter(MODEL2VEC, adapter)
-        _refuse_options_of_decoders(MODEL2VEC, cache_dtype, every_position)
+        _refuse_options_of_decoders(MODEL2VEC, cache_dtype, every_position, kv_cache)
         return _load_static(options, data, where)
     kind = _model_type(data, where)
     if _is_encoder(data, kind, modules is not None or requested):
-        _refuse_options_of_decoders(kind, cache_dtype, every_position)
+        _refuse_options_of_decoders(kind, cache_dtype, every_position, kv_cache)
         return _load_encoder(options, data, where)
     _refuse_embedding(root, kind, requested)
     if kind in LOADERS:
         ConfigFields(data, where).only(CONFIG, None)
-        _refuse_options_of_decoders(kind, cache_dtype, every_position)
+        _refuse_options_of_decoders(kind, cache_dtype, every_position, kv_cache)
         _refuse_adapter(kind, adapter)
         return LOADERS[kind](root, data, where, bounds)
     if kind in DECODERS or kind in WITH_IMAGES:
         stack = read_decoder(DECODERS[kind], data, where) if kind in DECODERS else read_text_model(data, where)
         with _opened(root, data, where, adapter) as weights:
-            return load_decoder(stack, weights, bounds, every_position, cache_dtype)
+            return load_decoder(stack, weights, bounds, every_position, cache_dtype, kv_cache)
+    _refuse_paged(kind, kv_cache)
     data = with_preprocessor(data, inner)
     model = read_pair(data, where) if kind in PAIRS else read_encoder_decoder(data, where)
     with _opened(root, data, where, adapter) as weights:
@@ -175,12 +186,17 @@ def _refuse_adapter(kind: str, adapter: str | Path | None) -> None:
         raise UserError(f"adapter: expected an encoder or a decoder of text or sound, got {kind}; {MERGE}")
 
 
-def _check_arguments(root: Path, pooling: str | None, cache_dtype: str) -> None:
+def _check_arguments(root: Path, pooling: str | None, cache_dtype: str, kv_cache: str) -> None:
     if (root / ADAPTER).is_file() and not (root / "config.json").exists():
         raise ParseError(
             f"{root}: expected a model, got the folder of a LoRA adapter; give the model, and this as adapter"
         )
-    for name, value, known in (("pooling", pooling or "none", Pooling), ("cache_dtype", cache_dtype, CacheType)):
+    chosen = (
+        ("pooling", pooling or "none", Pooling),
+        ("cache_dtype", cache_dtype, CacheType),
+        ("kv_cache", kv_cache, KVCache),
+    )
+    for name, value, known in chosen:
         if value not in get_args(known):
             names = ", ".join(get_args(known))
             raise UserError(f"{name}: expected one of {names}, got {value!r:.80}; give one of them")
@@ -210,11 +226,17 @@ def _is_encoder(data: Mapping[str, Any], kind: str, embeds: bool) -> bool:
     return kind in ENCODERS and (family is None or embeds or named != [family.architecture])
 
 
-def _refuse_options_of_decoders(kind: str, cache_dtype: str, every_position: bool) -> None:
+def _refuse_options_of_decoders(kind: str, cache_dtype: str, every_position: bool, kv_cache: str) -> None:
+    _refuse_paged(kind, kv_cache)
     if cache_dtype != "f32":
         raise UserError(f"cache_dtype: expected a decoder, got {kind}, which stores no keys and values; leave it out")
     if every_position:
         raise UserError(f"every_position: expected a decoder, got {kind}, whose result is an embedding; leave it out")
+
+
+def _refuse_paged(kind: str, kv_cache: str) -> None:
+    if kv_cache != "contiguous":
+        raise UserError(f"kv_cache: expected a decoder for paged caches, got {kind}; leave it out")
 
 
 def _model_type(data: Mapping[str, Any], where: str) -> str:
@@ -349,9 +371,18 @@ def _check_pooling(image: bool, sound: bool, pooling: str | None, normalize: boo
 
 
 def load_decoder(
-    stack: Stack, weights: Weights, bounds: Bounds | None, every_position: bool, cache_dtype: CacheType
+    stack: Stack,
+    weights: Weights,
+    bounds: Bounds | None,
+    every_position: bool,
+    cache_dtype: CacheType,
+    kv_cache: KVCache = "contiguous",
 ) -> IRModule:
-    """Build the two functions of a decoder. Raises UserError for bounds that the model cannot have."""
+    """Build the functions of a decoder. Raises UserError for bounds or paged caches that the model cannot have."""
+    if kv_cache == "paged":
+        if every_position:
+            raise UserError("every_position: expected contiguous caches, got paged ones; leave it out")
+        return _load_paged(stack, weights, bounds, cache_dtype)
     given, positions = checked_bounds(bounds), stack.positions
     # m cached positions come before one new one, which needs m + 1 rows of tables.
     usual = stack.usual_positions(given[s][1] + more for s, more in (("n", 0), ("m", 1)) if s in given)
@@ -362,6 +393,21 @@ def load_decoder(
     span = symbol_bounds(symbols, given)
     n, m = upper(span["n"]), upper(span.get("m", (0, 0)))
     return decoder_module(stack, weights, span["b"], n, m, every_position, dtype(cache_dtype))
+
+
+def _load_paged(stack: Stack, weights: Weights, bounds: Bounds | None, cache_dtype: CacheType) -> IRModule:
+    """Build the function of a decoder with paged caches. Raises UserError for bounds or a model that it cannot have."""
+    given = checked_bounds(bounds)
+    usual = stack.usual_positions(n * BLOCK for n in [given.get("w", (0, 0))[1]])
+    symbols = {
+        "t": SymbolRange("tokens of a step", 1, None, 256),
+        "r": SymbolRange("texts of a step", 1, None, 16),
+        "w": SymbolRange("blocks of a text", 1, stack.positions // BLOCK, usual // BLOCK),
+    }
+    texts, width = (given.get(s, (1, symbols[s].usual or 1))[1] for s in "rw")
+    symbols["p"] = SymbolRange("blocks of the pools", 1, None, texts * width)
+    span = {name: upper(of) for name, of in symbol_bounds(symbols, given).items()}
+    return paged_module(stack, weights, span["t"], span["r"], span["w"], span["p"], BLOCK, dtype(cache_dtype))
 
 
 def _load_encoder_decoder(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -227,14 +227,6 @@ class Attention(OperatorSpec):
         shared, columns = _shared(dims, keys, ctx), keys[-2]
         needed = self._needed(dims[-2], columns, ctx)
         rows = (*lead, *dims[len(lead) : -1])
-        y = b.output("y", (*rows, values[-1]), dtype)
-        product, score = (b.alloc(what, (*rows, columns), dtype) for what in ("product", "score"))
-        stored = self.stored or dtype
-        power = b.alloc("power", (*rows, columns), stored)
-        top, total = b.alloc("top", rows, dtype), b.alloc("total", rows, dtype)
-        context = b.alloc("context", (*rows, values[-1]), dtype)
-        # The lowest finite number stands for -inf: in a row without a visible column, score - top would be inf - inf = NaN.
-        zero, hidden = const(0, dtype), lowest(dtype)
 
         def at(t: Tensor, place: Sequence[Expr], *last: Expr, key: bool = False) -> Expr:
             """Read an element at the heads of `place`, whose leading dims may be wider."""
@@ -245,28 +237,25 @@ class Attention(OperatorSpec):
             head = [floordiv(i, shared) if key else i for i in place[n:]]
             return t[(*before, *head, *last)]
 
-        def scored(*i: Expr) -> Expr:
-            shown = None if mask is None else broadcast_index(mask, i, (*rows, columns))  # type: ignore[arg-type]
-            return needed._score(product[i], shown, i[-2], i[-1], hidden)
+        # The lowest finite number stands for -inf: in a row without a visible column, score - top would be inf - inf = NaN.
+        hidden = lowest(dtype)
 
-        b.reduce(
-            product, dims[-1:], zero,
-            lambda old, *i: add(old, mul(at(q, i[:-3], i[-3], i[-1]), at(k, i[:-3], i[-2], i[-1], key=True))), "scores",
-        )  # fmt: skip
-        b.compute(score, scored, "mask")
-        b.reduce(top, (columns,), hidden, lambda old, *i: maximum(old, score[i]), "softmax_max")
-        b.compute(
-            power,
-            lambda *i: cast(select(eq(score[i], hidden), zero, call("exp", sub(score[i], top[i[:-1]]))), stored),
-            "softmax_exp",
+        def scored(product: Expr, *i: Expr) -> Expr:
+            shown = None if mask is None else broadcast_index(mask, i, (*rows, columns))  # type: ignore[arg-type]
+            return needed._score(product, shown, i[-2], i[-1], hidden)
+
+        attention_loops(
+            b,
+            rows,
+            columns,
+            (dims[-1], values[-1]),
+            lambda *i: at(q, i[:-2], *i[-2:]),
+            lambda *i: at(k, i[:-2], *i[-2:], key=True),
+            lambda *i: at(v, i[:-2], *i[-2:], key=True),
+            scored,
+            dtype,
+            self.stored or dtype,
         )
-        b.reduce(total, (columns,), zero, lambda old, *i: add(old, cast(power[i], dtype)), "softmax_sum")
-        b.reduce(
-            context, (columns,), zero,
-            lambda old, *i: add(old, mul(cast(power[(*i[:-2], i[-1])], dtype), at(v, i[:-3], i[-1], i[-2], key=True))), "context",
-        )  # fmt: skip
-        # a total of 0 means that the row sees no column: its result is 0, not 0 / 0
-        b.compute(y, lambda *i: select(eq(total[i[:-1]], zero), zero, div(context[i], total[i[:-1]])), "softmax_divide")
 
     def _score(self, product: Expr, mask: Expr | None, r: Expr, column: Expr, hidden: Expr) -> Expr:
         """Return the score of row `r` and a column: scaled, capped and masked; `hidden` where the row does not see it."""
@@ -312,6 +301,54 @@ class Attention(OperatorSpec):
         weights = e / np.where(total == 0, 1, total)
         context = np.where(total == 0, 0, np.matmul(weights, v))  # also where a hidden value is infinite
         return float_result(context, arrays, arrays[0].dtype)
+
+
+def attention_loops(
+    b: OperatorBuilder,
+    rows: Dims,
+    columns: Expr,
+    sizes: tuple[Expr, Expr],
+    query: Callable[..., Expr],
+    key: Callable[..., Expr],
+    value: Callable[..., Expr],
+    scored: Callable[..., Expr],
+    dtype: DType,
+    stored: DType,
+) -> None:
+    """Define attention by the seven blocks that schedules know.
+
+    Args:
+        rows: dims of the queries, (heads..., rows).
+        columns: number of keys.
+        sizes: of a key and of a value.
+        query, key, value: element of an operand at (heads..., row or column, position in it).
+        scored: the score of a product at (heads..., row, column), `lowest` where the row does not see the column.
+        stored: type that the weights are rounded to before the second product.
+    """
+    y = b.output("y", (*rows, sizes[1]), dtype)
+    product, score = (b.alloc(what, (*rows, columns), dtype) for what in ("product", "score"))
+    power = b.alloc("power", (*rows, columns), stored)
+    top, total = b.alloc("top", rows, dtype), b.alloc("total", rows, dtype)
+    context = b.alloc("context", (*rows, sizes[1]), dtype)
+    zero, hidden = const(0, dtype), lowest(dtype)
+    b.reduce(
+        product, sizes[:1], zero,
+        lambda old, *i: add(old, mul(query(*i[:-2], i[-1]), key(*i[:-3], i[-2], i[-1]))), "scores",
+    )  # fmt: skip
+    b.compute(score, lambda *i: scored(product[i], *i), "mask")
+    b.reduce(top, (columns,), hidden, lambda old, *i: maximum(old, score[i]), "softmax_max")
+    b.compute(
+        power,
+        lambda *i: cast(select(eq(score[i], hidden), zero, call("exp", sub(score[i], top[i[:-1]]))), stored),
+        "softmax_exp",
+    )
+    b.reduce(total, (columns,), zero, lambda old, *i: add(old, cast(power[i], dtype)), "softmax_sum")
+    b.reduce(
+        context, (columns,), zero,
+        lambda old, *i: add(old, mul(cast(power[(*i[:-2], i[-1])], dtype), value(*i[:-3], i[-1], i[-2]))), "context",
+    )  # fmt: skip
+    # a total of 0 means that the row sees no column: its result is 0, not 0 / 0
+    b.compute(y, lambda *i: select(eq(total[i[:-1]], zero), zero, div(context[i], total[i[:-1]])), "softmax_divide")
 
 
 def _lead(q: Sequence[Expr], k: Sequence[Expr], v: Sequence[Expr], ctx: Deduction) -> Dims | None:

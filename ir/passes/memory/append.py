@@ -4,6 +4,8 @@ A step of a decoder extends each cache by the new positions. In row-major memory
 the outermost. Therefore parameters and results of this kind are stored with that dim first. The attention reads them through a permute,
 which is fused into it, and the concatenation may write into the memory of its argument (`call_tir_inplace`, Relax).
 
+A pool of blocks (`PagedWrite`) keeps its dims: the write changes some of its elements, also in the memory of its argument.
+
 Tests: `tests/tuner/emit/test_sessions.py`, `tests/tuner/emit/test_generate.py`.
 """
 
@@ -19,17 +21,18 @@ from relax_tune.ir.core.graph_walk import all_uses, callees, used_vars
 from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
 from relax_tune.ir.op.indexing.movement import Concat, Permute, Reshape
 from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.neural.paged import PagedWrite
 from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A parameter that a result extends; both are stored with the growing dim outermost.
+    """A parameter that a result extends, both stored with the growing dim outermost; or a pool that a result changes in place.
 
     Attributes:
         param: Position of the parameter.
         result: Position of the result.
-        axis: The growing dim in the model's order of dims.
+        axis: The growing dim in the model's order of dims; 0 for a pool.
     """
 
     param: int
@@ -54,7 +57,7 @@ def store_outermost(module: IRModule, names: Collection[str]) -> tuple[IRModule,
 
 
 def _appended(f: Function) -> tuple[Appended, ...]:
-    """Return the parameters that are read by one concatenation only, whose result is returned once and otherwise read by attention."""
+    """Return the parameters that one call only reads, which extends them for attention or writes into them, and is returned once."""
     fields = _fields(f.ret)
     values = {b.var: b.value for b in f.bindings}
     readers: dict[GVar, list[Value]] = {}
@@ -65,7 +68,7 @@ def _appended(f: Function) -> tuple[Appended, ...]:
     appended = []
     for number, field in enumerate(fields):
         value = values.get(field) if isinstance(field, GVar) else None
-        if not isinstance(field, GVar) or not isinstance(value, Call) or not isinstance(value.op, Concat):
+        if not isinstance(field, GVar) or not isinstance(value, Call) or not isinstance(value.op, Concat | PagedWrite):
             continue
         past = value.args[0]
         # Any other reader of the old cache would need it in the model's order of dims, or would see it extended.
@@ -73,6 +76,10 @@ def _appended(f: Function) -> tuple[Appended, ...]:
             continue
         info = past.info
         if not isinstance(info, TensorInfo) or info.shape is None or info.dtype is None or past in value.args[1:]:
+            continue
+        if isinstance(value.op, PagedWrite):  # the dims stay as they are
+            if fields.count(field) == 1:
+                appended.append(Appended(f.params.index(past), number, 0))
             continue
         axis = value.op.axis % len(info.shape)
         # Attention reads through the permute without a copy, since the permute is fused into it. Other readers would
@@ -85,6 +92,10 @@ def _appended(f: Function) -> tuple[Appended, ...]:
 
 def _rewritten(f: Function, pairs: tuple[Appended, ...]) -> Function:
     fields = _fields(f.ret)
+    written = {b.var for b in f.bindings if isinstance(b.value, Call) and isinstance(b.value.op, PagedWrite)}
+    pairs = tuple(p for p in pairs if fields[p.result] not in written)
+    if not pairs:
+        return f
     axes = {fields[p.result]: p.axis for p in pairs}
     stored = {
         f.params[p.param]: GVar(f.params[p.param].name, _outermost(f.params[p.param].info, p.axis)) for p in pairs

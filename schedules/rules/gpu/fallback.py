@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.expr import free_vars, loads
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.schedules.loop_tree import find_block
@@ -50,11 +51,14 @@ def _bind_block(s: Schedule, block: str, items: int) -> None:
     """Bind consecutive elements to consecutive threads; each thread computes its whole reduction."""
     node = find_block(s.func, block)
     pairs = list(zip(s.loops_of(block), node.iters, strict=True))
-    spatial = [n for n, i in pairs if i.kind == "spatial"]
+    # Iterators that choose the element through data may choose one element twice: a thread runs through them in order.
+    through_data = set(free_vars(*(e for x in loads(*node.body.indices) for e in x.indices)))
+    spatial = [n for n, i in pairs if i.kind == "spatial" and i.var not in through_data]
+    ordered = [n for n, i in pairs if i.kind == "spatial" and i.var in through_data]
     reduce = [n for n, i in pairs if i.kind == "reduce"]
     points = None
     if spatial:
-        s.reorder([*spatial, *reduce])
+        s.reorder([*spatial, *ordered, *reduce])
         points = s.split(s.fuse(spatial), [None, items])
     if node.init is not None and reduce:
         s.decompose_reduction(block=block, loop=reduce[0])

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from tests.cuda_emulation.gpus import gpu, on
+from tests.cuda_emulation.gpus import PLACES, gpu, on
 from tests.ir.codegen.codegen_runner import Compiled, kernels_of
 from tests.support.candidates import CASES, GPU_CASES, MACHINES, arguments, drawn, problems
 from tests.support.effort import some, thinned
@@ -77,4 +77,19 @@ def test_cuda_kernels_match_function(machine: str, where: str, tmp_path: Path) -
             arrays, scalars = arguments(func, dims, seed)
             wrong = problems(CASES[case][0](), arrays, run(arrays, scalars), dims)
             assert not wrong, f"{case}, {what}: {wrong}"
+    device.close()
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("case", ["paged attention", "paged attention, f16", "paged write"])
+def test_cuda_paged_kernels_match_function(case: str, where: str, tmp_path: Path) -> None:
+    rng, func = random.Random(case), CASES[case][0]()
+    sketches = generate_sketches(func, MACHINES["gpu"])
+    instances = [replace(instantiate(s, drawn(s, rng)), name=f"f{at}") for at, s in enumerate(sketches)]
+    device = gpu(where, tmp_path)
+    for run, sketch in zip(Compiled.together(device, "cuda", instances), sketches, strict=True):
+        for seed, dims in enumerate(CASES[case][1]):
+            arrays, scalars = arguments(func, dims, seed)
+            wrong = problems(func, arrays, run(arrays, scalars), dims)
+            assert not wrong, f"{case}, {sketch.name}: {wrong}"
     device.close()

@@ -110,6 +110,9 @@ class Files:
         }  # fmt: skip
         if name in graphs:
             return graphs[name]()
+        if name == "paged":
+            few = {"t": (1, 12), "r": (1, 6), "p": (1, 10)}
+            return rt.load_model(self.folder("decoder"), bounds=few, kv_cache="paged")
         bounds = {"b": (1, 4), "n": (1, 16), "m": (0, 32)} if name == "decoder" else {"b": (1, 8), "n": (1, 32)}
         return rt.load_model(self.folder(name), bounds=bounds)
 

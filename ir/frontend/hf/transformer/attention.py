@@ -6,7 +6,8 @@ Tests: `tests/ir/frontend/hf/families/test_decoders.py`, `tests/ir/frontend/hf/f
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,31 @@ from relax_tune.ir.frontend.hf.transformer.parameters import (
 )
 from relax_tune.ir.frontend.hf.transformer.rope import Rope
 from relax_tune.ir.frontend.hf.transformer.spec import Alibi, Buckets, Disentangled, GridBias, Norm, Stack
-from relax_tune.ir.op.indexing.movement import Concat, ExpandDims, Permute, Reshape
+from relax_tune.ir.op.indexing.movement import Concat, ExpandDims, Permute, Reshape, Take
 from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Sigmoid
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import Rotary
+from relax_tune.ir.op.neural.paged import PagedAttention, PagedWrite
 
 Pair = tuple[GVar, GVar]
 """Keys and values of one layer: (b, groups, positions, size) each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """Pools of keys and values, and the places of the tokens of a step in them (`PagedAttention`).
+
+    Attributes:
+        pools: of each layer that has its own keys and values, (p, positions of a block, groups, size) each
+        tables: blocks of each text, (r, w)
+        requests: text of each token, (t,)
+        positions: of each token in its text, (t,)
+    """
+
+    pools: Mapping[int, Pair]
+    tables: GVar
+    requests: GVar
+    positions: GVar
 
 
 class AttentionBlocks(Blocks):
@@ -43,6 +62,7 @@ class AttentionBlocks(Blocks):
         stored: type of cached keys and values
         states: given states of state space layers, by layer
         cache, cross: given keys and values of earlier positions and of a source, by layer
+        paged: pools in place of given keys and values
         results: keys and values of all positions, by layer
         pairs: what layers attend to, by the number of the layer that computes it
         mask: attention mask of the input, (b, n) integers; `visible` as booleans (b, 1, 1, n)
@@ -68,10 +88,11 @@ class AttentionBlocks(Blocks):
         cache: list[Pair | None] | None = None,
         cross: list[Pair] | None = None,
         states: list[tuple[GVar, ...] | None] | None = None,
+        paged: Paged | None = None,
     ) -> None:
         super().__init__(stack, parameters, g, past)
         self.positions, self.stored, self.cache, self.cross = positions, stored, cache, cross
-        self.states = states
+        self.states, self.paged = states, paged
         self.results: list[GVar] = []
         self.pairs: dict[int, Pair] = {}
         self.visible: GVar | None = None
@@ -80,11 +101,13 @@ class AttentionBlocks(Blocks):
         self.place_bias: GVar | None = None
         self.cross_bias: GVar | None = None
         self._biases: dict[object, Value | None] = {}
-        self._rotations: dict[Rope, tuple[Constant, Constant]] = {}
+        self._rotations: dict[Rope, tuple[Value, Value]] = {}
 
     def attention(self, x: GVar, number: int, values_from: GVar | None = None) -> GVar:
         """Emit grouped-query attention of a layer. values_from: wide side of a narrow layer"""
         s, layer = self.stack, self.stack.layers[number]
+        if self.paged is not None:
+            return self.paged_attention(x, number, self.paged)
         q = self.heads(x, number, "query", s.width)
         if layer.shares is None:
             k = self.cached(self.heads(x, number, "key", s.width), number, "key")
@@ -105,6 +128,30 @@ class AttentionBlocks(Blocks):
         operator = Attention(layer.scale, s.causal, offset, group, window, s.scores_cap, hides)
         gate = self.linear(x, gate_projection(s, layer.path), s.width, s.biases.query) if s.gated else None
         return self.attended(operator, q, k, v, bias, f"{layer.path}.{s.names.out}", gate)
+
+    def paged_attention(self, x: GVar, number: int, paged: Paged) -> GVar:
+        """Emit attention of tokens (1, t, hidden) to pools of keys and values, which get the tokens' own ones first."""
+        g, s, layer, (_, rows) = self.g, self.stack, self.stack.layers[number], self.dims
+        places = paged.tables, paged.requests, paged.positions
+        if layer.shares is None:
+            new = (self.head_rows(x, number, part, s.width) for part in ("key", "value"))
+            # as the pool stores them, also before the first later token reads them
+            new = (g.call(Reshape((rows, const(s.groups), const(s.size))), self.cast(y, self.stored)) for y in new)
+            written = [
+                g.call(PagedWrite(), pool, y, *places, hint=f"{part}_{number}")
+                for part, pool, y in zip(("key", "value"), paged.pools[number], new, strict=True)
+            ]
+            self.results += written
+            self.pairs[number] = written[0], written[1]
+        keys, values = self.pairs[number if layer.shares is None else layer.shares]
+        split = rows, const(s.groups), const(s.heads // s.groups), const(s.size)
+        q = g.call(Reshape(split), self.head_rows(x, number, "query", s.width), hint=f"query_{number}")
+        y = g.call(PagedAttention(layer.scale, layer.window, s.scores_cap), q, keys, values, *places, hint="context")
+        y = g.call(Reshape((*self.dims, const(s.heads * s.size))), y)
+        if s.gated:
+            gate = self.linear(x, gate_projection(s, layer.path), s.width, s.biases.query)
+            y = g.call(Mul(), y, g.call(Sigmoid(), gate))
+        return self.linear(y, Projection(f"{layer.path}.{s.names.out}", s.width), s.heads * s.size, s.biases.out)
 
     def cross_attention(self, x: GVar, number: int) -> GVar:
         """Emit attention to the positions of the source."""
@@ -131,6 +178,22 @@ class AttentionBlocks(Blocks):
             cross: heads of cross-attention
         """
         g, s, (batch, length), size = self.g, self.stack, self.dims, const(self.stack.size)
+        y = self.head_rows(x, number, part, width, cross)
+        shared = self.packed if part == "query" and not cross else 1
+        count = self._head_count(part, shared)
+        if part != "query":
+            y = self.cast(y, self.stored)  # before the swap, which then moves half of the bytes
+        hint = part if part == "query" else f"{'cross_' if cross else 'new_' if self.cache else ''}{part}_{number}"
+        y = self.swapped(y, hint, batch, const(count[0]), length, *map(const, count[1:]), size)
+        return g.call(Reshape((batch, const(s.groups), length * shared, size)), y) if shared > 1 else y
+
+    def _head_count(self, part: str, shared: int) -> tuple[int, ...]:
+        s = self.stack
+        return (s.groups, shared) if shared > 1 else (s.heads if part == "query" else s.groups,)
+
+    def head_rows(self, x: GVar, number: int, part: str, width: int, cross: bool = False) -> GVar:
+        """Emit the heads of a layer position by position: (b, n, heads, size), packed ones (b, n, groups, shared, size)."""
+        g, s, (batch, length), size = self.g, self.stack, self.dims, const(self.stack.size)
         path, names = s.layers[number].path, s.names.cross if cross and s.names.cross is not None else s.names
         # Cross-attention sees positions of another text, so only the scores of self-attention rotate.
         rope = None if cross or part == "value" else s.layers[number].rope
@@ -144,7 +207,7 @@ class AttentionBlocks(Blocks):
         if s.clip is not None:
             y = g.call(MaximumScalar(-s.clip), g.call(Minimum(), y, self.scalar("clip", s.clip)))
         shared = self.packed if part == "query" and not cross else 1
-        count = (s.groups, shared) if shared > 1 else (s.heads if part == "query" else s.groups,)
+        count = self._head_count(part, shared)
         y = g.call(Reshape((batch, length, *map(const, count), size)), y)
         if part == "value" and not cross and s.head_norm is not None and s.head_norm.values:
             y = self.norm(y, "", s.size, replace(s.head_norm.norm, weight=False))
@@ -154,11 +217,7 @@ class AttentionBlocks(Blocks):
             y = g.call(Rotary(self.past, 1), y, *self.rotation(rope))
         if rule is not None and rule.after_rope:
             y = self.head_norm(y, norm, count, rope)
-        if part != "query":
-            y = self.cast(y, self.stored)  # before the swap, which then moves half of the bytes
-        hint = part if part == "query" else f"{'cross_' if cross else 'new_' if self.cache else ''}{part}_{number}"
-        y = self.swapped(y, hint, batch, const(count[0]), length, *map(const, count[1:]), size)
-        return g.call(Reshape((batch, const(s.groups), length * shared, size)), y) if shared > 1 else y
+        return y
 
     def cached(self, new: GVar, number: int, part: str) -> GVar:
         """Return the keys or values of all positions, which are results too."""
@@ -195,8 +254,10 @@ class AttentionBlocks(Blocks):
         y = y if gate is None else g.call(Mul(), y, g.call(Sigmoid(), gate))
         return self.linear(y, Projection(out, s.width), s.heads * s.size, s.biases.out)
 
-    def rotation(self, rope: Rope) -> tuple[Constant, Constant]:
-        """Return the cosines and sines (positions, size / 2) of a rotation: read, sines first, or computed."""
+    def rotation(self, rope: Rope) -> tuple[Value, Value]:
+        """Return the cosines and sines (positions, size / 2) of a rotation: read, sines first, or computed.
+
+        With pools, a row for each token, by its position."""
         if rope not in self._rotations:
             name = f"rotary_{len(self._rotations)}" if self._rotations else "rotary"
             table, size = self.stack.names.rotary, self.stack.size
@@ -212,7 +273,11 @@ class AttentionBlocks(Blocks):
 
                 return self.constant(f"{name}.{of}", make)
 
-            self._rotations[rope] = part("cos"), part("sin")
+            tables: tuple[Value, Value] = part("cos"), part("sin")
+            if self.paged is not None:
+                positions = self.paged.positions
+                tables = self.g.call(Take(), tables[0], positions), self.g.call(Take(), tables[1], positions)
+            self._rotations[rope] = tables
         return self._rotations[rope]
 
     def head_norm(self, x: GVar, name: str, count: tuple[int, ...], rope: Rope | None) -> GVar:

@@ -134,6 +134,10 @@ def _positions(e: AttentionBlocks, name: str, width: int, ids: GVar) -> Value:
         return e.parameters.get(full, w.rows, width)
 
     rows, padding = e.constant(e.parameters.full(full), table), w.padding
+    if e.paged is not None:
+        at = e.paged.positions
+        at = at if not w.first else g.call(AddScalar(w.first), at, hint="positions")
+        return g.call(Take(), rows, at, hint="positions")
     if padding is None:
         start = add(past, const(w.first))
         return g.call(Slice(0, start, add(start, length)), rows, hint="positions")

@@ -1,4 +1,4 @@
-"""Programs of transformers: `main` of an encoder; `prefill` and `decode` of a decoder; `encode` too of an encoder-decoder.
+"""Programs of transformers: `main` of an encoder; `prefill` and `decode` of a decoder, or `step`; `encode` too of an encoder-decoder.
 
 Tests: `tests/ir/frontend/hf/families/test_decoders.py`, `tests/ir/frontend/hf/families/test_encoder_decoders.py`.
 """
@@ -15,16 +15,18 @@ from relax_tune.ir.core.expr import Expr, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.hf.transformer.attention import Pair
+from relax_tune.ir.frontend.hf.transformer.attention import Paged, Pair
 from relax_tune.ir.frontend.hf.transformer.inputs import Sound, Words
 from relax_tune.ir.frontend.hf.transformer.parameters import Below, Parameters, Weights
 from relax_tune.ir.frontend.hf.transformer.rope import for_lengths
 from relax_tune.ir.frontend.hf.transformer.spec import EncoderDecoder, Stack
 from relax_tune.ir.frontend.hf.transformer.stack import Bounds, StackEmitter
 from relax_tune.ir.frontend.shared.finish import with_result_names
+from relax_tune.ir.op.indexing.movement import Reshape
 from relax_tune.ir.op.math.elementwise import Cast
 
 LONGEST = 1 << 20  # positions of a computed table
+STEP = "step"  # the function of a decoder with paged caches
 Range = tuple[int, int]
 Stage = Callable[[StackEmitter, GVar], "GVar | tuple[GVar, ...]"]
 """A part that follows an encoder: maps the value so far to the next value, or to the results."""
@@ -79,6 +81,56 @@ def decoder_module(
     model = _Generator(stack, Parameters.of(weights, stack.names), stored, longest)
     first = model.step(None, "prefill", b, n, None, every_position)
     return model.step(first, "decode", b, (1, 1), m)
+
+
+def paged_module(
+    stack: Stack, weights: Weights, t: Range, r: Range, w: Range, p: Range, block: int, stored: DType = f32
+) -> IRModule:
+    """Build `step`, as `hf.folder` describes it.
+
+    Args:
+        t, r, w, p: bounds of the tokens of a step, of texts, of the blocks of a text and of a pool
+        block: positions of a block
+        stored: type of the keys and values in pools
+
+    Raises:
+        UserError: for a model with other state than keys and values, or biases by position.
+    """
+    _check_paged(stack)
+    longest = w[1] * block
+    stack = stack.with_layers(lambda _, x: replace(x, rope=x.rope and for_lengths(x.rope, 1, longest)))
+    g = GraphBuilder(STEP)
+    tokens, texts, width, blocks = (g.symbol(n, *of) for n, of in zip("trwp", (t, r, w, p)))
+    ids, requests, positions = (g.input(n, (tokens,), i64) for n in ("input_ids", "requests", "positions"))
+    last, tables = g.input("last", (texts,), i64), g.input("tables", (texts, width), i64)
+    dims = blocks, const(block), const(stack.groups), const(stack.size)
+    pools = {
+        i: (g.input(f"key_pool_{i}", dims, stored), g.input(f"value_pool_{i}", dims, stored))
+        for i, layer in enumerate(stack.layers)
+        if layer.shares is None
+    }
+    paged = Paged(pools, tables, requests, positions)
+    e = StackEmitter(stack, Parameters.of(weights, stack.names), g, positions=longest, stored=stored, paged=paged)
+    e.dims = const(1), tokens
+    return g.finish(e.generate(g.call(Reshape(e.dims), ids), False, last))
+
+
+def _check_paged(stack: Stack) -> None:
+    """Raise UserError for a stack that pools of keys and values do not suffice for."""
+    words = stack.words
+    reasons = {
+        "layers with another state than keys and values": any(
+            x.state_space is not None or not x.attends for x in stack.layers
+        ),
+        "biases of attention by position": stack.position_bias is not None,
+        "several hidden states": stack.altup is not None,
+        "positions that depend on padding": words.padding is not None or words.trigram or words.dropped is not None,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise UserError(
+                f"kv_cache: expected a decoder of plain attention for paged caches, got {reason}; leave it out"
+            )
 
 
 def encoder_decoder_module(

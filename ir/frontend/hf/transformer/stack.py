@@ -44,7 +44,7 @@ from relax_tune.ir.frontend.hf.transformer.sound import adapted, embed_samples, 
 from relax_tune.ir.frontend.hf.transformer.spec import Bottleneck, Norm
 from relax_tune.ir.frontend.hf.transformer.state_space import state_space
 from relax_tune.ir.frontend.hf.transformer.time_mix import time_mix_layer
-from relax_tune.ir.op.indexing.movement import ExpandDims, Slice
+from relax_tune.ir.op.indexing.movement import ExpandDims, Reshape, Slice, Take
 from relax_tune.ir.op.math.elementwise import Add, Mul, MulScalar, Tanh, division_by
 from relax_tune.ir.op.math.logic import NotEqual
 from relax_tune.ir.op.reduction.linalg import Matmul
@@ -113,11 +113,17 @@ class StackEmitter(AttentionBlocks):
         adapter = embedding.adapter if isinstance(embedding, Waves) else None
         return x if adapter is None else adapted(self, x, adapter)
 
-    def generate(self, ids: GVar, every_position: bool) -> tuple[GVar, ...]:
-        """Emit the logits of the last new position, or of all, and return them with the keys and values of every layer."""
+    def generate(self, ids: GVar, every_position: bool, last: GVar | None = None) -> tuple[GVar, ...]:
+        """Emit the logits of the last new position, or of all, and return them with the keys and values of every layer.
+
+        Args:
+            last: numbers of the tokens whose logits to give, for tokens (1, t) of several texts
+        """
         self.ids, length = ids, self.dims[1]
         x = self.layers(embed_words(self, ids))
-        if not every_position and length is not const(1):
+        if last is not None:
+            x = self.g.call(Take(), self.g.call(Reshape((length, const(self.stack.hidden))), x), last, hint="last")
+        elif not every_position and length is not const(1):
             x = self.g.call(Slice(1, length - 1, length), x, hint="last")
         return self.logits(x), *self.results
 
