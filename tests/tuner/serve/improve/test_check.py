@@ -31,7 +31,7 @@ def test_other_weights_are_refused_with_the_size(files: Files) -> None:
     other = slow.with_weights({name: slow.constants[name] * np.float32(1.01)})
     with slow.open() as old, other.open() as new:
         comparison = compare(old, new, SIZES, 0.1)
-    assert 1e-3 < comparison.difference < 1 and "main at 8" in comparison.refusal(1e-3)
+    assert 1e-3 < comparison.difference < 1 and "main at" in comparison.refusal(1e-3)
 
 
 def test_difference_is_relative_to_the_largest_element() -> None:
