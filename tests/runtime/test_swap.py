@@ -85,9 +85,7 @@ def test_swap_in_threads_leaves_one_of_the_artifacts(model: Model, device: Devic
     assert model.run([ZEROS])[0].tolist() == [3.0 * chosen] * 5
 
 
-def test_swap_leaves_a_bound_call_with_the_programs_that_it_began_with(
-    model: Model, device: Device, small: Any
-) -> None:
+def test_bound_call_after_swap_runs_the_earlier_programs(model: Model, device: Device, small: Any) -> None:
     bound, earlier = model.bind([ZEROS]), model.executors["small"]
     model.swap(artifact_of(device, small, 2.0))
     assert bound.run()[0].tolist() == [3.0] * 5 and not earlier.refusal
@@ -98,7 +96,7 @@ def test_swap_leaves_a_bound_call_with_the_programs_that_it_began_with(
     assert earlier.refusal and not model._earlier
 
 
-def test_close_after_swap_frees_what_bound_calls_hold(device: Device, small: Any) -> None:
+def test_close_after_swap_refuses_earlier_bound_calls(device: Device, small: Any) -> None:
     model = artifact_of(device, small, 1.0).open(device)
     bound = model.bind([ZEROS])
     model.swap(artifact_of(device, small, 2.0))
@@ -109,7 +107,7 @@ def test_close_after_swap_frees_what_bound_calls_hold(device: Device, small: Any
         model.swap(artifact_of(device, small, 2.0))
 
 
-def test_swap_of_an_owned_device_closes_it_with_the_model(device: Device, small: Any) -> None:
+def test_swap_of_an_owned_device_reuses_the_device(device: Device, small: Any) -> None:
     with artifact_of(device, small, 1.0).open(device.info.kind) as model:
         own = model.executors["small"].device
         for bias in (2.0, 3.0):
@@ -155,7 +153,7 @@ def test_swap_refuses_another_signature_and_narrower_bounds(model: Model, device
     model.swap(new_artifact(small.program(kind, None), constants))  # wider bounds
 
 
-def test_swap_that_fails_to_open_leaves_the_present_programs(
+def test_failed_swap_leaves_the_present_programs(
     model: Model, device: Device, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = small.program(device.info.kind)
@@ -167,7 +165,7 @@ def test_swap_that_fails_to_open_leaves_the_present_programs(
     assert model.run([ZEROS])[0].tolist() == [3.0] * 5
 
 
-def test_swap_warms_the_new_programs_before_calls_run_them(model: Model, device: Device, small: Any) -> None:
+def test_swap_warms_the_new_programs_first(model: Model, device: Device, small: Any) -> None:
     def warm(executors: Any) -> None:
         assert executors["small"].run([ZEROS])[0].tolist() == [6.0] * 5
         assert model.run([ZEROS])[0].tolist() == [3.0] * 5

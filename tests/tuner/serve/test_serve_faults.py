@@ -64,7 +64,7 @@ def test_connection_without_a_head_is_closed(server: Server, short_times: None, 
         assert is_closed(client)
 
 
-def test_heads_that_trickle_do_not_stop_the_server(server: Server, short_times: None) -> None:
+def test_trickling_heads_leave_the_server_responsive(server: Server, short_times: None) -> None:
     ended = threading.Event()
     closed = [0]
 
@@ -87,7 +87,7 @@ def test_heads_that_trickle_do_not_stop_the_server(server: Server, short_times: 
         thread.join()
 
 
-def test_head_that_trickles_after_an_answer_is_closed(server: Server, short_times: None) -> None:
+def test_trickling_head_after_an_answer_is_closed(server: Server, short_times: None) -> None:
     with connected(server, b"GET /v2 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") as client:
         assert b" 200 " in client.recv(1 << 16)
         with contextlib.suppress(OSError):
@@ -97,7 +97,7 @@ def test_head_that_trickles_after_an_answer_is_closed(server: Server, short_time
         assert is_closed(client)
 
 
-def test_slow_bodies_leave_their_places(server: Server) -> None:
+def test_slow_bodies_free_places_of_requests(server: Server) -> None:
     head = f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{{".encode()
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(connected(server, head)) for _ in range(256)]
@@ -112,7 +112,7 @@ def test_slow_bodies_leave_their_places(server: Server) -> None:
         assert b" 408 " in clients[0].recv(1 << 16)
 
 
-def test_large_body_that_keeps_its_rate_is_read(server: Server) -> None:
+def test_large_body_at_the_least_rate_is_read(server: Server) -> None:
     body = json.dumps({**ONE_ROW, "id": "x"}).encode() + b" " * (3 << 20)
     with connected(
         server, f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
@@ -123,7 +123,7 @@ def test_large_body_that_keeps_its_rate_is_read(server: Server) -> None:
         assert b" 200 " in client.recv(1 << 16)
 
 
-def test_client_that_does_not_read_is_closed(server: Server, short_times: None) -> None:
+def test_connection_of_a_client_without_reads_is_closed(server: Server, short_times: None) -> None:
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.settimeout(30)

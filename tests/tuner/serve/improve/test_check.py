@@ -56,6 +56,6 @@ def test_difference_is_relative_to_the_largest_element() -> None:
         (ArtifactComparison(1e-5, "", 0.5, 1.0, 4), ""),
     ],
 )
-def test_refusal_names_its_reason(comparison: ArtifactComparison, subject: str) -> None:
+def test_refusal_names_the_reason(comparison: ArtifactComparison, subject: str) -> None:
     reason = comparison.refusal(1e-3)
     assert subject in reason and bool(reason) == bool(subject)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.tuner_models import feed_forward
-from tests.tuner.serve.served import Files, slow
+from tests.tuner.serve.served import Files, mixing, slow
 
 from relax_tune.ir.frontend.text import save_text
 from relax_tune.runtime.artifact import load_artifact
@@ -58,11 +57,11 @@ def ended(order: ImproveOrder, command: Sequence[str] = COMMAND) -> tuple[int, J
         process.close()
 
 
-def test_order_survives_its_text(order: ImproveOrder) -> None:
+def test_order_is_read_back_from_text(order: ImproveOrder) -> None:
     assert ImproveOrder.from_json(order.to_json()) == order
 
 
-def test_settings_are_those_of_the_served_artifact(order: ImproveOrder, files: Files) -> None:
+def test_settings_come_from_the_served_artifact(order: ImproveOrder, files: Files) -> None:
     settings, facts = settings_of(replace(order, threads=2), load_artifact(files.artifact("slow")))
     assert settings.target == "c:threads=2" and settings.shapes == "profile" and facts["weight_types"] == {}
 
@@ -85,28 +84,29 @@ def test_artifact_beyond_the_tolerance_is_not_written(order: ImproveOrder, files
 @pytest.mark.parametrize(
     "change, expected, subject",
     [
-        ({"source": "{dense}"}, USER_ERROR, "--improve-from"),
+        ({"source": "{other}"}, USER_ERROR, "--improve-from"),
         ({"source": "missing.relax"}, USER_ERROR, "missing.relax"),
         ({"db": "postgresql://nobody@127.0.0.1:1/none?connect_timeout=1"}, TRY_LATER, "127.0.0.1"),
         ({"artifact": "missing.rta"}, USER_ERROR, "missing.rta"),
     ],
 )
-def test_process_says_what_is_wrong(
+def test_wrong_order_is_an_error_with_the_subject(
     order: ImproveOrder, tmp_path: Path, change: dict[str, Any], expected: int, subject: str
 ) -> None:
-    dense = save_text(feed_forward(width=4), tmp_path / "dense.relax")
-    changed = {name: value.format(dense=dense) for name, value in change.items()}
+    other = save_text(mixing(), tmp_path / "other.relax")
+    changed = {name: value.format(other=other) for name, value in change.items()}
     code, process = ended(replace(order, **changed))
     assert (code, subject in process.error) == (expected, True), process.error
 
 
-def test_full_disk_is_an_error_that_leaves_nothing(order: ImproveOrder) -> None:
+def test_full_disk_is_an_error_without_a_file(order: ImproveOrder, files: Files) -> None:
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, 3 << 20)); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (700 << 10, 700 << 10)); "
         "from relax_tune.tuner.serve.improve.child import main; sys.exit(main())"
     )
     before = set(Path(order.out).parent.iterdir())
+    order = replace(order, built=str(files.artifact("fast")))
     status, process = ended(order, (sys.executable, "-c", code))
     assert status != DONE and "free some space" in process.error and order.out in process.error
     assert {p.name for p in set(Path(order.out).parent.iterdir()) - before} <= {

@@ -178,7 +178,7 @@ def test_artifact_of_another_signature_is_a_failed_round(
     assert all(a.status == 200 for a in answers)
 
 
-def test_end_of_the_server_ends_the_process_that_tunes(
+def test_end_of_the_server_ends_the_tuning_process(
     given: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = given("slow")
@@ -188,7 +188,7 @@ def test_end_of_the_server_ends_the_process_that_tunes(
     assert [p.name for p in path.parent.iterdir()] == ["net.rta"]
 
 
-def test_models_that_cannot_be_improved_are_named(given: Callable[[str], Path], files: Files) -> None:
+def test_unsuitable_models_are_named(given: Callable[[str], Path], files: Files) -> None:
     path = given("slow")
     with pytest.raises(UserError, match="--improve-from"), running([str(path)], prepare=improving([], sources=None)):
         pass
@@ -200,7 +200,7 @@ def test_models_that_cannot_be_improved_are_named(given: Callable[[str], Path], 
     assert any("decoder" in s for s in sentences)
 
 
-def test_second_server_of_a_file_does_not_improve_it(given: Callable[[str], Path]) -> None:
+def test_second_server_of_a_file_serves_without_improving(given: Callable[[str], Path]) -> None:
     path = given("slow")
     sentences: list[str] = []
     with (
@@ -211,7 +211,7 @@ def test_second_server_of_a_file_does_not_improve_it(given: Callable[[str], Path
         assert second.ask("/improvement").json["models"] == [] and "another server" in sentences[0]
 
 
-def test_start_serves_the_improvement_of_this_file_only(given: Callable[[str], Path], files: Files) -> None:
+def test_start_serves_the_improvement_of_the_same_file_only(given: Callable[[str], Path], files: Files) -> None:
     path = given("slow")
     artifact, fast = load_artifact(path), load_artifact(files.artifact("fast"))
     improved = path.with_name("net.improved.rta")

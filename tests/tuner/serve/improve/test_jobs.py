@@ -61,7 +61,7 @@ def test_service_tunes_for_the_served_sizes(order: ImproveOrder, tmp_path: Path)
     assert built.functions == served.functions and built.programs != served.programs
 
 
-def test_failed_job_is_an_error_that_names_it(order: ImproveOrder, tmp_path: Path) -> None:
+def test_failed_job_is_an_error_with_the_id(order: ImproveOrder, tmp_path: Path) -> None:
     other = ShapeProfile("another model")
     other.add("main", "b", Histogram.of({8: 3}))
     other.save(tmp_path / "other.json")

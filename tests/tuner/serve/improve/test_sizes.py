@@ -133,7 +133,7 @@ def test_sample_has_the_shares_of_the_calls(counts: dict[int, int], most: int) -
 
 
 @pytest.mark.ccompiler
-def test_server_counts_requests_but_not_its_measurements(files: Files, tmp_path: Path) -> None:
+def test_server_counts_requests_but_no_measurements(files: Files, tmp_path: Path) -> None:
     with running([str(files.artifact("dense"))]) as server:
         for rows in (1, 3, 3):
             body = body_of(tensor("x", "FP32", np.ones((rows, 4))))
