@@ -84,7 +84,12 @@ def _tuned(order: ImproveOrder, served: Artifact, emit: Emit) -> Artifact:
         RelaxTuneError: The model is another one, or the database or the device is away.
     """
     settings, facts = settings_of(order, served)
-    module = load_model(order.source, **{**stored_import(served), "trust": False})
+    try:
+        module = load_model(order.source, **{**stored_import(served), "trust": False})
+    except RelaxTuneError as error:
+        raise UserError(
+            f"{order.source}: expected the model that {order.artifact} was built from, or another one with --improve-from; {error}"
+        ) from None
     with (
         contextlib.closing(open_runner(settings, _tell)) as runner,
         open_store(settings.db, wait_secs=WAIT_SECS, notice=_tell, create=True) as store,
