@@ -25,8 +25,9 @@ from relax_tune.runtime.device.c_objects import CompiledObjects, check_families,
 from relax_tune.runtime.hashed_zip import MANIFEST, FileFormat, Member, read_file, read_text, write_file
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import library_kernels
-from relax_tune.runtime.model import DeviceSpec, Model, choose_function, open_model
+from relax_tune.runtime.model import Model, choose_function, open_model
 from relax_tune.runtime.model_source import source_facts
+from relax_tune.runtime.opened import DeviceSpec
 from relax_tune.runtime.program.host_program import (
     HostProgram,
     Transfer,
@@ -45,7 +46,7 @@ from relax_tune.runtime.program.program import (
 )
 from relax_tune.runtime.program.scalars import constant_values
 from relax_tune.runtime.replaced_weights import replaced_constants, replaced_key
-from relax_tune.runtime.shapes import ShapeProfile
+from relax_tune.runtime.shapes import ShapeRecorder
 from relax_tune.runtime.signature import Spec, function_specs
 from relax_tune.runtime.stored_weights import weights_from_bytes, weights_to_bytes
 from relax_tune.runtime.vm.instructions import Host
@@ -291,7 +292,7 @@ def new_artifact(
 def load(
     path: str | os.PathLike[str],
     device: DeviceSpec = None,
-    shapes: ShapeProfile | None = None,
+    shapes: ShapeRecorder | None = None,
     threads: int | None = None,
 ) -> Model:
     """Open an artifact on a device, ready to run: `load_artifact(path).open(device, shapes=shapes, threads=threads)`.
@@ -448,7 +449,7 @@ class Artifact(Summarised):
         device: DeviceSpec = None,
         libraries: Mapping[str, Library] | None = None,
         host: Mapping[str, Host] | None = None,
-        shapes: ShapeProfile | None = None,
+        shapes: ShapeRecorder | None = None,
         placing: PlacementOptions | None = None,
         threads: int | None = None,
     ) -> Model:

@@ -9,30 +9,27 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from relax_tune.errors import ArtifactError, ModelStateError, UserError, warn
+from relax_tune.errors import ModelStateError, UserError
 from relax_tune.runtime.after_fork import watch
-from relax_tune.runtime.arguments import check_binders
 from relax_tune.runtime.arrays import any_tensor, as_tensors
 from relax_tune.runtime.calls.bound_call import BoundCall, BoundSteps
 from relax_tune.runtime.calls.session import Session
 from relax_tune.runtime.calls.stream import Stream
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.device.c_objects import CompiledObjects
-from relax_tune.runtime.device.registry import name_of_measured, open_device
 from relax_tune.runtime.executor import CLOSED, FORKED, Executor
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.memory.buffer_pool import BufferPool, pool_of
-from relax_tune.runtime.memory.weights import DeviceWeights, read_by_calls
 from relax_tune.runtime.model_source import ModelSource, source_facts
-from relax_tune.runtime.program.host_program import parts_of
+from relax_tune.runtime.opened import DeviceSpec, OpenedArtifact, OpenOptions, check_swap, close_all, open_devices
 from relax_tune.runtime.replaced_weights import check_same
 from relax_tune.runtime.results import Results, named
-from relax_tune.runtime.shapes import ShapeProfile
+from relax_tune.runtime.shapes import ShapeRecorder
 from relax_tune.runtime.signature import Spec
 from relax_tune.runtime.vm.instructions import Host
 from relax_tune.runtime.vm.machine import VirtualMachine
@@ -59,143 +56,30 @@ def choose_function(functions: Mapping[str, T], name: str | None, where: str = "
     return functions[chosen]
 
 
-DeviceSpec = Device | str | Mapping[str, Device | str] | None
-"""An open device, a device's name, either of them by kind, or None for the default devices of an artifact's kinds."""
-
-
 def open_model(
     artifact: ModelSource,
     device: DeviceSpec = None,
     libraries: Mapping[str, Library] | None = None,
     host: Mapping[str, Host] | None = None,
-    shapes: ShapeProfile | None = None,
+    shapes: ShapeRecorder | None = None,
     placing: PlacementOptions | None = None,
     threads: int | None = None,
 ) -> Model:
     """Compile and upload all functions of an artifact; see `Artifact.open`."""
-    parts = artifact.placement.devices
-    if placing is not None and not parts:
+    if placing is not None and not artifact.placement.devices:
         raise UserError(
             f"placing: expected an artifact for several devices, got one for {artifact.device_kind}; leave it out"
         )
-    kinds = tuple(sorted(set(parts.values()))) or (artifact.device_kind,)
-    measured = {kind: _measured(artifact, kind) for kind in kinds}
-    given = device if threads is None else _with_threads(device, kinds, threads)
-    opened, owned = _open_devices(measured, given, artifact.objects)
-    if shapes is not None:
-        shapes.of_model(str(artifact.manifest["extra"].get("model", "")))
-    # One set of weights per device for all functions: a prefill and a decode step read the same weights.
-    weights = {kind: DeviceWeights(opened[kind], artifact.constants) for kind in opened}
-    executors: dict[str, Executor] = {}
+    options = OpenOptions(libraries, shapes, placing)
+    devices, owned = open_devices(artifact, device, threads)
     try:
-        for kind, device_of_kind in opened.items():
-            _check_device(artifact, kind, device_of_kind)
-        inner = parts_of(artifact.host_programs)
-        for program in artifact.programs:
-            # Only functions that are called from outside find their symbols in the shapes of arguments. A host
-            # program hands them to its parts.
-            if program.name not in inner:
-                check_binders(program)
-            kind = parts.get(program.name, kinds[0])
-            executors[program.name] = executor = Executor(program, opened[kind], weights[kind], libraries)
-            if shapes is not None and program.symbols:
-                executor.record = shapes.recorder(program.name, [s.name for s in program.symbols])
-        # Not before all programs are there: several may pack one weight.
-        for kind, resident in weights.items():
-            of_kind = [p for p in artifact.programs if parts.get(p.name, kinds[0]) == kind]
-            with opened[kind].turn:
-                resident.keep_only(set().union(*map(read_by_calls, of_kind)))
-        return Model(artifact, executors, weights, owned, host, placing)
+        if shapes is not None:
+            shapes.of_model(str(artifact.manifest["extra"].get("model", "")))
     except BaseException:
-        for executor in executors.values():
-            executor.close()
-        for resident in weights.values():
-            resident.close()
-        for owned_device in owned:
-            owned_device.close()
+        close_all(owned)
         raise
-
-
-def _open_devices(
-    measured: Mapping[str, object], device: DeviceSpec, objects: Sequence[CompiledObjects]
-) -> tuple[dict[str, Device], list[Device]]:
-    """Return the devices by kind, and those opened here. Devices of other kinds are ignored.
-
-    Args:
-        measured: By kind, the fingerprint of the device that the plans were measured on; it is opened by default.
-        device: Devices or names of devices, as of `Artifact.open`.
-        objects: Compiled kernels of the artifact.
-
-    Raises:
-        UserError: The devices are not of these kinds.
-    """
-    given, kinds = device, tuple(measured)
-    if isinstance(given, str) and (len(kinds) > 1 or "," in given):
-        given = {spec.partition(":")[0]: spec for spec in map(str.strip, given.split(","))}
-    if not isinstance(given, Mapping):
-        if len(kinds) > 1 and given is not None:
-            raise UserError(f"device: expected devices by kind, {', '.join(kinds)}, got one; leave it out or name each")
-        given = {} if given is None else {kinds[0]: given}
-    if given and not set(given) & set(kinds):
-        raise UserError(f"device: expected devices of the kinds {', '.join(kinds)}, got {', '.join(given)}")
-    opened: dict[str, Device] = {}
-    owned: list[Device] = []
-    try:
-        for kind in kinds:
-            chosen = given[kind] if kind in given else name_of_measured(kind, measured[kind])
-            if isinstance(chosen, str):
-                owned.append(open_device(chosen, objects))
-                opened[kind] = owned[-1]
-            elif hasattr(chosen, "info"):
-                opened[kind] = chosen
-            else:
-                raise UserError(f"device: expected a device's name or an open device, got a {type(chosen).__name__}")
-    except BaseException:
-        for owned_device in owned:
-            owned_device.close()
-        raise
-    return opened, owned
-
-
-def _with_threads(device: DeviceSpec, kinds: Sequence[str], threads: int) -> DeviceSpec:
-    """Return the devices with the processor's as one of this number of threads. Raises UserError where there is none of target c."""
-    name = f"c:threads={threads}"
-    if device is None and kinds == ("c",):
-        return name
-    given = {"c": device} if isinstance(device, str) and kinds == ("c",) else device or {}
-    if not isinstance(given, Mapping) or "c" not in kinds or given.get("c", "c") != "c":
-        raise UserError(
-            f"threads: expected an artifact for target c on its default device, got one for {', '.join(kinds)}"
-            f"{'' if device is None else ' and a device'}; name the device with its threads, as {name!r}"
-        )
-    return {**given, "c": name}
-
-
-def _measured(artifact: ModelSource, kind: str) -> object:
-    """Return what the manifest holds as the fingerprint of the device of a kind that the plans were measured on."""
-    extra = artifact.manifest["extra"]
-    several = extra.get("fingerprints")
-    return several.get(kind) if isinstance(several, dict) else extra.get("fingerprint")
-
-
-def _check_device(artifact: ModelSource, kind: str, opened: Device) -> None:
-    """Raise ArtifactError for a device of another kind; warn of one that the plans were not measured on."""
-    name = artifact.path or ", ".join(artifact.functions)
-    if opened.info.kind != kind:
-        raise ArtifactError(
-            f"artifact {name}: expected a device of kind {kind}, got "
-            f"{opened.info.kind} ({opened.info.name}); build it for target {opened.info.kind}"
-        )
-    stored = _measured(artifact, kind)
-    measured = stored if isinstance(stored, dict) else {}
-    fingerprint = dict(opened.info.fingerprint)
-    # A fact that one of them lacks is unknown: compiled objects that use the whole processor have no `isa`.
-    differing = sorted(key for key in measured.keys() & fingerprint.keys() if measured[key] != fingerprint[key])
-    if differing:
-        warn(
-            f"artifact {name} was tuned on another device ({', '.join(differing)} differ): "
-            "results are right, other kernels may be faster on this one"
-        )
+    opened = OpenedArtifact(artifact, devices, owned, options)
+    return Model(opened, options, host, partial(open_devices, device=device, threads=threads))
 
 
 class Model(Summarised):
@@ -212,39 +96,33 @@ class Model(Summarised):
 
     def __init__(
         self,
-        artifact: ModelSource,
-        executors: Mapping[str, Executor],
-        weights: Mapping[str, DeviceWeights],
-        owned: Sequence[Device],
-        host: Mapping[str, Host] | None = None,
-        placing: PlacementOptions | None = None,
+        opened: OpenedArtifact,
+        options: OpenOptions,
+        host: Mapping[str, Host] | None,
+        reopen: Callable[[ModelSource], tuple[dict[str, Device], list[Device]]],
     ) -> None:
-        self.artifact, self.executors, self._host = artifact, executors, dict(host or {})
-        devices = {kind: resident.device for kind, resident in weights.items()}
-        self._virtual_machine = VirtualMachine(
-            artifact.host_programs, executors, artifact.constants, devices, artifact.placement, placing
-        )
-        self._host_programs = {d.name for d in artifact.host_programs}
-        self._weights, self._owned = dict(weights), list(owned)
-        self._names = {name: name for name in artifact.functions}
-        self._params: dict[str, tuple[str, ...]] = {}
-        self._results: dict[str, tuple[str, ...]] = {}
-        for program in artifact.programs:
-            self._params[program.name] = tuple(program.buffers[i].name for i in program.inputs)
-            self._results[program.name] = tuple(program.buffers[i].name for i in program.outputs)
-        for host_program in artifact.host_programs:
-            self._params[host_program.name] = tuple(p.name for p in host_program.params)
-            self._results[host_program.name] = tuple(r.name for r in host_program.results)
+        self._opened, self._options, self._reopen, self._host = opened, options, reopen, dict(host or {})
+        self._earlier = weakref.WeakSet[OpenedArtifact]()  # what `swap` replaced, while something still uses it
         self._pools: dict[str, BufferPool | None] = {}
         self._refusal = ""  # why it cannot be called any more
-        self._starting = threading.Lock()
+        self._starting, self._swapping = threading.Lock(), threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
         watch(self)
 
     def _summary(self) -> tuple[str, Facts]:
-        devices = listed([f"{kind}, {resident.device.info.name}" for kind, resident in self._weights.items()])
+        devices = listed([f"{kind}, {device.info.name}" for kind, device in self._opened.devices.items()])
         closed = f", not open: {self._refusal}" if self._refusal else ""
         return f"Model {self._name()} on {devices}{closed}", source_facts(self.artifact)
+
+    @property
+    def artifact(self) -> ModelSource:
+        """The artifact whose programs calls run now."""
+        return self._opened.artifact
+
+    @property
+    def executors(self) -> Mapping[str, Executor]:
+        """The executors of its programs, by name; others after `swap`."""
+        return self._opened.executors
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -256,10 +134,11 @@ class Model(Summarised):
         """The machine of a model over several devices, which knows what was copied and which device is slow or lost.
 
         Raises UserError for other models."""
-        if not self._virtual_machine.placed:
+        machine = self._opened.machine
+        if not machine.placed:
             kind = self.artifact.device_kind
             raise UserError(f"{self._name()}: expected a model over several devices, got one for {kind}")
-        return self._virtual_machine
+        return machine
 
     @property
     def executor(self) -> Executor:
@@ -282,11 +161,13 @@ class Model(Summarised):
         if not by_name:
             return self.run(arrays[0] if len(arrays) == 1 and isinstance(arrays[0], Mapping) else arrays)
         name = self._function(None)
-        given = dict(zip(self._params[name], arrays))
+        given = dict(zip(self._opened.params[name], arrays))
         twice = [n for n in given if n in by_name]
         if twice or len(arrays) > len(given):
             got = f"{twice[0]} by position and by name" if twice else f"{len(arrays)} by position"
-            raise UserError(f"{name}: expected an argument for each of {', '.join(self._params[name])}, got {got}")
+            raise UserError(
+                f"{name}: expected an argument for each of {', '.join(self._opened.params[name])}, got {got}"
+            )
         return self.run({**given, **by_name})
 
     def run(
@@ -315,14 +196,42 @@ class Model(Summarised):
             ModelStateError: The model is closed.
         """
         name = self._function(function)
-        if name not in self._host_programs:
-            executor = self.executors[name]
-            results = executor.run(inputs, in_place=True, pool=self._pool(executor.device) if on_device else None)
-        elif on_device:
-            raise UserError(f"{name}: on_device: expected a function of one program, got one that a host program runs")
-        else:
-            results = self._virtual_machine.run(name, inputs, {**self._host, **(host or {})})
-        return named(as_tensors(results) if any_tensor(inputs) else results, self._results[name])
+        while True:
+            opened = self._opened
+            if name in opened.host_programs:
+                if on_device:
+                    raise UserError(
+                        f"{name}: on_device: expected a function of one program, got one that a host program runs"
+                    )
+                if opened.enter():
+                    try:
+                        results = opened.machine.run(name, inputs, {**self._host, **(host or {})})
+                    finally:
+                        opened.leave()
+                    break
+            else:
+                executor = opened.executors[name]
+                try:
+                    results = executor.run(
+                        inputs, in_place=True, pool=self._pool(executor.device) if on_device else None
+                    )
+                    break
+                except ModelStateError:
+                    if opened is self._opened:
+                        raise
+            if opened is self._opened:
+                raise self._refused()
+            # another artifact was swapped in while the call waited
+        return named(as_tensors(results) if any_tensor(inputs) else results, opened.results[name])
+
+    def _entered(self) -> OpenedArtifact:
+        """Return the programs that calls run now, open until `leave`. Raises ModelStateError after `close`."""
+        while True:
+            opened = self._opened
+            if opened.enter():
+                return opened
+            if opened is self._opened:
+                raise self._refused()
 
     def _pool(self, device: Device) -> BufferPool | None:
         """Return the memory of results that stay on a device; None where launches reach the host's arrays."""
@@ -356,7 +265,7 @@ class Model(Summarised):
         """
         if self._refusal:
             raise self._refused()
-        choose_function(self._names, function, self.artifact.path)
+        choose_function(self._opened.names, function, self.artifact.path)
         return Stream(inputs, [partial(self.run, function=function, host=host)], depth)
 
     def session(
@@ -379,25 +288,22 @@ class Model(Summarised):
             ModelStateError: The model is closed.
         """
         name = self._function(function)
-        if name in self._host_programs:
-            raise UserError(
-                f"{name}: expected a function without branches for a session, got one that a host program runs"
-            )
-        executor, program = self.executors[name], self.executors[name].program
         if start is None:
-            if INITIAL_STATE not in self._names:
+            if INITIAL_STATE not in self._opened.names:
                 raise UserError(f"{name}: expected a model with a state, got one without; give the arrays of `start`")
             start = self.run([], INITIAL_STATE)
-        if not isinstance(start, Mapping):
-            names = [program.buffers[i].name for i in program.inputs[len(program.inputs) - len(start) :]]
-            first = len(program.outputs) - len(start)
-            if replaced_by is not None or first < 0 or len(names) != len(start):
+        opened = self._entered()
+        try:
+            if name in opened.host_programs:
                 raise UserError(
-                    f"{name}: expected arrays for the last parameters, which the last results replace, got {len(start)} for "
-                    f"{len(program.inputs)} parameters and {len(program.outputs)} results; give them by name, with `replaced_by`"
+                    f"{name}: expected a function without branches for a session, got one that a host program runs"
                 )
-            start, replaced_by = dict(zip(names, start)), {n: first + at for at, n in enumerate(names)}
-        return Session(executor, start, replaced_by or {})
+            session = _session(opened.executors[name], start, replaced_by)
+        except BaseException:
+            opened.leave()
+            raise
+        opened.leave_with(session)
+        return session
 
     def bind(
         self,
@@ -422,18 +328,28 @@ class Model(Summarised):
             ModelStateError: The model is closed.
         """
         name = self._function(function)
-        if name not in self._host_programs:
-            return BoundCall(self.executors[name], inputs, results, fixed)
-        if self._virtual_machine.placed:
-            raise UserError(f"{name}: expected a model for one device to bind arrays to, got one for several; use run")
-        program = next(d for d in self.artifact.host_programs if d.name == name)
-        return BoundSteps(self._virtual_machine, program, inputs, results, fixed)
+        opened = self._entered()
+        bound: BoundCall | BoundSteps
+        try:
+            if name not in opened.host_programs:
+                bound = BoundCall(opened.executors[name], inputs, results, fixed)
+            elif opened.machine.placed:
+                raise UserError(
+                    f"{name}: expected a model for one device to bind arrays to, got one for several; use run"
+                )
+            else:
+                bound = BoundSteps(opened.machine, opened.host_programs[name], inputs, results, fixed)
+        except BaseException:
+            opened.leave()
+            raise
+        opened.leave_with(bound)
+        return bound
 
     def _function(self, function: str | None) -> str:
         """Return the name of a function. Raises UserError for none, ModelStateError after `close`."""
         if self._refusal:
             raise self._refused()
-        return choose_function(self._names, function, self.artifact.path)
+        return choose_function(self._opened.names, function, self.artifact.path)
 
     async def run_async(
         self,
@@ -494,25 +410,61 @@ class Model(Summarised):
             raise self._refused()
         given = self.artifact.with_weights(weights) if isinstance(weights, Mapping) else weights
         check_same(self.artifact, given, self._name())
-        with contextlib.ExitStack() as turns:
-            for resident in self._weights.values():
-                turns.enter_context(resident.device.turn)
-            for executor in self.executors.values():
-                executor.refuse_within()
+        with self._swapping, (opened := self._opened).turn():
             try:
-                for resident in self._weights.values():
-                    resident.replace(given.constants, self._pack_weights)
+                for resident in opened.weights.values():
+                    resident.replace(given.constants, opened.pack_weights)
             except BaseException:
                 self._refusal = "one whose weights were replaced in part"
-                for executor in self.executors.values():
-                    executor.refusal = executor.refusal or self._refusal
+                opened.refuse(self._refusal)
                 raise
-            self._virtual_machine.replace_weights(given.constants)
-            self.artifact = given
+            opened.machine.replace_weights(given.constants)
+            opened.artifact = given
 
-    def _pack_weights(self) -> None:
-        for executor in self.executors.values():
-            executor.pack_weights()
+    def swap(self, artifact: ModelSource, warm: Callable[[Mapping[str, Executor]], object] | None = None) -> None:
+        """Run the programs of another artifact from the next call on: for example of the same model, tuned for the shapes it is served.
+
+        It is compiled and its weights are placed while calls go on with the present programs. Any thread may call the model meanwhile:
+        every call runs one of the two from its start to its end. Sessions, bound calls and calls of host programs end with the programs
+        that they began with. When the last of them is gone, and the last running call has ended, the memory of the replaced programs is
+        freed.
+
+        Args:
+            artifact: It has the same functions and signatures, for at least the same sizes, and is for the same kind of device. Its
+                weights may be others.
+            warm: Called with the new executors before calls run on them, for example to run common shapes: the first call of a shape
+                takes longer than the next ones. An error that it raises ends the swap.
+
+        Raises:
+            UserError: Another signature, narrower bounds, another kind of device, or a model over several devices.
+            BuildError: Compiling fails.
+            ModelStateError: The model is closed, or this is inside a call in the same thread. In each case the present programs stay.
+        """
+        if self._refusal:
+            raise self._refused()
+        with self._swapping:
+            now = self._opened
+            check_swap(now.artifact, artifact, self._name())
+            with now.turn():  # refused inside a call, whose memory cannot be freed
+                pass
+            # The objects of an artifact belong to the device that is opened for it.
+            reopened = bool(now.owned) and bool(artifact.objects or now.artifact.objects)
+            devices, owned = self._reopen(artifact) if reopened else (now.devices, [])
+            opened = OpenedArtifact(artifact, devices, owned, self._options)
+            try:
+                if warm is not None:
+                    warm(opened.executors)
+                with self._starting:
+                    if self._refusal:
+                        raise self._refused()
+                    if not reopened:
+                        opened.owned, now.owned = now.owned, []
+                    self._opened = opened
+                    self._earlier.add(now)
+            except BaseException:
+                opened.free()
+                raise
+            now.retire()
 
     def close(self) -> None:
         """Free memory, and close the device if this opened it, after the running call. May be called twice.
@@ -521,24 +473,18 @@ class Model(Summarised):
         """
         if self._refusal == FORKED:
             return  # the memory is the first process's
-        self._refusal = CLOSED  # before the turn, so that new calls are refused at once
+        with self._starting:
+            self._refusal = CLOSED  # before the turn, so that new calls are refused at once
+            every = [*self._earlier, self._opened]
         try:
             with contextlib.ExitStack() as turns:
-                for weights in self._weights.values():
-                    # All turns before anything is freed: a call over several devices uses all of them.
-                    turns.enter_context(weights.device.turn)
-                for executor in self.executors.values():
-                    executor.refuse_within()
-                for executor in self.executors.values():
-                    executor.close()
-                self._virtual_machine.close()
+                for opened in every:
+                    turns.enter_context(opened.turn())
                 for pool in self._pools.values():
                     if pool is not None:
                         pool.close()
-                for weights in self._weights.values():
-                    weights.close()
-                while self._owned:
-                    self._owned.pop().close()
+                for opened in every:  # the last one owns the devices
+                    opened.free()
         except ModelStateError:
             # The close was refused inside a call, so the model stays open.
             self._refusal = ""
@@ -549,16 +495,31 @@ class Model(Summarised):
 
     def after_fork(self) -> None:
         """Refuse calls in this process, and renew the locks that other threads of the first one may hold."""
-        for weights in self._weights.values():
-            # A lock that another thread holds at the fork is never released in the child.
-            weights.device.turn = weights.device.new_turn()
-        self._starting = threading.Lock()
+        for opened in (*self._earlier, self._opened):
+            opened.after_fork()
+        self._starting, self._swapping = threading.Lock(), threading.Lock()
         self._refusal = self._refusal or FORKED
-        for executor in self.executors.values():
-            executor.refusal = executor.refusal or FORKED
 
     def __enter__(self) -> Model:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _session(
+    executor: Executor, start: Sequence[Any] | Mapping[str, Any], replaced_by: Mapping[str, int] | None
+) -> Session:
+    """Open a session; arguments as of `Model.session`."""
+    program = executor.program
+    name = program.name
+    if not isinstance(start, Mapping):
+        names = [program.buffers[i].name for i in program.inputs[len(program.inputs) - len(start) :]]
+        first = len(program.outputs) - len(start)
+        if replaced_by is not None or first < 0 or len(names) != len(start):
+            raise UserError(
+                f"{name}: expected arrays for the last parameters, which the last results replace, got {len(start)} for "
+                f"{len(program.inputs)} parameters and {len(program.outputs)} results; give them by name, with `replaced_by`"
+            )
+        start, replaced_by = dict(zip(names, start)), {n: first + at for at, n in enumerate(names)}
+    return Session(executor, start, replaced_by or {})

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.json_shapes import has_shape
@@ -27,6 +27,18 @@ FORMAT, SCHEMA = "relax-tune shapes", 1
 _PENDING = 1024
 
 Recorder = Callable[[tuple[int, ...]], None]
+
+
+class ShapeRecorder(Protocol):
+    """What counts the calls of a model, from any thread."""
+
+    def of_model(self, key: str) -> None:
+        """Note the key of the model that is opened. Raises UserError where another model's calls are counted."""
+        ...
+
+    def recorder(self, function: str, symbols: Sequence[str]) -> Recorder:
+        """Return a function that counts one call, given the value of each symbol."""
+        ...
 
 
 def bin_of(value: int) -> tuple[int, int]:

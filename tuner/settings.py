@@ -111,7 +111,7 @@ class Settings:
     db: str | None = option(
         None,
         "Database of records: sqlite:///FILE, a path that ends in .db, or postgresql://USER@HOST/NAME.",
-        commands=(*MODEL, "pack", "install", "work", "dashboard"),
+        commands=(*MODEL, "pack", "install", "work", "dashboard", "serve"),
         default="records.db in the user data folder",
         metavar="URL",
         reaches_out=True,
@@ -120,7 +120,7 @@ class Settings:
         None,
         "Storage for models and artifacts of submitted jobs: a folder that all machines share, or an fsspec URL such as "
         "s3://BUCKET/FOLDER. Files are stored by the hash of their content.",
-        commands=("submit", "work"),
+        commands=("submit", "work", "serve"),
         default="FILE.files next to a SQLite database; required for PostgreSQL",
         metavar="FOLDER",
         reaches_out=True,

@@ -105,7 +105,7 @@ def serve(contender: str, given: argparse.Namespace) -> None:
     argument = ModelArgument(given.artifact, "encoder", 1, given.model)
     limits = ServerLimits(active=4096, timeout_secs=600)
     with artifact.open() as model:
-        serving = open_serving([argument], lambda _: (artifact, model), limits, bound)
+        serving = open_serving([argument], lambda *_: (artifact, model), limits, bound)
         (version,) = serving.repository.models
         ((name, function),) = version.functions.items()
         if kind != "ours":

@@ -23,6 +23,8 @@ from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.model import Model
 from relax_tune.tuner.dashboard.guard import App, Guard
 from relax_tune.tuner.serve.batcher import DeviceTurn
+from relax_tune.tuner.serve.improve.recording import SizesRecorder
+from relax_tune.tuner.serve.improve.sizes import ServedSizes, sizes_file
 from relax_tune.tuner.serve.inference import OPEN_PATHS, inference_routes
 from relax_tune.tuner.serve.metrics import Metrics
 from relax_tune.tuner.serve.models import ModelArgument, Repository, serve_model
@@ -37,27 +39,39 @@ ENDING = "the server is ending"
 
 def open_serving(
     arguments: Sequence[ModelArgument],
-    load: Callable[[Path], tuple[Artifact, Model]],
+    load: Callable[[Path, ServedSizes], tuple[Artifact, Model]],
     limits: ServerLimits,
     bound_secs: float,
+    recording: Path | None = None,
 ) -> Serving:
     """Open models for a server, with one turn for each kind of device.
 
     Args:
         arguments: The models.
-        load: Returns an artifact and its open model, which the caller closes.
+        load: Returns an artifact and its open model, whose calls are counted; the caller closes it.
         limits: Of the server.
         bound_secs: Time within which requests should be answered.
+        recording: Folder of the sizes that were served before.
 
     Raises:
         UserError: A folder or a symbol of rows does not fit its artifact.
     """
     metrics, turns, models = Metrics(), dict[str, DeviceTurn](), []
     for argument in arguments:
-        artifact, model = load(argument.path)
+        sizes = (
+            ServedSizes()
+            if recording is None
+            else ServedSizes.read(sizes_file(recording, argument.name, argument.version))
+        )
+        artifact, model = load(argument.path, sizes)
         turn = turns.setdefault(artifact.device_kind, DeviceTurn())
-        models.append(serve_model(argument, artifact, model, turn, metrics, bound_secs))
+        models.append(serve_model(argument, artifact, model, turn, metrics, bound_secs, sizes))
     return Serving(Repository(models), limits, metrics)
+
+
+def record_sizes(serving: Serving, folder: Path, tell: Callable[[str], None]) -> None:
+    """Have a server write the sizes it is served. tell: receives a sentence when it cannot"""
+    serving.background.append(SizesRecorder(serving.repository.models, folder, tell).work)
 
 
 def make_serve_app(serving: Serving, token: str | None) -> App:
@@ -65,6 +79,9 @@ def make_serve_app(serving: Serving, token: str | None) -> App:
 
     async def metrics(request: Request) -> Response:
         return Response(serving.metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    async def improvement(request: Request) -> Response:
+        return JSONResponse({"models": [state.to_json() for state in serving.improvements]})
 
     async def missing(request: Request, error: Exception) -> Response:
         return JSONResponse({"error": f"unknown path {request.url.path[:200]!r}"}, 404)
@@ -74,7 +91,8 @@ def make_serve_app(serving: Serving, token: str | None) -> App:
         async with _running(serving):
             yield
 
-    routes = [Route("/metrics", metrics, methods=["GET"]), *inference_routes(serving), *openai_routes(serving)]
+    own = [Route("/metrics", metrics, methods=["GET"]), Route("/improvement", improvement, methods=["GET"])]
+    routes = [*own, *inference_routes(serving), *openai_routes(serving)]
     app = Starlette(routes=routes, exception_handlers={404: missing}, lifespan=lifespan)
     return Guard(app, token, methods=("GET", "HEAD", "POST"), open_paths=OPEN_PATHS)
 
@@ -88,6 +106,7 @@ async def _running(serving: Serving) -> AsyncIterator[None]:
         if batcher.function.joining is not None:
             await batcher.measure(batcher.function.times.corners(), START_SECS)
     tasks = [asyncio.create_task(work) for b in batchers for work in (b.work(), b.measure_when_idle())]
+    tasks += [asyncio.create_task(work()) for work in serving.background]
     serving.draining = ""
     try:
         yield

@@ -89,6 +89,7 @@ class Batcher:
         metrics: Receives counts and times.
         labels: Name and version of the model, for the metrics.
         choose: Returns the batch to run now; the policy, unless an experiment compares another one.
+        observe: Receives the seconds of each call of the function, in the thread of the device.
     """
 
     def __init__(
@@ -99,9 +100,10 @@ class Batcher:
         metrics: Metrics,
         labels: tuple[str, str],
         choose: Callable[..., PlannedBatch] = next_batch,
+        observe: Callable[[float], None] = lambda secs: None,
     ) -> None:
         self.function, self._turn, self._bound_secs = function, turn, bound_secs
-        self._metrics, self._labels, self._choose = metrics, labels, choose
+        self._metrics, self._labels, self._choose, self._observe = metrics, labels, choose, observe
         self._entries: dict[int, _Entry] = {}
         self._arrived = asyncio.Event()
         self._number = 0
@@ -173,6 +175,7 @@ class Batcher:
         outcomes: list[Arrays | Exception]
         try:
             outcomes = list(self.function.run([e.call for e in entries], shape))
+            self._observe(time.perf_counter() - start)
         except RelaxTuneError as error:
             outcomes = [error] if len(entries) == 1 else [self._single(e.call, shape) for e in entries]
         except Exception as error:  # the requests fail with it, the server goes on

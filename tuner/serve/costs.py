@@ -53,6 +53,12 @@ class ShapeCosts:
         points = [(r, n) for r in self.rows for n in self.lengths if (r, n) not in {*self._times, *self._skipped}]
         return sorted(points, key=lambda p: (p[0] * p[1], p))
 
+    def take_over(self, other: ShapeCosts) -> None:
+        """Take the times that another grid has or estimates for the points of this one, if it has any."""
+        if other.has_times:
+            self._times = {(r, n): other.secs(r, n) for r in self.rows for n in self.lengths}
+            self._logs, self._shapes = {}, {}
+
     def skip(self, rows: int, length: int) -> None:
         """Leave a point to estimates: it is `missing` no more."""
         self._skipped.add((rows, length))

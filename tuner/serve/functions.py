@@ -67,7 +67,6 @@ class ServedFunction:
 
     def __init__(self, model: Model, name: str, joining: Joining | None = None) -> None:
         self.model, self.name, self.joining = model, name, joining
-        self.executor: Executor | None = model.executors.get(name) if name not in _host_programs(model) else None
         every: dict[str, Any] = {p.name: p for p in model.artifact.programs}
         every |= {d.name: d for d in model.artifact.host_programs}
         self.inputs, self.outputs = function_specs(every[name])
@@ -77,6 +76,11 @@ class ServedFunction:
                     f"{model.artifact.path}: {name}: expected tensors of types of the Open Inference Protocol, got {spec}"
                 )
         self.times = self._grid()
+
+    @property
+    def executor(self) -> Executor | None:
+        """The executor of the programs that calls run now; None of a host program."""
+        return None if self.name in _host_programs(self.model) else self.model.executors.get(self.name)
 
     def _grid(self) -> ShapeCosts:
         joining = self.joining
@@ -108,14 +112,15 @@ class ServedFunction:
         Raises:
             UserError: An argument does not fit; the message names it.
         """
-        if self.executor is None:
+        executor = self.executor
+        if executor is None:
             return CallArguments(in_order(self.name, [spec.name for spec in self.inputs], inputs))
-        program = self.executor.program
-        arrays, key, values = self.executor.match(inputs)
+        program = executor.program
+        arrays, key, values = executor.match(inputs)
         check_values(program, arrays, values)
         for check in program.checks:
             if not values[check.slot]:
-                self.executor.bind(key, values)  # raises the error of the check
+                executor.bind(key, values)  # raises the error of the check
         given: Arrays = [np.asarray(a) for a in arrays]
         if self.joining is None:
             return CallArguments(given, group=key)
@@ -139,22 +144,30 @@ class ServedFunction:
 
     def sample(self, rows: int, length: int, generator: np.random.Generator | None = None) -> Arrays:
         """Return valid arguments of a shape, random ones by a generator. Raises UserError for a shape that the function refuses."""
-        assert self.joining is not None and self.executor is not None
+        executor = self.executor
+        assert self.joining is not None and executor is not None
         key = self.joining.at(rows, length)
-        return sample(self.executor.program, key, self.executor.bind(key).values, generator)
+        return sample(executor.program, key, executor.bind(key).values, generator)
 
     def time(self, rows: int, length: int, repeats: int = 2) -> float:
-        """Run a shape and return the seconds of its fastest run; infinity for a shape that the function refuses."""
-        assert self.joining is not None and self.executor is not None
+        """Run a shape and return the seconds of its fastest run; infinity for a shape that the function refuses, and after a swap.
+
+        These runs are not counted among the served sizes.
+        """
+        executor = self.executor
+        assert self.joining is not None and executor is not None
+        record, executor.record = executor.record, None
         try:
             arrays = self.sample(rows, length)
             secs = math.inf
             for _ in range(repeats):
                 start = time.perf_counter()
-                self.executor.run(arrays, in_place=True)
+                executor.run(arrays, in_place=True)
                 secs = min(secs, time.perf_counter() - start)
         except UserError:
             return math.inf
+        finally:
+            executor.record = record
         return secs
 
     def check_rows(self) -> None:
@@ -202,6 +215,13 @@ def plan_changes(choices: Callable[[Sequence[int]], Sequence[int]], keys: Sequen
             changes.append(number)
         before = chosen
     return changes if len(changes) <= MOST_CHANGES else []
+
+
+def swapped(function: ServedFunction, joining: Joining | None) -> ServedFunction:
+    """Return a function after its model was swapped, with the times of shapes as they were: batches correct them."""
+    result = ServedFunction(function.model, function.name, joining)
+    result.times.take_over(function.times)
+    return result
 
 
 def _host_programs(model: Model) -> set[str]:

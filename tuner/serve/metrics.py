@@ -44,6 +44,17 @@ class Metrics:
         self._waiting = Gauge(f"{prefix}_waiting", "Requests in a model's queue.", model, registry=self.registry)
         self._active = Gauge(f"{prefix}_active", "Requests that are read, wait or run.", registry=self.registry)
 
+        self._rounds = Counter(
+            f"{prefix}_improve_rounds", "Rounds of tuning by outcome.", (*model, "outcome"), registry=self.registry
+        )
+        self._gain = Gauge(
+            f"{prefix}_improve_gain",
+            "Share of the time of the served sizes that the last swap saves, as measured before it.",
+            model,
+            registry=self.registry,
+        )
+        self._swaps = Counter(f"{prefix}_swaps", "Artifacts that were swapped in.", model, registry=self.registry)
+
     def watch(self, active: Callable[[], int]) -> None:
         """Read the number of requests in progress at each scrape."""
         self._active.set_function(active)
@@ -62,6 +73,15 @@ class Metrics:
         self._batch.labels(*labels).observe(requests)
         self._rows.labels(*labels).inc(rows)
         self._device.labels(*labels).inc(secs)
+
+    def round(self, labels: Labels, outcome: str, gain: float | None) -> None:
+        """Count a round of tuning for a model. outcome: `swapped`, `returned`, `refused` or `failed`"""
+        self._rounds.labels(*labels, outcome).inc()
+        self._gain.labels(*labels).set(gain or 0.0)
+
+    def swap(self, labels: Labels) -> None:
+        """Count a swap of a model's artifact."""
+        self._swaps.labels(*labels).inc()
 
     def tokens(self, labels: Labels, count: int, secs: float) -> None:
         """Count generated tokens."""

@@ -5,26 +5,34 @@ Tests: `tests/tuner/serve/test_app.py`, `tests/tuner/serve/test_serve_command.py
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend.source import find_model
 from relax_tune.runtime.artifact import Artifact
+from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.generation.decoder import DECODE, ENCODE, PREFILL
 from relax_tune.runtime.generation.paged import STEP
 from relax_tune.runtime.model import Model
 from relax_tune.tuner.serve.batcher import Batcher, DeviceTurn
-from relax_tune.tuner.serve.functions import ServedFunction
+from relax_tune.tuner.serve.functions import ServedFunction, swapped
 from relax_tune.tuner.serve.generator import Generator
+from relax_tune.tuner.serve.improve.sizes import ServedSizes, sample_sizes
 from relax_tune.tuner.serve.metrics import Metrics
 from relax_tune.tuner.serve.paged_generator import PagedGenerator
-from relax_tune.tuner.serve.rows import Joining, symbol_number
+from relax_tune.tuner.serve.rows import Joining, sample, symbol_number
 from relax_tune.tuner.serve.tensors import RequestError
 from relax_tune.tuner.serve.texts import TextEncoder, encoder_joining
 
+WARM_SIZES = 8
+"""Served sizes that run once before an artifact is swapped in; each takes the device for the time of a call."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -62,7 +70,7 @@ def read_arguments(artifacts: Sequence[str], folders: Sequence[str], rows: Seque
         name, number = twice[0]
         raise UserError(f"expected each model once, got {name} version {number} twice; write NAME:VERSION=FILE")
     names = {m.name for m in files}
-    by_folder, by_rows = _by_name("--model", folders, names), _by_name("--rows", rows, names)
+    by_folder, by_rows = by_name("--model", folders, names), by_name("--rows", rows, names)
     read = {name: _folder(text) for name, text in by_folder.items()}
     return [ModelArgument(m.path, m.name, m.version, read.get(m.name), by_rows.get(m.name)) for m in files]
 
@@ -76,7 +84,8 @@ def _folder(text: str) -> Path:
     return folder
 
 
-def _by_name(flag: str, values: Sequence[str], names: set[str]) -> dict[str, str]:
+def by_name(flag: str, values: Sequence[str], names: set[str]) -> dict[str, str]:
+    """Read the values `[NAME=]VALUE` of an option, by name. Raises UserError for an unknown name, and for one that occurs twice."""
     chosen: dict[str, str] = {}
     for text in values:
         name, separator, value = text.partition("=")
@@ -97,31 +106,105 @@ class ModelVersion:
     """A version of a model.
 
     Attributes:
+        argument: How it was given.
+        artifact: The artifact whose programs calls run now.
         functions: The function that `infer` calls; several, as `NAME.FUNCTION`, where none of them is `main`.
         batchers: Their queues, by name.
         encoder: Texts of an encoder.
         generator: Texts of a decoder.
+        sizes: The sizes of its last calls.
     """
 
-    name: str
-    version: int
+    argument: ModelArgument
+    artifact: Artifact
     model: Model
     turn: DeviceTurn
-    functions: Mapping[str, ServedFunction]
+    functions: dict[str, ServedFunction]
+    metrics: Metrics
+    sizes: ServedSizes
     batchers: dict[str, Batcher] = field(default_factory=dict)
     encoder: TextEncoder | None = None
     generator: Generator | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.argument.name
+
+    @property
+    def version(self) -> int:
+        """Its version."""
+        return self.argument.version
 
     @property
     def labels(self) -> tuple[str, str]:
         """Name and version, for metrics."""
         return self.name, str(self.version)
 
+    async def swap(self, artifact: Artifact) -> None:
+        """Run another artifact from the next call on; requests go on meanwhile (`Model.swap`).
+
+        Raises:
+            RelaxTuneError: It does not fit, or cannot be opened.
+        """
+        functions = await asyncio.to_thread(self._swapped, artifact)
+        for label, function in functions.items():
+            self.functions[label] = self.batchers[label].function = function
+        self.artifact = artifact
+        self.metrics.swap(self.labels)
+
+    def _swapped(self, artifact: Artifact) -> dict[str, ServedFunction]:
+        with _short_switches():
+            joinings = dict[str, Joining | None]()
+            for label, function in self.functions.items():
+                joining = _joining(self.argument, artifact, function.name, self.encoder is not None)
+                if _kind(joining) != _kind(function.joining):
+                    raise UserError(
+                        f"{label}: expected an artifact whose requests run together as before, got another; build it again"
+                    )
+                joinings[label] = joining
+            self.model.swap(artifact, self._warm)
+            return {label: swapped(f, joinings[label]) for label, f in self.functions.items()}
+
+    def _warm(self, executors: Mapping[str, Executor]) -> None:
+        """Run common sizes once, so that no request is the first one to touch the weights and to bind its kernels."""
+        for (name, values), _ in sample_sizes(self.sizes.counts(), WARM_SIZES):
+            executor = executors[name]
+            record, executor.record = executor.record, None
+            try:
+                arrays = sample(executor.program, values, executor.bind(values).values)
+                executor.run(arrays, in_place=True)
+            except UserError:  # a size that the program refuses
+                continue
+            finally:
+                executor.record = record
+
+
+@contextlib.contextmanager
+def _short_switches() -> Iterator[None]:
+    """Have other threads wait for at most half a millisecond for Python's lock while an artifact is opened; by default it is 5 ms."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.0005)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _kind(joining: Joining | None) -> tuple[int, int | None] | None:
+    return None if joining is None else (joining.batch, joining.padded)
+
 
 def serve_model(
-    argument: ModelArgument, artifact: Artifact, model: Model, turn: DeviceTurn, metrics: Metrics, bound_secs: float
+    argument: ModelArgument,
+    artifact: Artifact,
+    model: Model,
+    turn: DeviceTurn,
+    metrics: Metrics,
+    bound_secs: float,
+    sizes: ServedSizes,
 ) -> ModelVersion:
-    """Prepare an opened artifact for requests.
+    """Prepare an opened artifact for requests. sizes: what `model` counts its calls in
 
     Raises:
         UserError: The folder or the symbol of rows does not fit the artifact.
@@ -130,16 +213,18 @@ def serve_model(
     decodes = paged or {PREFILL, DECODE} <= set(artifact.functions)
     encoder = None if argument.folder is None or decodes else TextEncoder(artifact, argument.folder)
     single = "main" in artifact.functions or len(artifact.functions) == 1
-    functions = {}
+    functions = dict[str, ServedFunction]()
     for name in artifact.functions if not single else [_only(artifact)]:
         label = argument.name if single else f"{argument.name}.{name}"
-        functions[label] = ServedFunction(model, name, _joining(argument, artifact, model, name, encoder is not None))
-    served = ModelVersion(argument.name, argument.version, model, turn, functions, encoder=encoder)
+        functions[label] = ServedFunction(model, name, _joining(argument, artifact, name, encoder is not None))
+    served = ModelVersion(argument, artifact, model, turn, functions, metrics, sizes, encoder=encoder)
     for label, function in functions.items():
         if argument.rows is not None and function.joining is not None:
             function.check_rows()
-        served.batchers[label] = Batcher(function, turn, bound_secs, metrics, (label, str(argument.version)))
-        metrics.watch_queue((label, str(argument.version)), served.batchers[label].__len__)
+        observe = partial(sizes.timed, function.name)
+        labels = label, str(argument.version)
+        served.batchers[label] = Batcher(function, turn, bound_secs, metrics, labels, observe=observe)
+        metrics.watch_queue(labels, served.batchers[label].__len__)
     if decodes and argument.folder is not None and ENCODE not in artifact.functions:
         kind = PagedGenerator if paged else Generator
         served.generator = kind(model, argument.folder, turn, metrics, served.labels)
@@ -150,14 +235,13 @@ def _only(artifact: Artifact) -> str:
     return "main" if "main" in artifact.functions else artifact.functions[0]
 
 
-def _joining(argument: ModelArgument, artifact: Artifact, model: Model, name: str, encodes: bool) -> Joining | None:
+def _joining(argument: ModelArgument, artifact: Artifact, name: str, encodes: bool) -> Joining | None:
     """Return how requests of a function run together: as declared, as an encoder's texts, or as the build proved; else None."""
-    executor = model.executors.get(name)
-    if executor is None or name in {d.name for d in artifact.host_programs}:
+    program = next((p for p in artifact.programs if p.name == name), None)
+    if program is None or name in {d.name for d in artifact.host_programs}:
         if argument.rows is not None:
             raise UserError(f"--rows {argument.rows}: expected a function of one program, got {name}; leave it out")
         return None
-    program = executor.program
     if encodes and (joining := encoder_joining(program)) is not None:
         return joining
     if argument.rows is not None:

@@ -11,9 +11,9 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -28,6 +28,8 @@ from relax_tune.tuner.serve.tensors import RequestError
 T = TypeVar("T")
 _LOG = logging.getLogger("relax_tune.serve")
 DISCARD_SECS = 2.0
+BODY_RATE = 1 << 20
+"""Bytes per second that a body has to arrive with after its first seconds: a request holds its place while its body arrives."""
 GONE = 499
 """Status in metrics and logs of a request whose client left before the answer."""
 
@@ -40,11 +42,19 @@ class ServerLimits:
         active: Requests that are read, wait or run at a time; further ones are refused.
         body_bytes: Largest body.
         timeout_secs: Longest time from the start of a request to its answer, or to the first part of a stream.
+        body_secs: Longest time for a body to arrive, with a second for each `BODY_RATE` bytes.
     """
 
     active: int = 256
     body_bytes: int = 64 << 20
     timeout_secs: float = 60.0
+    body_secs: float = 10.0
+
+
+class Reported(Protocol):
+    """A state that clients may read."""
+
+    def to_json(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(eq=False)
@@ -54,6 +64,8 @@ class Serving:
     Attributes:
         draining: Why new requests are refused; empty while they are not.
         active: Number of requests in progress.
+        background: What runs next to requests until the server ends.
+        improvements: States of the models that are improved, for `/improvement`.
     """
 
     repository: Repository
@@ -62,6 +74,8 @@ class Serving:
     draining: str = "the server is starting"
     active: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    background: list[Callable[[], Coroutine[Any, Any, None]]] = field(default_factory=list)
+    improvements: Sequence[Reported] = ()
 
     def __post_init__(self) -> None:
         self.metrics.watch(lambda: self.active)
@@ -110,14 +124,17 @@ class ActiveRequest:
         announced = headers.get("content-length", "0")
         if announced.isascii() and announced.isdigit() and int(announced[:20]) > limit:
             raise RequestError(f"body: expected at most {limit} bytes, got {announced[:20]}", 413)
-        parts, size = list[bytes](), 0
+        parts, size, now = list[bytes](), 0, time.monotonic()
+        slowest = min(self.expires - now, self.serving.limits.body_secs)
         try:
-            async with asyncio.timeout(self.expires - time.monotonic()):
+            async with asyncio.timeout(slowest) as timer:
+                start = asyncio.get_running_loop().time()
                 async for part in self.request.stream():
                     size += len(part)
                     if size > limit:
                         raise RequestError(f"body: expected at most {limit} bytes, got more", 413)
                     parts.append(part)
+                    timer.reschedule(start + min(self.expires - now, slowest + size / BODY_RATE))
         except TimeoutError:
             raise RequestError("body: it did not arrive in time", 408) from None
         return b"".join(parts)

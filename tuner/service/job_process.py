@@ -12,16 +12,21 @@ import signal
 import subprocess
 import threading
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from relax_tune.runtime.child_process import clean_environment, python_command
-from relax_tune.tuner.service.work_order import WorkOrder
 
 COMMAND: Sequence[str] = tuple(python_command("-m", "relax_tune.tuner.service.child"))
 LOG_BYTES = 4 << 20
 """Longest log of a run."""
 _PART = 32 << 10
 _EVENT_BYTES = 1 << 20
+
+
+class Order(Protocol):
+    """What a process is to do."""
+
+    def to_json(self) -> str: ...
 
 
 class JobProcess:
@@ -34,7 +39,7 @@ class JobProcess:
         command: The program. It reads the order from standard input, and must end at SIGTERM or when standard input closes.
     """
 
-    def __init__(self, order: WorkOrder, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, order: Order, command: Sequence[str] = COMMAND) -> None:
         self.progress: dict[str, Any] | None = None
         self.result: dict[str, Any] = {}
         self.error = ""

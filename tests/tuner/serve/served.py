@@ -87,7 +87,8 @@ class Files:
         if name not in self.built:
             records = self.root / "records.db"
             open_store(f"sqlite:///{records}", create=True).close()
-            rt.build(self._model(name), target="c", db=records, policy="generic", checks=name == "picking").save(path)
+            policy = "predicted" if name == "fast" else "generic"
+            rt.build(self._model(name), target="c", db=records, policy=policy, checks=name == "picking").save(path)
             self.built.add(name)
         return path
 
@@ -106,7 +107,7 @@ class Files:
 
     def _model(self, name: str) -> Any:
         graphs: dict[str, Callable[[], IRModule]] = {
-            "types": of_types, "mixing": mixing, "picking": picking, "slow": slow, "dense": lambda: feed_forward(width=4),
+            "types": of_types, "mixing": mixing, "picking": picking, "slow": slow, "fast": slow, "dense": lambda: feed_forward(width=4),
         }  # fmt: skip
         if name in graphs:
             return graphs[name]()
@@ -199,29 +200,38 @@ def running(
     rows: Sequence[str] = (),
     token: str | None = None,
     bound_secs: float = 0.1,
+    prepare: Callable[[Any], None] = lambda serving: None,
     **limits: Any,
 ) -> Iterator[Server]:
-    """A server in a thread of this process. limits: of `ServerLimits`"""
+    """A server in a thread of this process. prepare: gets its state before it starts; limits: of `ServerLimits`"""
     for package in ("starlette", "uvicorn", "prometheus_client", "jinja2", "tokenizers"):
         pytest.importorskip(package, reason=f"{package} is not installed (extra serve)")
     import uvicorn
 
     from relax_tune.tuner.serve.app import make_serve_app, open_serving
+    from relax_tune.tuner.serve.connections import TimedConnection
     from relax_tune.tuner.serve.models import read_arguments
     from relax_tune.tuner.serve.requests import ServerLimits
 
     opened: dict[str, Model] = {}
 
-    def load(path: Path) -> tuple[Artifact, Model]:
+    def load(path: Path, sizes: Any) -> tuple[Artifact, Model]:
         artifact = load_artifact(path)
-        opened[path.name.removesuffix(".rta")] = model = artifact.open()
+        opened[path.name.removesuffix(".rta")] = model = artifact.open(shapes=sizes)
         return artifact, model
 
     try:
         serving = open_serving(read_arguments(artifacts, folders, rows), load, ServerLimits(**limits), bound_secs)
+        prepare(serving)
         app = make_serve_app(serving, token)
         config = uvicorn.Config(
-            app, host="127.0.0.1", port=0, log_config=None, lifespan="on", timeout_graceful_shutdown=1
+            app,
+            host="127.0.0.1",
+            port=0,
+            log_config=None,
+            lifespan="on",
+            timeout_graceful_shutdown=1,
+            http=TimedConnection,
         )
         server = uvicorn.Server(config)
         socket = config.bind_socket()

@@ -64,3 +64,13 @@ def test_batches_at_other_shapes_correct_the_points_around() -> None:
     for _ in range(60):
         times.add(3, 24, 5e-3)
     assert times.secs(3, 24) == pytest.approx(5e-3, rel=0.05)
+
+
+def test_times_are_taken_over_by_another_grid() -> None:
+    old, new = ShapeCosts((1, 8), (4, 64)), ShapeCosts((1, 8), (4, 16, 64))
+    new.take_over(old)
+    assert not new.has_times  # nothing was timed
+    for rows, length in old.missing():
+        old.add(rows, length, 1e-3 * rows * length)
+    new.take_over(old)
+    assert not new.missing() and new.secs(8, 16) == pytest.approx(old.secs(8, 16)) == pytest.approx(0.128)

@@ -44,11 +44,11 @@ class Process:
 
 
 @contextmanager
-def command(arguments: Sequence[str]) -> Iterator[Process]:
+def command(arguments: Sequence[str], python: Sequence[str] = ("-m", "relax_tune")) -> Iterator[Process]:
     for package in ("starlette", "uvicorn", "prometheus_client", "pythonjsonlogger"):
         pytest.importorskip(package, reason=f"{package} is not installed (extra serve)")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    line = [sys.executable, "-m", "relax_tune", "serve", "--port", "0", *arguments]
+    line = [sys.executable, *python, "serve", "--port", "0", *arguments]
     child = subprocess.Popen(line, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
     assert child.stderr is not None
     lines: list[str] = []

@@ -24,7 +24,7 @@ from relax_tune.runtime.generation.decoder import DECODE, PREFILL
 from relax_tune.runtime.model import Model, choose_function
 from relax_tune.runtime.program.host_program import HostProgram
 from relax_tune.runtime.program.program import SMALL, Program
-from relax_tune.runtime.shapes import ShapeProfile
+from relax_tune.runtime.shapes import ShapeProfile, ShapeRecorder
 from relax_tune.runtime.signature import TensorSpec, function_specs
 from relax_tune.runtime.vm.policy import PlacementOptions
 from relax_tune.tuner.array_files import read_arrays
@@ -339,7 +339,7 @@ def read_profile(path: Path) -> ShapeProfile:
 def open_model(
     artifact: Artifact,
     device: str | None,
-    shapes: ShapeProfile | None = None,
+    shapes: ShapeRecorder | None = None,
     placing: PlacementOptions | None = None,
     threads: int | None = None,
 ) -> Model:
