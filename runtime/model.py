@@ -26,6 +26,7 @@ from relax_tune.runtime.device.c_objects import CompiledObjects
 from relax_tune.runtime.device.registry import name_of_measured, open_device
 from relax_tune.runtime.executor import CLOSED, FORKED, Executor
 from relax_tune.runtime.library.base import Library
+from relax_tune.runtime.memory.borrowed import is_on
 from relax_tune.runtime.memory.buffer_pool import BufferPool, pool_of
 from relax_tune.runtime.memory.weights import DeviceWeights, read_by_calls
 from relax_tune.runtime.model_source import ModelSource, source_facts
@@ -198,6 +199,13 @@ def _check_device(artifact: ModelSource, kind: str, opened: Device) -> None:
         )
 
 
+def _any_on(inputs: Mapping[str, Any] | Sequence[Any], device: Device) -> bool:
+    """Return whether some arguments are arrays of other libraries in the memory of a device."""
+    if not isinstance(inputs, (Mapping, Sequence)):
+        return False  # refused later
+    return any(is_on(value, device) for value in (inputs.values() if isinstance(inputs, Mapping) else inputs))
+
+
 class Model(Summarised):
     """An artifact on a device, ready to run. Use as a context manager, or call `close`. Its functions share the device's memory of
     their constants.
@@ -294,21 +302,22 @@ class Model(Summarised):
         inputs: Mapping[str, Any] | Sequence[Any],
         function: str | None = None,
         host: Mapping[str, Host] | None = None,
-        on_device: bool = False,
+        on_device: bool | None = None,
     ) -> Results:
         """Call the model: arguments by parameter name, or in order; results by name and in order, as fresh arrays.
 
         An argument is a NumPy array, nested lists, a number, a tensor of torch or JAX, a `DeviceArray`, or an object with
         `__dlpack__` or `__array__`. Results are NumPy arrays, or tensors of torch if some arguments are; their memory is not copied
-        for that. Where a function has them, shapes are tuples of whole numbers and scalars are numbers; a tuple that is returned is
-        given field by field.
+        for that. A model on a CUDA device reads arrays of other libraries in the memory of this device. Where a function has them,
+        shapes are tuples of whole numbers and scalars are numbers; a tuple that is returned is given field by field.
 
         Args:
             inputs: Arguments by parameter name, or in order.
             function: Name of the function; by default `main`, or the only one.
             host: Routines of the host program for this call, by name; their arrays must not be written. They take precedence over
                 the routines of `Artifact.open`.
-            on_device: Leave results in the memory of the device, as `DeviceArray`; NumPy arrays where this is the host's.
+            on_device: Leave results in the memory of the device, as `DeviceArray`; NumPy arrays where this is the host's, and CUDA tensors
+                if arguments are tensors of torch. By default where arguments of other libraries are in this memory.
 
         Raises:
             UserError: An argument does not fit; the message names the parameter and what was expected (rank, dtype, dims, bounds).
@@ -317,6 +326,8 @@ class Model(Summarised):
         name = self._function(function)
         if name not in self._host_programs:
             executor = self.executors[name]
+            if on_device is None:
+                on_device = executor.shares_memory and _any_on(inputs, executor.device)
             results = executor.run(inputs, in_place=True, pool=self._pool(executor.device) if on_device else None)
         elif on_device:
             raise UserError(f"{name}: on_device: expected a function of one program, got one that a host program runs")

@@ -233,7 +233,8 @@ class VirtualMachine:
         """
         host_program = self._codes[self._chosen(name, inputs)].program
         values = in_order(name, [p.name for p in host_program.params], inputs)
-        args = [argument(a, p, name) for a, p in zip(values, host_program.params, strict=True)]
+        device = None if self._pool is None else self._pool.device
+        args = [argument(a, p, name, device) for a, p in zip(values, host_program.params, strict=True)]
         execute = self._execute if call_subgraph is None else {**self._execute, CallSubgraph: call_subgraph}
         returned = self._complete(self._call(host_program.name, args, hosts or {}, execute))
         results = []
