@@ -13,7 +13,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from relax_tune.errors import UserError
 
-Command = Literal["tune", "build", "plan", "show", "pack", "install", "submit", "work", "report", "dashboard", "serve"]
+Command = Literal[
+    "tune", "build", "plan", "show", "pack", "install", "weights", "submit", "work", "report", "dashboard", "serve"
+]
 """Commands that take settings; `submit` and `work` are subcommands of `relax-tune jobs`."""
 # Groups of commands.
 TUNE: tuple[Command, ...] = ("tune", "submit")

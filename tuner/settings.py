@@ -101,7 +101,7 @@ class Settings:
         False,
         "Load .pt2 files that the built-in reader refuses with torch. torch unpickles parts of them, so the author of the file can run "
         "any program as you.",
-        commands=("tune", "build", "plan", "show", "pack", "work", "report"),
+        commands=("tune", "build", "plan", "show", "pack", "weights", "work", "report"),
         default="off",
         kind=bool,
         metavar="true|false",
@@ -257,7 +257,7 @@ class Settings:
     adapter: str | None = option(
         None,
         "LoRA adapter, as PEFT saves one, that is merged into the weights of an encoder or decoder from a Hugging Face folder.",
-        commands=tuple(c for c in PROGRAM if c != "submit"),
+        commands=(*(c for c in PROGRAM if c != "submit"), "weights"),
         default="none",
         metavar="FOLDER",
         reaches_out=True,
