@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
-from relax_tune.errors import RelaxTuneError, UserError, warn
+from relax_tune.errors import UserError, warn
 from relax_tune.tuner.allowed_files import is_allowed
 from relax_tune.tuner.option import (
     BUILD,
@@ -39,9 +39,9 @@ from relax_tune.tuner.option import (
     check_value,
     flag_of,
     has_password,
+    names_arguments,
     option,
     variable_of,
-    with_arguments,
 )  # fmt: skip
 from relax_tune.tuner.search.registry import strategy_names
 
@@ -407,11 +407,8 @@ def shows_settings(command: Command) -> Callable[[F], F]:
     def decorate(inner: F) -> F:
         @functools.wraps(inner)
         def call(*arguments: Any, **named: Any) -> Any:
-            try:
+            with names_arguments():
                 return inner(*arguments, **named)
-            except RelaxTuneError as error:
-                error.args = tuple(with_arguments(a) if isinstance(a, str) else a for a in error.args)
-                raise
 
         function = cast(F, call)
         defaults = {f.name: f.default for f in fields(Settings)}
