@@ -129,8 +129,8 @@ class _Options:
             searching = {n: given.pop(n) for n in settings_taken_by("tune") if tune is not False and n in given}
             settings = with_concrete_target(merge_settings("build", merge_settings("tune", None, searching), given))
         except UserError as error:
-            said = with_arguments(str(error))
-            raise UserError(f"options of torch.compile: expected tune, db and settings: {said}") from None
+            reason = with_arguments(str(error))
+            raise UserError(f"options of torch.compile: expected tune, db and settings: {reason}") from None
         if "," in settings.target:
             raise UserError(f"option target: expected one device, got {settings.target:.80}")
         return _Options(tune is not False, db, settings)

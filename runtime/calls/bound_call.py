@@ -42,7 +42,7 @@ class BoundCall:
     """A call whose arguments and results are the same arrays each time: `run` reads what they contain then, and writes the results.
 
     Shapes, variants and launches are settled once. Where launches reach the arrays' memory, nothing is copied: the host's on target c,
-    that of CUDA tensors on their device if it is aligned to 64 bytes. Other calls of the model may run in between; runs of one
+    CUDA tensors on their device if they are aligned to 64 bytes. Other calls of the model may run in between; runs of one
     `BoundCall` must not overlap.
 
     Args:

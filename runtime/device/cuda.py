@@ -122,7 +122,7 @@ class CUDABuffer:
 
 @dataclass(frozen=True, slots=True)
 class _Adopted:
-    """Memory of another library, whose end is that of `owner`."""
+    """Memory of another library, which lives as long as `owner`."""
 
     address: int
     owner: object

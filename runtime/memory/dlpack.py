@@ -50,7 +50,7 @@ _LAYOUTS = ((b"dltensor_versioned", 16 + 2 * ctypes.sizeof(ctypes.c_void_p)), (b
 
 
 def _capsule_function(name: str, result: Any) -> Any:
-    # A prototype of its own: `ctypes.pythonapi` is shared by all modules of the process.
+    # Another prototype than the one in `ctypes.pythonapi`, which all modules of the process share.
     prototype = ctypes.PYFUNCTYPE(result, ctypes.py_object, ctypes.c_char_p)
     return prototype((name, ctypes.pythonapi))
 

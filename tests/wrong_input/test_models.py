@@ -82,7 +82,7 @@ def test_load_model_of_wrong_type_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.safetensors"])
-def test_load_model_of_weights_alone_says_what_to_give(tmp_path: Path, name: str) -> None:
+def test_load_model_of_weights_advises_a_folder_or_module(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"PK")
     assert "weights or a pickled module; give the folder with its config.json" in refused(tmp_path / name)
 
@@ -90,7 +90,7 @@ def test_load_model_of_weights_alone_says_what_to_give(tmp_path: Path, name: str
 @pytest.mark.parametrize(
     ("value", "advice"), [(dict, "an instance"), ({"w": 1}, "weights are no model"), (abs, "that calls it")]
 )
-def test_load_model_of_an_object_says_what_to_give(value: Any, advice: str) -> None:
+def test_load_model_of_an_object_gives_advice(value: Any, advice: str) -> None:
     assert advice in refused(value)
 
 

@@ -363,7 +363,7 @@ def _marked(
     Args:
         row: The row, with `facets` of the mark, and `line` of its line.
         hover: What the mark says.
-        line: Whether lines have no points, so that they are kept or left out as a whole.
+        line: Whether lines have no points, so that filters take or leave them as a whole.
         attributes: Further attributes of the mark.
     """
     facets, of_line = row.get("facets", ALL), row.get("line", ALL)

@@ -35,13 +35,13 @@ def group_of(variant: VariantRecord) -> Group:
 @cache
 def operators_of(name: str) -> tuple[str, ...]:
     """Return the operators that a task is named after, such as `matmul` and `add` of `fused_matmul_add_1`; `other` without any."""
-    words, found, at = re.findall(r"[a-z0-9]+", name.lower()), list[str](), 0
+    words, names, at = re.findall(r"[a-z0-9]+", name.lower()), list[str](), 0
     while at < len(words):
         end = next((e for e in range(len(words), at, -1) if "_".join(words[at:e]) in OPERATORS), None)
         if end is not None:
-            found.append("_".join(words[at:end]))
+            names.append("_".join(words[at:end]))
         at = at + 1 if end is None else end
-    return tuple(dict.fromkeys(found)) or ("other",)
+    return tuple(dict.fromkeys(names)) or ("other",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,7 @@ def test_text_of_a_record_beyond_the_limit_is_not_parsed(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("parse", [parse_text, parse_prim_func])
-def test_parser_of_what_is_no_text_is_refused(parse: Any) -> None:
+def test_parser_of_no_text_is_refused(parse: Any) -> None:
     for value in (None, b"@prim_func", 3):
         with pytest.raises(ParseError, match="expected the text of a program"):
             parse(value)

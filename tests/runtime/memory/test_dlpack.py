@@ -92,7 +92,7 @@ def driver_of(device: CUDADevice) -> EmulatedDriver:
 
 
 @pytest.mark.parametrize("versioned", [True, False])
-def test_argument_on_the_device_is_read_there_and_the_result_stays(
+def test_argument_and_result_on_the_device_cross_no_host(
     device: CUDADevice, model: Model, versioned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = Foreign(device, X).produced(versioned=versioned)
@@ -107,7 +107,7 @@ def test_argument_on_the_device_is_read_there_and_the_result_stays(
     np.testing.assert_array_equal(model.run([given], on_device=False)[0], 2 * X)
 
 
-def test_argument_lives_until_the_device_has_read_it(device: CUDADevice, model: Model) -> None:
+def test_argument_lives_until_the_device_is_done(device: CUDADevice, model: Model) -> None:
     """The memory is overwritten by the deleter, as another library may do that gives it to its next array."""
     memory = Foreign(device, X)
     given = memory.produced()
@@ -143,7 +143,7 @@ def test_argument_with_strides_of_c_order_and_an_offset_is_read(device: CUDADevi
         ({"device": (10, 0)}, "on rocm:0"),
     ],
 )
-def test_argument_that_does_not_fit_is_refused_and_released(
+def test_unfit_argument_is_refused_and_released(
     device: CUDADevice, model: Model, options: dict[str, Any], message: str
 ) -> None:
     memory = Foreign(device, np.concatenate([X, X]))
@@ -214,7 +214,7 @@ def test_result_lives_as_long_as_a_consumer(device: CUDADevice, model: Model) ->
     consumed.end()
 
 
-def test_memory_that_a_consumer_has_dropped_is_reused_after_all_queues(
+def test_memory_dropped_by_a_consumer_is_reused_after_all_queues(
     device: CUDADevice, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = list[None]()
@@ -230,7 +230,7 @@ def test_memory_that_a_consumer_has_dropped_is_reused_after_all_queues(
     assert again.buffer.address == consumed.address and len(waits) == 1
 
 
-def test_capsule_that_nobody_takes_ends_with_its_reference(device: CUDADevice, model: Model) -> None:
+def test_capsule_without_consumer_frees_the_memory(device: CUDADevice, model: Model) -> None:
     (result,) = model.run([X], on_device=True)
     address, capsule = result.buffer.address, result.__dlpack__()
     del result
@@ -241,7 +241,7 @@ def test_capsule_that_nobody_takes_ends_with_its_reference(device: CUDADevice, m
     assert address in {a.buffer.address for a in [model.run([X], on_device=True)[0] for _ in range(2)]}
 
 
-def test_what_a_consumer_writes_is_read(device: CUDADevice, model: Model) -> None:
+def test_writes_of_a_consumer_are_read(device: CUDADevice, model: Model) -> None:
     (result,) = model.run([X], on_device=True)
     np.testing.assert_array_equal(result.numpy(), 2 * X)
     consumed = Consumed(result.__dlpack__())
@@ -359,7 +359,7 @@ def test_bound_call_computes_over_memory_of_other_libraries(
         assert not any(g.alive for g in given)
 
 
-def test_bound_call_refuses_results_that_overlap_or_may_not_be_written(device: CUDADevice) -> None:
+def test_bound_call_with_overlapping_or_read_only_results_is_refused(device: CUDADevice) -> None:
     with model_of(sums(), device) as model:
         x, y = Foreign(device, X), Foreign(device, X)
         for result, message in (

@@ -42,7 +42,7 @@ def result(artifact: Path) -> np.ndarray:  # type: ignore[type-arg]
         return out
 
 
-def test_weights_writes_what_a_build_of_the_other_model_computes(place: Path) -> None:
+def test_weights_equals_a_build_of_the_other_model(place: Path) -> None:
     answer = json.loads(weights(place / "base.rta", place / "tuned", "--out", place / "tuned.rta", "--json"))
     assert answer["artifact"] == str(place / "tuned.rta")
     built = rt.build(place / "tuned", target="c", db="memory://", bounds={"b": (1, 2), "n": (1, 8)}, self_test=False)

@@ -24,7 +24,7 @@ def page_of_two_devices() -> str:
         return report_page(of_database(store, Limits()), "written by a test")
 
 
-def test_report_offers_what_its_tasks_have() -> None:
+def test_choices_are_the_facets_of_the_tasks() -> None:
     with two_devices() as store:
         choices = choices_of(of_database(store, Limits()))
     assert choices is not None and choices.tasks == 2
@@ -33,7 +33,7 @@ def test_report_offers_what_its_tasks_have() -> None:
     assert choices.sizes == (("s0", 1, 64),)
 
 
-def test_script_of_a_report_is_the_one_that_its_policy_admits() -> None:
+def test_script_of_a_report_is_admitted_by_the_policy() -> None:
     page = page_of_two_devices()
     found = check_accessible(page)
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.S)

@@ -27,10 +27,10 @@ def weights(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Write a built artifact with the weights of another model of the same structure. Times and compiles nothing.
+    """Write a built artifact with the weights of another model.
 
-    Programs, kernels and plans stay as they are; weights that the build packed or computed with are computed again. The model is imported
-    with the bounds of the artifact.
+    The model has the same structure; nothing is timed or compiled. Programs, kernels and plans stay as they are; weights that the build
+    packed or computed with are computed again. The model is imported with the bounds of the artifact.
     """
     chosen, built = settings.load_any(), load_artifact(artifact)
     replaced = replace_weights(built, model, adapter=chosen.adapter, trust=chosen.trust_model)
