@@ -68,7 +68,7 @@ def standalone(figure: Figure) -> str:
     )
     fonts = "text { font-family: Arial, Helvetica, sans-serif; }"
     background = f'<rect width="{box.split()[2]}" height="{box.split()[3]}" fill="var(--paper)"/>'
-    inside = svg[svg.index(">") + 1 : svg.rindex("</svg>")]
+    inside = re.sub(r' data-\w+="[^"]*"', "", svg[svg.index(">") + 1 : svg.rindex("</svg>")])  # for filters of reports
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" role="img" aria-label="{figure.title}">'
     return f"{head}<style>{colours}{fonts}</style>{background}{inside}</svg>\n"
 

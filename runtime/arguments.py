@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.arrays import as_array, kind_of
+from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.memory.borrowed import borrow, is_on
 from relax_tune.runtime.memory.resident import DeviceArray, on_host
 from relax_tune.runtime.program.program import DTYPES, BufferSpec, CheckedIndex, Program
 from relax_tune.runtime.program.scalars import WIDTH, Opcode
@@ -27,6 +29,7 @@ _DTYPES = {name: np.dtype(name) for name in DTYPES}
 def check_arguments(
     program: Program,
     inputs: Mapping[str, Any] | Sequence[Any],
+    device: Device,
     known: Collection[int] = (),
     in_place: bool = False,
 ) -> list[NDArray[Any] | DeviceArray]:
@@ -35,6 +38,7 @@ def check_arguments(
     Args:
         program: The program.
         inputs: Arguments by name, or in order.
+        device: The program's device: arrays of other libraries in its memory stay there.
         known: Positions of arrays that need no check, in a list of all.
         in_place: Refuse arguments that must be copied to be such arrays.
 
@@ -51,7 +55,7 @@ def check_arguments(
         if type(array) is np.ndarray and array.dtype is _DTYPES[spec.dtype] and array.ndim == len(spec.shape):
             continue
         if position not in known:
-            arrays[position] = _as_parameter(program, position, array, in_place)
+            arrays[position] = _as_parameter(program, position, array, device, in_place)
     return arrays
 
 
@@ -161,12 +165,19 @@ def in_order(function: str, names: Sequence[str], inputs: object) -> list[Any]:
     return list(inputs)
 
 
-def _as_parameter(program: Program, position: int, value: Any, in_place: bool) -> NDArray[Any] | DeviceArray:
+def _as_parameter(
+    program: Program, position: int, value: Any, device: Device, in_place: bool
+) -> NDArray[Any] | DeviceArray:
     """Return an argument as an array of the parameter's type and rank."""
     spec = program.buffers[program.inputs[position]]
     where, declared = f"{program.name}: parameter {spec.name}", _declared(program, position)
-    stays = isinstance(value, DeviceArray) and value.dtype == _DTYPES[spec.dtype] and not in_place
-    array = value if stays else as_array(value, where, declared, spec.dtype, in_place)
+    array: NDArray[Any] | DeviceArray
+    if is_on(value, device):
+        array = borrow(value, device, where, spec.dtype)
+    elif isinstance(value, DeviceArray) and value.dtype == _DTYPES[spec.dtype] and not in_place:
+        array = value
+    else:
+        array = as_array(value, where, declared, spec.dtype, in_place)
     if array.ndim != len(spec.shape):
         raise UserError(
             f"{where}: expected {len(spec.shape)} dimensions ({declared}), got {array.ndim} {array.shape}; reshape it"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
+from relax_tune.runtime.device.base import SharesMemory
 from relax_tune.runtime.memory.resident import DeviceArray
 from relax_tune.runtime.program.program import FLOATING, SMALL_FLOATS
 
@@ -130,6 +131,8 @@ def _of_tensor(tensor: Any, where: str) -> NDArray[Any]:
         raise UserError(
             f"{where}: expected a dense tensor, got one of layout {str(tensor.layout).removeprefix('torch.')}; call its to_dense()"
         )
+    if tensor.device.type == "meta":
+        raise UserError(f"{where}: expected a tensor with memory, got one on the device meta; give one with numbers")
     if tensor.device.type != "cpu":
         _refuse_device(where, tensor, str(tensor.device))
     name = str(tensor.dtype).removeprefix("torch.")
@@ -147,11 +150,8 @@ def _of_tensor(tensor: Any, where: str) -> NDArray[Any]:
 
 
 def _refuse_device(where: str, value: object, device: str) -> NoReturn:
-    host = ".cpu()" if is_tensor(value) else " to the processor"
-    raise UserError(
-        f"{where}: expected an array in the host's memory, got {kind_of(value)} on {device}; "
-        + (f"give its {host}" if host[0] != "." else f"call its {host[1:]}")
-    )
+    advice = "call its cpu()" if is_tensor(value) else "copy it to the processor"
+    raise UserError(f"{where}: expected an array in the host's memory, got {kind_of(value)} on {device}; {advice}")
 
 
 def _of_type(array: NDArray[Any], where: str, dtype: str, plain: bool) -> NDArray[Any] | None:
@@ -224,7 +224,13 @@ def numpy_name(dtype: str) -> str:
 
 def as_tensors(results: Iterable[Any]) -> list[Any]:
     """Return the arrays among results as tensors of torch, over the same memory; values that torch has no type for as they are."""
-    return [as_tensor(r) if isinstance(r, np.ndarray) else r for r in results]
+    return [as_tensor(r) if isinstance(r, np.ndarray) else _of_device(r) for r in results]
+
+
+def _of_device(value: Any) -> Any:
+    """Return an array that stays on a device of torch as a tensor there."""
+    stays = isinstance(value, DeviceArray) and isinstance(value.memory.device, SharesMemory)
+    return sys.modules["torch"].from_dlpack(value) if stays else value
 
 
 def as_tensor(array: NDArray[Any]) -> Any:

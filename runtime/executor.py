@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import MeasureError, ModelStateError, UserError
 from relax_tune.runtime.arguments import check_arguments, check_computed, check_values, find_binders, match_symbols
 from relax_tune.runtime.bound_program import NO_BUFFERS, BoundProgram, Buffers, ChosenSteps, Launches, Numbers
-from relax_tune.runtime.device.base import Device, DeviceBuffer, JoinsLaunches, Launch
+from relax_tune.runtime.device.base import Device, DeviceBuffer, JoinsLaunches, Launch, SharesMemory
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import library_kernels, needed_libraries
 from relax_tune.runtime.memory.buffer_pool import BufferPool
@@ -87,6 +87,7 @@ class Executor:
         refusal: Why it refuses calls; empty if it does not.
         running: Whether a call is active.
         record: Called with the symbol values of every call unless None.
+        shares_memory: Whether other libraries have arrays in the device's memory.
 
     Raises:
         ArtifactError: The program cannot run: foreign kernels, prepare steps that depend on symbols, missing constants.
@@ -104,6 +105,7 @@ class Executor:
         verify_program(program)
         self.program, self.device = program, device
         self._joins = device if isinstance(device, JoinsLaunches) else None
+        self.shares_memory = isinstance(device, SharesMemory)  # asked once: the answer takes as long as a small kernel
         self._evaluate = compile_scalars(program.scalars, len(program.symbols))
         self.binders = find_binders(program)
         self._libraries = needed_libraries(program, libraries)
@@ -169,7 +171,7 @@ class Executor:
         Raises:
             UserError: An argument does not fit; the message names the function and the parameter.
         """
-        arrays = check_arguments(self.program, inputs, checked, in_place)
+        arrays = check_arguments(self.program, inputs, self.device, checked, in_place)
         return arrays, *match_symbols(self.program, self.binders, arrays, symbols, self._values)
 
     def bind(
@@ -352,6 +354,7 @@ class Executor:
             # also after an error: a later call must not touch the caller's arrays
             if placed:
                 memory.unplace(placed)
+            memory.return_borrowed()
         # Results that index computed values are only known now. The caller gets the error instead of the results.
         for check in self.program.checked:
             dtype, shape = np.dtype(self.program.buffers[check.buffer].dtype), bound.shape(check.buffer)

@@ -24,6 +24,7 @@ from relax_tune.runtime.calls.stream import Stream
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.executor import CLOSED, FORKED, Executor
 from relax_tune.runtime.library.base import Library
+from relax_tune.runtime.memory.borrowed import is_on
 from relax_tune.runtime.memory.buffer_pool import BufferPool, pool_of
 from relax_tune.runtime.model_source import ModelSource, source_facts
 from relax_tune.runtime.opened import DeviceSpec, OpenedArtifact, OpenOptions, check_swap, close_all, open_devices
@@ -80,6 +81,13 @@ def open_model(
         raise
     opened = OpenedArtifact(artifact, devices, owned, options)
     return Model(opened, options, host, partial(open_devices, device=device, threads=threads))
+
+
+def _any_on(inputs: Mapping[str, Any] | Sequence[Any], device: Device) -> bool:
+    """Return whether some arguments are arrays of other libraries in the memory of a device."""
+    if not isinstance(inputs, (Mapping, Sequence)):
+        return False  # refused later
+    return any(is_on(value, device) for value in (inputs.values() if isinstance(inputs, Mapping) else inputs))
 
 
 class Model(Summarised):
@@ -175,21 +183,22 @@ class Model(Summarised):
         inputs: Mapping[str, Any] | Sequence[Any],
         function: str | None = None,
         host: Mapping[str, Host] | None = None,
-        on_device: bool = False,
+        on_device: bool | None = None,
     ) -> Results:
         """Call the model: arguments by parameter name, or in order; results by name and in order, as fresh arrays.
 
         An argument is a NumPy array, nested lists, a number, a tensor of torch or JAX, a `DeviceArray`, or an object with
         `__dlpack__` or `__array__`. Results are NumPy arrays, or tensors of torch if some arguments are; their memory is not copied
-        for that. Where a function has them, shapes are tuples of whole numbers and scalars are numbers; a tuple that is returned is
-        given field by field.
+        for that. A model on a CUDA device reads arrays of other libraries in the memory of this device. Where a function has them,
+        shapes are tuples of whole numbers and scalars are numbers; a tuple that is returned is given field by field.
 
         Args:
             inputs: Arguments by parameter name, or in order.
             function: Name of the function; by default `main`, or the only one.
             host: Routines of the host program for this call, by name; their arrays must not be written. They take precedence over
                 the routines of `Artifact.open`.
-            on_device: Leave results in the memory of the device, as `DeviceArray`; NumPy arrays where this is the host's.
+            on_device: Leave results in the memory of the device, as `DeviceArray`; NumPy arrays where this is the host's, and CUDA tensors
+                if arguments are tensors of torch. By default where arguments of other libraries are in this memory.
 
         Raises:
             UserError: An argument does not fit; the message names the parameter and what was expected (rank, dtype, dims, bounds).
@@ -211,10 +220,9 @@ class Model(Summarised):
                     break
             else:
                 executor = opened.executors[name]
+                stays = executor.shares_memory and _any_on(inputs, executor.device) if on_device is None else on_device
                 try:
-                    results = executor.run(
-                        inputs, in_place=True, pool=self._pool(executor.device) if on_device else None
-                    )
+                    results = executor.run(inputs, in_place=True, pool=self._pool(executor.device) if stays else None)
                     break
                 except ModelStateError:
                     if opened is self._opened:

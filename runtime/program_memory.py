@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.bound_program import NO_BUFFERS, BoundProgram, Buffers
-from relax_tune.runtime.device.base import Device, DeviceBuffer, JoinsLaunches
+from relax_tune.runtime.device.base import Device, DeviceBuffer, JoinsLaunches, SharesMemory
+from relax_tune.runtime.memory.borrowed import is_borrowed
 from relax_tune.runtime.memory.buffer_pool import BufferPool
 from relax_tune.runtime.memory.host_pool import HostPool
 from relax_tune.runtime.memory.resident import DeviceArray
@@ -56,6 +57,7 @@ class ProgramMemory:
         self._own: dict[int, DeviceBuffer] = {}
         self._storages: list[DeviceBuffer | None] = [None] * len(program.storages)
         self.results = HostPool()
+        self._borrows = False  # whether enqueued copies read memory of other libraries
         # Only arrays that cross the call have slabs of their size. Intermediate ones share the storages that the
         # build has planned.
         self._crossing = [n for n, b in enumerate(program.buffers) if b.role in ("input", "output")]
@@ -145,7 +147,10 @@ class ProgramMemory:
         if isinstance(array, DeviceArray):
             if array.memory.device is self._device and array.outer == spec.outer:
                 # The array stays on the device: a round trip through the host would wait for all launches before.
+                if array.lent:
+                    self._finish()
                 self._device.copy(self.buffer(index), array.buffer, array.nbytes)
+                self._borrows = self._borrows or is_borrowed(array)
                 return
             array = array.numpy()
         stored = np.moveaxis(array, spec.outer, 0) if spec.outer else array
@@ -161,6 +166,17 @@ class ProgramMemory:
         contiguous = np.ascontiguousarray(stored)
         if not (in_place and self._place(index, contiguous, placed)):
             self._device.upload(self.buffer(index), contiguous)
+
+    def _finish(self) -> None:
+        """Wait for the work of other libraries, which may write to an array that they have taken."""
+        assert isinstance(self._device, SharesMemory)
+        self._device.finish()
+
+    def return_borrowed(self) -> None:
+        """Wait until arguments in the memory of other libraries were read: their owners may then write to it or free it."""
+        if self._borrows:
+            self._borrows = False
+            self._device.synchronize()
 
     def place_results(self, bound: BoundProgram, outputs: Iterable[int], placed: dict[int, NDArray[Any]]) -> None:
         """Let launches write outputs to fresh host arrays where the device can; `placed` gets the arrays."""

@@ -6,14 +6,17 @@ Tests: `tests/tuner/test_settings.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from relax_tune.errors import UserError
+from relax_tune.errors import RelaxTuneError, UserError
 
-Command = Literal["tune", "build", "plan", "show", "pack", "install", "submit", "work", "report", "dashboard", "serve"]
+Command = Literal[
+    "tune", "build", "plan", "show", "pack", "install", "weights", "submit", "work", "report", "dashboard", "serve"
+]
 """Commands that take settings; `submit` and `work` are subcommands of `relax-tune jobs`."""
 # Groups of commands.
 TUNE: tuple[Command, ...] = ("tune", "submit")
@@ -86,6 +89,16 @@ def flag_of(name: str) -> str:
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?: (\w+)=(\d+):(\d+))?")
 _COMMAND = re.compile(r"`[^`]*`|pip install [^;,]*")
+
+
+@contextmanager
+def names_arguments() -> Iterator[None]:
+    """Let errors name the arguments of Python's functions, not the flags of commands. Serves as a decorator too."""
+    try:
+        yield
+    except RelaxTuneError as error:
+        error.args = tuple(with_arguments(a) if isinstance(a, str) else a for a in error.args)
+        raise
 
 
 def with_arguments(text: str) -> str:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
-from relax_tune.errors import RelaxTuneError, UserError, warn
+from relax_tune.errors import UserError, warn
 from relax_tune.tuner.allowed_files import is_allowed
 from relax_tune.tuner.option import (
     BUILD,
@@ -39,9 +39,9 @@ from relax_tune.tuner.option import (
     check_value,
     flag_of,
     has_password,
+    names_arguments,
     option,
     variable_of,
-    with_arguments,
 )  # fmt: skip
 from relax_tune.tuner.search.registry import strategy_names
 
@@ -102,7 +102,7 @@ class Settings:
         False,
         "Load .pt2 files that the built-in reader refuses with torch. torch unpickles parts of them, so the author of the file can run "
         "any program as you.",
-        commands=("tune", "build", "plan", "show", "pack", "work", "report"),
+        commands=("tune", "build", "plan", "show", "pack", "weights", "work", "report"),
         default="off",
         kind=bool,
         metavar="true|false",
@@ -264,7 +264,7 @@ class Settings:
     adapter: str | None = option(
         None,
         "LoRA adapter, as PEFT saves one, that is merged into the weights of an encoder or decoder from a Hugging Face folder.",
-        commands=tuple(c for c in PROGRAM if c != "submit"),
+        commands=(*(c for c in PROGRAM if c != "submit"), "weights"),
         default="none",
         metavar="FOLDER",
         reaches_out=True,
@@ -415,11 +415,8 @@ def shows_settings(command: Command) -> Callable[[F], F]:
     def decorate(inner: F) -> F:
         @functools.wraps(inner)
         def call(*arguments: Any, **named: Any) -> Any:
-            try:
+            with names_arguments():
                 return inner(*arguments, **named)
-            except RelaxTuneError as error:
-                error.args = tuple(with_arguments(a) if isinstance(a, str) else a for a in error.args)
-                raise
 
         function = cast(F, call)
         defaults = {f.name: f.default for f in fields(Settings)}

@@ -33,6 +33,7 @@ from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.model import Model
 from relax_tune.tuner import api
 from relax_tune.tuner.job.devices import with_concrete_target
+from relax_tune.tuner.option import with_arguments
 from relax_tune.tuner.settings import EFFORTS, Settings, merge_settings, settings_taken_by
 
 MOST_VARIANTS = 64
@@ -128,7 +129,8 @@ class _Options:
             searching = {n: given.pop(n) for n in settings_taken_by("tune") if tune is not False and n in given}
             settings = with_concrete_target(merge_settings("build", merge_settings("tune", None, searching), given))
         except UserError as error:
-            raise UserError(f"options of torch.compile: expected tune, db and settings: {error}") from None
+            reason = with_arguments(str(error))
+            raise UserError(f"options of torch.compile: expected tune, db and settings: {reason}") from None
         if "," in settings.target:
             raise UserError(f"option target: expected one device, got {settings.target:.80}")
         return _Options(tune is not False, db, settings)

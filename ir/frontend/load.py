@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 ModelSource = Union[str, Path, "ExportedProgram", "Module", Any]
 """A path, a name, an exported program, a torch module, or another object that the importer of an installed distribution recognises."""
 Bounds = Mapping[str, tuple[int, int]]
+WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+"""Suffixes of files that have weights without their program, or pickles."""
 PLUGINS = "relax_tune.importers"
 """Entry-point group of importers of other distributions."""
 Importer = Callable[[Any, Bounds], Union[IRModule, None]]
@@ -123,9 +125,14 @@ def _load_path(path: Path, bounds: Bounds, cache_dtype: CacheType, options: Mapp
         # raises: which file is missing
         return load_hf(path, bounds=bounds, cache_dtype=cache_dtype, **_given(of_folder))
     _refuse_options(options, str(path))
+    if path.suffix in WEIGHTS:
+        got = f"a {path.suffix} file, which has weights or a pickled module"
+        advice = "give the folder with its config.json, or load it with torch and give the module, with example_inputs"
+    else:
+        got, advice = "another file", "for a Hugging Face model give the folder that holds its files"
     raise UserError(
         f"{path}: expected the folder of a Hugging Face model (config.json and model.safetensors), a .gguf, .onnx, .pt2 or "
-        ".relax file, got another file; for a Hugging Face model give the folder that holds its files"
+        f".relax file, got {got}; {advice}"
     )
 
 

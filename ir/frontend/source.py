@@ -7,11 +7,23 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from relax_tune.errors import UserError
 
 PACKAGE = "package:"
+
+
+def _instead(model: object) -> str:
+    """Return what to give in place of an object that is no model."""
+    if isinstance(model, type):
+        return "give an instance of it"
+    if isinstance(model, Mapping):
+        return "weights are no model: give the torch module that they belong to, or a folder with config.json"
+    if callable(model):
+        return "give a torch module that calls it"
+    return "give a torch module, or text or a Path"
 
 
 def find_model(model: object) -> Path:
@@ -21,7 +33,8 @@ def find_model(model: object) -> Path:
         UserError: The package or the path in it does not exist.
     """
     if not isinstance(model, (str, os.PathLike)):
-        raise UserError(f"expected the path or name of a model, got a {type(model).__name__}; give text or a Path")
+        kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise UserError(f"expected a model, or the path of one, got {kind}; {_instead(model)}")
     given = os.fsdecode(model)
     if not given.startswith(PACKAGE):
         return Path(given)

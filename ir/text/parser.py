@@ -44,6 +44,7 @@ def parse_text(
     Raises:
         ParseError: names line and column, with a caret.
     """
+    _check_is_text(text)
     reader = GraphReader(text, operators or {})
     if len(text) > MAX_CHARACTERS:
         raise ParseError(f"expected at most {MAX_CHARACTERS} characters of program text, got {len(text)}")
@@ -59,8 +60,14 @@ def parse_text(
         raise reader.error_at(1, 0, "expected fewer levels of nesting") from None
 
 
+def _check_is_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise ParseError(f"expected the text of a program, got a {type(text).__name__}")
+
+
 def parse_prim_func(text: str, most: int = MAX_CHARACTERS) -> PrimFunc:
     """Parse the one tensor function in `text`, of `most` characters. Raises ParseError."""
+    _check_is_text(text)
     if len(text) > most:
         raise ParseError(f"expected at most {most} characters of a tensor function, got {len(text)}")
     function = parse_text(text)

@@ -17,7 +17,8 @@ from relax_tune.runtime.arrays import any_tensor, as_array, as_tensors
 from relax_tune.runtime.bound_program import Launches
 from relax_tune.runtime.device.base import DeviceBuffer
 from relax_tune.runtime.executor import Executor
-from relax_tune.runtime.memory.resident import on_host
+from relax_tune.runtime.memory.borrowed import address_of, borrow, is_borrowed, is_on
+from relax_tune.runtime.memory.resident import DeviceArray, on_host
 from relax_tune.runtime.program.host_program import (
     CallSubgraph,
     CheckValue,
@@ -40,13 +41,15 @@ Array = NDArray[Any]
 class BoundCall:
     """A call whose arguments and results are the same arrays each time: `run` reads what they contain then, and writes the results.
 
-    Shapes, variants and launches are settled once. Where launches reach the host's memory, nothing is copied. Other calls of the
-    model may run in between; runs of one `BoundCall` must not overlap.
+    Shapes, variants and launches are settled once. Where launches reach the arrays' memory, nothing is copied: the host's on target c,
+    CUDA tensors on their device if they are aligned to 64 bytes. Other calls of the model may run in between; runs of one
+    `BoundCall` must not overlap.
 
     Args:
         executor: Executor of the function.
-        inputs: Arrays by name or in order: of the parameters' types, in the host's memory, of NumPy, torch or with `__dlpack__`.
-        results: Arrays to write, in order; by default fresh ones, tensors of torch if some inputs are.
+        inputs: Arrays by name or in order: of the parameters' types, in the memory of the host or the device, of NumPy, torch or with
+            `__dlpack__`.
+        results: Arrays to write, in order; by default fresh ones of the host, tensors of torch if some inputs are.
         fixed: Names of arguments whose elements never change. Indices among them are checked once, other indices in every run.
         symbols: The value of each symbol, where the inputs do not determine all.
 
@@ -63,9 +66,11 @@ class BoundCall:
         symbols: Sequence[int] | None = None,
     ) -> None:
         program, self._executor = executor.program, executor
-        arrays, key, values = executor.match(inputs, symbols, in_place=True)
+        given = in_order(program.name, [program.buffers[i].name for i in program.inputs], inputs)
+        arrays, key, values = executor.match(given, symbols, in_place=True)
         check_values(program, arrays, values)
-        self._inputs: list[Array] = [on_host(a) for a in arrays]
+        self._inputs: list[Array | DeviceArray] = [a if is_borrowed(a) else on_host(a) for a in arrays]
+        self._producers = list(zip(given, self._inputs))
         numbers = {program.buffers[i].name: i for i in program.inputs}
         _check_fixed(program.name, numbers, fixed)
         self._fixed = {numbers[name] for name in fixed}
@@ -73,6 +78,8 @@ class BoundCall:
             # Not cached: its launches are over the caller's arrays, which no other call may use.
             self._bound = executor.bind(key, values, cached=False)
             self._arrays = self._checked(results)
+            self._written = [] if results is None else list(zip(results, self._arrays))
+            self._borrows = any(isinstance(a, DeviceArray) for a in (*self._inputs, *self._arrays))
             self._buffers = self._wrapped()
             self._arguments = [(i, a) for i, a in zip(program.inputs, self._inputs) if i not in self._buffers]
             self._copied = [(i, a) for i, a in zip(program.outputs, self._arrays) if i not in self._buffers]
@@ -82,7 +89,7 @@ class BoundCall:
             self._arrays, results, any_tensor(inputs), [program.buffers[i].name for i in program.outputs]
         )
 
-    def _checked(self, results: Sequence[Any] | None) -> list[Array]:
+    def _checked(self, results: Sequence[Any] | None) -> list[Array | DeviceArray]:
         """Return the arrays of the results: checked ones, or fresh ones without any."""
         program = self._executor.program
         specs = [program.buffers[i] for i in program.outputs]
@@ -91,17 +98,21 @@ class BoundCall:
             return [np.empty(shape, dtype) for dtype, shape in expected]
         if len(results) != len(expected):
             raise UserError(f"{program.name}: expected arrays for {len(expected)} results, got {len(results)}")
-        arrays: list[Array] = []
+        arrays: list[Array | DeviceArray] = []
         for number, (result, (dtype, shape)) in enumerate(zip(results, expected)):
             where = f"{program.name}: array of result {number}"
-            array = _result_array(result, where, f"{dtype} {shape}")
+            array: Array | DeviceArray
+            if is_on(result, self._executor.device):
+                array = borrow(result, self._executor.device, where, dtype.name, write=True)
+            else:
+                array = _result_array(result, where, f"{dtype} {shape}")
             if (array.dtype, array.shape) != (dtype, shape):
                 raise UserError(f"{where}: expected an array of {dtype} {shape}, got {array.dtype} {array.shape}")
-            if not (array.flags.c_contiguous and array.flags.aligned and array.flags.writeable):
+            if isinstance(array, np.ndarray) and not (
+                array.flags.c_contiguous and array.flags.aligned and array.flags.writeable
+            ):
                 raise UserError(f"{where}: expected writable memory in C order, got other; use numpy.empty")
-            # Compares address ranges. The exact test, `numpy.shares_memory`, takes exponential time in the worst case
-            # (its reference).
-            if any(np.may_share_memory(array, other) for other in (*self._inputs, *arrays)):
+            if any(_may_overlap(array, other) for other in (*self._inputs, *arrays)):
                 raise UserError(f"{where}: expected separate memory, got some of another array of the call")
             arrays.append(array)
         return arrays
@@ -112,6 +123,10 @@ class BoundCall:
         buffers: dict[int, DeviceBuffer] = {}
         program = executor.program
         for index, array in (*zip(program.inputs, self._inputs), *zip(program.outputs, self._arrays)):
+            if isinstance(array, DeviceArray):
+                if index in executor.memory.placeable and not program.buffers[index].outer and _is_aligned(array):
+                    buffers[index] = array.buffer
+                continue
             plain = array.flags.c_contiguous and array.flags.aligned and not program.buffers[index].outer
             if index in executor.memory.placeable and plain and array.nbytes:
                 buffer = executor.device.wrap(array)
@@ -129,14 +144,34 @@ class BoundCall:
             ModelStateError: The model is closed.
         """
         executor = self._executor
-        check_values(executor.program, self._inputs, self._bound.values, self._fixed)
+        inputs, written = self._inputs, list[Any]()
+        if self._borrows:
+            # Until the end of the run: each capsule orders the device's queue behind the producer's work.
+            inputs = [self._again(value, array) for value, array in self._producers]
+            written = [self._again(value, array, write=True) for value, array in self._written]
+        check_values(executor.program, inputs, self._bound.values, self._fixed)
         with executor.call():
             executor.check_open()
             placed = executor.launch(self._bound, self._buffers, self._arguments, launches=self._launches)
             executor.device.synchronize()
             for index, array in self._copied:
-                array[...] = executor.memory.read(self._bound, index, self._buffers, placed)
+                result = executor.memory.read(self._bound, index, self._buffers, placed)
+                if isinstance(array, DeviceArray):
+                    executor.device.upload(array.buffer, np.ascontiguousarray(result))
+                else:
+                    array[...] = result
+        del inputs, written
         return self.results
+
+    def _again(self, value: Any, array: Array | DeviceArray, write: bool = False) -> Array | DeviceArray:
+        """Return an array, borrowed again if it is in the device's memory. Raises UserError if it has moved."""
+        if not isinstance(array, DeviceArray):
+            return array
+        where = f"{self._executor.program.name}: bound array of {array.dtype} {array.shape}"
+        again = borrow(value, self._executor.device, where, array.dtype.name, write)
+        if (address_of(again), again.shape) != (address_of(array), array.shape):
+            raise UserError(f"{where}: expected the memory that was bound, got other; bind it again")
+        return again
 
 
 ALLOWED = (CheckValue, Compute, Require, GetItem, Pack, Move, Number, LoadWeight, CallSubgraph)
@@ -216,7 +251,27 @@ class BoundSteps:
         return self.results
 
 
-def _named(arrays: Sequence[Array], given: Sequence[Any] | None, tensors: bool, names: Sequence[str]) -> Results:
+def _may_overlap(array: Array | DeviceArray, other: Array | DeviceArray) -> bool:
+    """Return whether the address ranges of two arrays overlap.
+
+    The exact test, `numpy.shares_memory`, takes exponential time in the worst case (its reference).
+    """
+    if isinstance(array, np.ndarray) and isinstance(other, np.ndarray):
+        return np.may_share_memory(array, other)
+    if isinstance(array, np.ndarray) or isinstance(other, np.ndarray):
+        return False
+    start, begin = address_of(array), address_of(other)
+    return start < begin + other.nbytes and begin < start + array.nbytes
+
+
+def _is_aligned(array: DeviceArray) -> bool:
+    """Return whether launches may use a borrowed array in place: kernels load vectors, and rely on the alignment of `Device.alloc`."""
+    return array.nbytes > 0 and address_of(array) % 64 == 0
+
+
+def _named(
+    arrays: Sequence[Array | DeviceArray], given: Sequence[Any] | None, tensors: bool, names: Sequence[str]
+) -> Results:
     """Return results as their caller gave them, or else as tensors if its arguments are some."""
     if given is not None:
         return named(given, names)

@@ -20,6 +20,7 @@ from relax_tune.runtime.calls.steady_condition import Replaced, SteadyCondition
 from relax_tune.runtime.calls.steady_steps import LastStep, SteadySteps
 from relax_tune.runtime.device.base import DeviceBuffer, JoinsLaunches
 from relax_tune.runtime.executor import Executor
+from relax_tune.runtime.memory.borrowed import borrow, is_borrowed, is_on
 from relax_tune.runtime.memory.buffer_pool import BufferPool
 from relax_tune.runtime.memory.resident import DeviceArray
 from relax_tune.runtime.program.program import Program
@@ -102,12 +103,18 @@ class Session:
         where, expected = f"{program.name}: parameter {spec.name}", f"{len(spec.shape)} dims of {spec.dtype}"
         device = self._executor.device
         stays = isinstance(array, DeviceArray) and (array.memory.device, array.outer) == (device, spec.outer)
-        source = array if stays else as_array(array, where, expected, spec.dtype)
+        source: NDArray[Any] | DeviceArray
+        if is_on(array, device):
+            source = borrow(array, device, where, spec.dtype)
+        else:
+            source = array if stays else as_array(array, where, expected, spec.dtype)
         if source.dtype != np.dtype(spec.dtype) or source.ndim != len(spec.shape):
             raise UserError(f"{where}: expected {expected}, got {source.ndim} of {source.dtype}")
         copied = self._pool.empty(source.dtype, source.shape, spec.outer)
         if isinstance(source, DeviceArray):
             device.copy(copied.buffer, source.buffer, source.nbytes)
+            if is_borrowed(source):
+                device.synchronize()  # its owner may free the memory as soon as this returns
         else:
             device.upload(copied.buffer, np.moveaxis(source, spec.outer, 0) if spec.outer else source)
         return copied

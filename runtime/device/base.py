@@ -230,6 +230,24 @@ class RepeatsLaunches(Protocol):
 
 
 @runtime_checkable
+class SharesMemory(Protocol):
+    """A device in whose memory other libraries of the process have arrays, by addresses (DLPack). Its `native` is never None.
+
+    dlpack: type and number of the device in DLPack
+    """
+
+    dlpack: tuple[int, int]
+
+    def adopt(self, address: int, nbytes: int, owner: object) -> OwnBuffer:
+        """Return a buffer over memory of another library. It keeps `owner` alive; `free` frees nothing."""
+        ...
+
+    def finish(self) -> None:
+        """Wait for all work on the device, of other libraries too."""
+        ...
+
+
+@runtime_checkable
 class DeviceClock(Protocol):
     """A device that may have an event timer, by which launches are timed on the device."""
 

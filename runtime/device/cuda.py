@@ -47,6 +47,7 @@ STICKY = re.compile(
 )
 REGISTERS = 255
 PINNED_BYTES = 4 << 20
+DLPACK_CUDA = 2
 RECORDED = 3  # fewest launches that are recorded
 MODULES = 256  # modules cached for kernels that are compiled again
 
@@ -117,6 +118,20 @@ class CUDABuffer:
         if self.memory is None:
             raise MeasureError("CUDA device: expected a live buffer, got one that was freed")
         return self.address
+
+
+@dataclass(frozen=True, slots=True)
+class _Adopted:
+    """Memory of another library, which lives as long as `owner`."""
+
+    address: int
+    owner: object
+
+    def __int__(self) -> int:
+        return self.address
+
+    def free(self) -> None:
+        """Free nothing: the buffer only drops its reference to the owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +213,7 @@ class CUDADevice(DeviceClass):
         real = driver is None
         self._driver = load_pycuda() if real else driver
         self._recorder, self.turn = recorder(), threading.RLock()
+        self.dlpack = DLPACK_CUDA, ordinal
         count = self._driver.Device.count()
         if not 0 <= ordinal < count:
             raise MeasureError(f"CUDA: expected device {ordinal}, got {count} of them, numbered from 0")
@@ -430,6 +446,14 @@ class CUDADevice(DeviceClass):
             state = self._call("opening a library", make)
             entry = self._states[owner] = state, lambda: end(state)
         return cast(T, entry[0])
+
+    def adopt(self, address: int, nbytes: int, owner: object) -> CUDABuffer:
+        """Return a buffer over memory of the primary context, which other libraries use too."""
+        return CUDABuffer(_Adopted(address, owner), nbytes)
+
+    def finish(self) -> None:
+        """Wait for all streams of the primary context."""
+        self._call("waiting for all streams", self._driver.Context.synchronize)
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
         """Return a CUDA graph of the launches. None without cuda-bindings, for few launches, or if one cannot be recorded."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import MeasureError, ModelStateError
-from relax_tune.runtime.device.base import Device, DeviceBuffer
+from relax_tune.runtime.device.base import Device, DeviceBuffer, SharesMemory
 from relax_tune.runtime.memory.resident import DeviceArray
 from relax_tune.runtime.program.sharing import stored_dims
 
@@ -28,6 +28,7 @@ class BufferPool:
     def __init__(self, device: Device) -> None:
         self.device, self._closed = device, False
         self._free: dict[int, list[DeviceBuffer]] = defaultdict(list)
+        self._lent = set[int]()  # identities of buffers that other libraries have had
 
     def empty(self, dtype: np.dtype[Any], shape: tuple[int, ...], outer: int = 0) -> DeviceArray:
         """Return an array with undefined elements, in the turn of the device; `outer` is the dim stored outermost.
@@ -38,11 +39,44 @@ class BufferPool:
         # Powers of two let arrays of nearby shapes share buffers, and leave less than half of each unused.
         size = max(LEAST, 1 << (math.prod(shape) * dtype.itemsize - 1).bit_length())
         free = self._free[size]
-        buffer = free.pop() if free else self._alloc(size)
+        buffer = self._reused(free.pop()) if free else self._alloc(size)
         array = DeviceArray(self, buffer, dtype, shape, outer=outer)
         # Not at exit: the device may be closed by that time, and its memory ends with the process.
         weakref.finalize(array, free.append, buffer).atexit = False
         return array
+
+    def _reused(self, buffer: DeviceBuffer) -> DeviceBuffer:
+        """Return an idle buffer that no queue of another library reads any more."""
+        if id(buffer) in self._lent:
+            # A consumer may drop an array while its own queue still has work that reads it.
+            self._lent.discard(id(buffer))
+            self._shared().finish()
+        return buffer
+
+    def _shared(self) -> SharesMemory:
+        assert isinstance(self.device, SharesMemory)
+        return self.device
+
+    def lend(self, array: DeviceArray, wait: bool) -> int:
+        """Return the address of an array for another library. Raises ModelStateError after `close`.
+
+        wait: Wait for the launches that write it.
+        """
+        with self.device.turn:
+            self._check_open(array)
+            if wait:
+                self.device.synchronize()
+            native = self.device.native([array.buffer])
+            assert native is not None
+            self._lent.add(id(array.buffer))
+            array.lent, array.host = True, None  # a consumer may write to it
+            return native[1][0]
+
+    def _check_open(self, array: DeviceArray) -> None:
+        if self._closed:
+            raise ModelStateError(
+                f"device array {array.dtype} {array.shape}: expected an open model, got one that was closed; read it before"
+            )
 
     def _alloc(self, size: int) -> DeviceBuffer:
         """Allocate memory; if there is not enough, free the idle buffers of other sizes first."""
@@ -68,10 +102,9 @@ class BufferPool:
     def download(self, array: DeviceArray) -> NDArray[Any]:
         """Return a fresh copy of an array in the host's memory. Raises ModelStateError after `close`."""
         with self.device.turn:
-            if self._closed:
-                raise ModelStateError(
-                    f"device array {array.dtype} {array.shape}: expected an open model, got one that was closed; read it before"
-                )
+            self._check_open(array)
+            if array.lent:
+                self._shared().finish()
             dims = stored_dims(array.outer, array.shape)
             stored = self.device.download(array.buffer, array.dtype, dims)
         return np.moveaxis(stored, 0, array.outer) if array.outer else stored
@@ -79,7 +112,7 @@ class BufferPool:
     def _free_idle(self) -> None:
         for free in self._free.values():
             while free:
-                self.device.free(free.pop())
+                self.device.free(self._reused(free.pop()))
 
     def close(self) -> None:
         """Free the memory of arrays that are gone, and refuse to read the others. May be called twice."""

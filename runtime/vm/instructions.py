@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.arrays import as_array, host_array
+from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.memory.borrowed import borrow, is_on
 from relax_tune.runtime.memory.resident import DeviceArray, on_host
 from relax_tune.runtime.program.host_operators import HOST_OPERATORS, is_shape
 from relax_tune.runtime.program.host_program import (
@@ -243,10 +245,15 @@ def _host(vm: object, i: CallHostRoutine, frame: CallFrame) -> Any:
         raise
 
 
-def argument(value: Any, param: Value, function: str) -> Any:
-    """Convert an argument of a call from outside. A shape or scalar may be an array, as in a file of arrays."""
+def argument(value: Any, param: Value, function: str, device: Device | None = None) -> Any:
+    """Convert an argument of a call from outside. A shape or scalar may be an array, as in a file of arrays.
+
+    device: the device whose memory arrays of other libraries may stay in
+    """
     where, want = f"{function}: parameter {param.name}", param.want
     if want == "tensor":
+        if device is not None and param.dtype is not None and is_on(value, device):
+            return borrow(value, device, where, param.dtype)
         value = as_array(value, where, param.text, param.dtype)
     elif want in ("shape", "scalar") and hasattr(value, "__array__"):
         value = host_array(value, where, param.text)

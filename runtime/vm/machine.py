@@ -248,9 +248,9 @@ class VirtualMachine:
         host_program = self._codes[self._chosen(name, inputs)].program
         return host_program, in_order(name, [p.name for p in host_program.params], inputs)
 
-    @staticmethod
-    def _arguments(host_program: HostProgram, values: Sequence[Any], name: str) -> list[Any]:
-        return [argument(a, p, name) for a, p in zip(values, host_program.params, strict=True)]
+    def _arguments(self, host_program: HostProgram, values: Sequence[Any], name: str) -> list[Any]:
+        device = None if self._pool is None else self._pool.device
+        return [argument(a, p, name, device) for a, p in zip(values, host_program.params, strict=True)]
 
     def _results(
         self,

@@ -158,6 +158,11 @@ class EmulatedDriver:
                 driver.check()
                 driver.current.depth = driver.depth - 1
 
+            @staticmethod
+            def synchronize() -> None:
+                driver.check()
+                driver.run()
+
             def detach(self) -> None:
                 """It ends with the process."""
 

@@ -337,7 +337,7 @@ def test_tensors_of_torch_share_memory_or_are_refused(small: type[Small], tmp_pa
     says = (
         "float64; convert it with to(torch.float32)",
         "layout sparse_coo; call its to_dense()",
-        "on meta",
+        "got one on the device meta",
         "got 300",
     )
     lines = done.stdout.splitlines()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.effort import examples
 
+import relax_tune as rt
 from relax_tune.errors import RelaxTuneWarning, UserError
 from relax_tune.tuner.allowed_files import allow, is_allowed, revoke
 from relax_tune.tuner.option import variable_of, with_arguments
@@ -239,6 +240,23 @@ def test_variable_of_no_setting_is_warned_of_with_the_nearest(tmp_path: Path) ->
         warnings.simplefilter("error")
         known = {variable_of(name): "1" for name in ("trials", "cache", "dashboard_token")}
         assert load_settings({}, {**known, "RELAX_TUNER": "x"}, tmp_path).trials == 1
+
+
+@pytest.mark.ccompiler
+def test_search_and_kernels_name_arguments_in_errors() -> None:
+    with pytest.raises(UserError, match=r"^strategy= expects one of"):
+        rt.Search(rt.SearchSpace({"t": [1, 2]}), strategy="gird")
+    text = """
+@prim_func(outputs=1)
+def f(a: Buffer((n,), f32), c: Buffer((n,), f32)):
+    for i in serial(n):
+        with block("f"):
+            vi = spatial(n, i)
+            c[vi] = a[vi]
+"""
+    kernel = rt.kernel(rt.parse_prim_func(text), "c")
+    with pytest.raises(UserError, match=r"^trials= expects a whole number, got '4'"):
+        kernel.tune(db="memory://", trials="4", bounds={"n": (1, 4)})  # type: ignore[arg-type]
 
 
 def test_message_of_python_names_arguments_but_commands_keep_flags() -> None:

@@ -81,6 +81,19 @@ def test_load_model_of_wrong_type_is_refused(value: Any) -> None:
     refused(value)
 
 
+@pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.safetensors"])
+def test_load_model_of_weights_advises_a_folder_or_module(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"PK")
+    assert "weights or a pickled module; give the folder with its config.json" in refused(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"), [(dict, "an instance"), ({"w": 1}, "weights are no model"), (abs, "that calls it")]
+)
+def test_load_model_of_an_object_gives_advice(value: Any, advice: str) -> None:
+    assert advice in refused(value)
+
+
 def test_load_model_of_other_folder_is_refused(tmp_path: Path, bert: Path) -> None:
     assert "config.json" in refused(tmp_path)
     (tmp_path / "model.onnx").mkdir()

@@ -79,6 +79,15 @@ COMMANDS: dict[str, CommandEntry] = {
             "relax-tune install encoder.rtp --target opencl --budget 50 --out encoder.rta",
         ),
     ),
+    "weights": CommandEntry(
+        "portable.weights",
+        "weights",
+        "Write a built artifact with the weights of another model.",
+        (
+            "relax-tune weights encoder-c.rta ./finetuned --out finetuned.rta",
+            "relax-tune weights encoder-c.rta ./encoder --adapter ./lora --out lora.rta",
+        ),
+    ),
     "run": CommandEntry(
         "run",
         "run",

@@ -36,6 +36,7 @@ from relax_tune.tuner.kernels.timing import REPEATS, KernelTiming, measured, mea
 from relax_tune.tuner.kernels.tuning import Bounds, bounds_by_symbol, tuned_schedule
 from relax_tune.tuner.learn.prior import Coverage, family_of, packaged_prior, sketch_names, with_machine
 from relax_tune.tuner.learn.recorded_rows import log_roofline
+from relax_tune.tuner.option import names_arguments
 from relax_tune.tuner.program.program_builder import KernelStage, candidate_program
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.settings import merge_settings
@@ -369,6 +370,7 @@ class Kernel:
         text = re.sub(r"\bp(\d+)\b", lambda m: _at(self._names, m), text)
         return re.sub(r"\bs(\d+)\b", lambda m: _at(self._symbols, m), text)
 
+    @names_arguments()
     def tune(
         self,
         *,

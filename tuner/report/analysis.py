@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from relax_tune.ir.text.parser import parse_prim_func
 from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.plan.plans import Shape
 from relax_tune.tuner.report.charts import bars, dots, graph, lines, unit_of
-from relax_tune.tuner.report.recorded import RecordedTask, group_of, point_of
-from relax_tune.tuner.report.subject import Figure, table
+from relax_tune.tuner.report.recorded import RecordedTask, group_of, operators_of, point_of
+from relax_tune.tuner.report.subject import Facets, Figure, table
 from relax_tune.tuner.report.texts import ratio_text, seconds_text
 
 FEWEST = 8
@@ -52,11 +52,14 @@ def importance(tasks: Sequence[RecordedTask], anchor: str) -> Figure:
     """Make the figure of the parameters that decide the times of candidates."""
     title = "Importance of parameters"
     known = sorted((i for t in tasks for i in importances(t)), key=lambda i: (-i.share, i.task, i.sketch, i.parameter))
+    about = {t.name: replace(t.facets, groups=("tuned",)) for t in tasks}
     if not known:
         why = f"No sketch has {FEWEST} candidates with times at every shape and two values of a parameter."
         return Figure(anchor, title, why)
     shown = known[:SHOWN]
-    drawn = [{"name": f"{i.task}: {i.sketch} {i.parameter}", "value": 100 * i.share} for i in shown]
+    drawn = [
+        {"name": f"{i.task}: {i.sketch} {i.parameter}", "value": 100 * i.share, "facets": about[i.task]} for i in shown
+    ]
     top = known[0]
     summary = (
         f"{top.parameter} of {top.sketch} explains {100 * top.share:.0f} % of the variance of the times of {top.task}. "
@@ -66,7 +69,9 @@ def importance(tasks: Sequence[RecordedTask], anchor: str) -> Figure:
     rows = [[i.task, i.sketch, i.parameter, f"{100 * i.share:.0f} %", str(i.best), str(i.candidates)] for i in known]
     numbers = ("share", "best value", "candidates")
     chart = bars(drawn, x="explained variance of log times (%)", name="task: sketch parameter")
-    return Figure(anchor, title, summary, chart, table(("task", "sketch", "parameter", *numbers), rows, numbers))
+    facets = [about[i.task] for i in known]
+    values = table(("task", "sketch", "parameter", *numbers), rows, numbers, facets=facets)
+    return Figure(anchor, title, summary, chart, values)
 
 
 def importances(task: RecordedTask) -> list[Importance]:
@@ -135,7 +140,7 @@ def _size(unit: Expr, extents: Sequence[Expr], mapping: Mapping[Var, Expr]) -> i
 def roofline(tasks: Sequence[RecordedTask], anchor: str) -> Figure:
     """Make the figure of operations a second over operations a byte, at each task's largest timed shape."""
     title = "Roofline"
-    rows, points = list[list[str]](), list[tuple[str, float, float]]()
+    rows, points, facets = list[list[str]](), list[tuple[str, float, float]](), list[Facets]()
     for t in tasks:
         if not t.shapes or (work := _work(t, t.shapes[-1])) is None or not work.operations or not work.nbytes:
             continue
@@ -144,6 +149,8 @@ def roofline(tasks: Sequence[RecordedTask], anchor: str) -> Figure:
             continue
         intensity, rate = work.operations / work.nbytes, work.operations / secs / 1e9
         points.append((t.name, intensity, rate))
+        key = t.dispatched(t.shapes[-1])
+        facets.append(t.facets_at(t.shapes[-1], *(t.facets.groups if key is None else (t.group(key),))))
         bandwidth = work.nbytes / secs / 1e9
         rows.append(
             [
@@ -160,7 +167,7 @@ def roofline(tasks: Sequence[RecordedTask], anchor: str) -> Figure:
     peak, band = max(r for _, _, r in points), max(r / i for _, i, r in points)
     ends = [min(i for _, i, _ in points) / 2, peak / band, max(max(i for _, i, _ in points), peak / band) * 2]
     roof = [{"x": i, "y": min(peak, band * i), "series": "best on record"} for i in sorted(ends)]
-    drawn = [{"x": i, "y": r, "series": name} for name, i, r in points]
+    drawn = [{"x": i, "y": r, "series": name, "facets": f} for (name, i, r), f in zip(points, facets, strict=True)]
     summary = (
         f"The most on record are {peak:.3g} billion operations and {band:.3g} billion bytes a second; they are the lines. A dot is a "
         "function; those near the slope wait for memory, others for arithmetic. Each argument and result is counted once, and an "
@@ -176,7 +183,7 @@ def roofline(tasks: Sequence[RecordedTask], anchor: str) -> Figure:
         points=drawn,
     )
     numbers = ("operations a byte", "billion operations a second", "billion bytes a second", "time")
-    return Figure(anchor, title, summary, chart, table(("task", "shape", *numbers), rows, numbers))
+    return Figure(anchor, title, summary, chart, table(("task", "shape", *numbers), rows, numbers, facets=facets))
 
 
 def _work(task: RecordedTask, shape: Shape) -> CallWork | None:
@@ -190,7 +197,8 @@ def call_graph(program: Program, tasks: Sequence[RecordedTask], anchor: str) -> 
     """Make the figure of a program's calls, with the time of each and what it reads."""
     title = f"Calls of {program.name}"
     secs = {t.key: t.secs for t in tasks if t.secs is not None}
-    names = {t.key: t.name for t in tasks}
+    known = {t.key: t.facets for t in tasks}
+    facets = [known.get(c.task) or Facets(c.name, operators_of(c.name)) for c in program.calls]
     written: dict[int, int] = {}
     edges, rows, nodes = list[tuple[int, int]](), list[list[str]](), list[dict[str, object]]()
     unit, size = unit_of(list(secs.values()))
@@ -200,8 +208,8 @@ def call_graph(program: Program, tasks: Sequence[RecordedTask], anchor: str) -> 
         edges += [(n, number) for n in readers]
         if used:
             written[used[-1]] = number
-        time, name = secs.get(c.task), names.get(c.task, c.name)
-        nodes.append({"name": f"{number}: {name}", "value": (time or 0.0) / size})
+        time, name = secs.get(c.task), facets[number].task
+        nodes.append({"name": f"{number}: {name}", "value": (time or 0.0) / size, "facets": facets[number]})
         rows.append(
             [str(number), name, ", ".join(map(str, readers)) or "inputs", seconds_text(time), str(len(c.variants))]
         )
@@ -215,7 +223,7 @@ def call_graph(program: Program, tasks: Sequence[RecordedTask], anchor: str) -> 
     )
     chart = graph(nodes[:CALLS], [e for e in edges if e[1] < CALLS], size=f"time of a call ({unit})")
     columns = ("call", "task", "reads", "time", "variants")
-    return Figure(anchor, title, summary, chart, table(columns, rows, ("call", "time", "variants")))
+    return Figure(anchor, title, summary, chart, table(columns, rows, ("call", "time", "variants"), facets=facets))
 
 
 def _base(program: Program, buffer: int) -> int:
@@ -235,12 +243,13 @@ def comparison(tasks: Sequence[RecordedTask], others: Sequence[RecordedTask], na
     title = f"Compared with {name}"
     matching = {(t.key, t.regime): t.of_runs() for t in others}
     pairs = [(t.of_runs(), matching[t.key, t.regime]) for t in tasks if (t.key, t.regime) in matching]
-    rows, drawn = list[list[str]](), list[tuple[str, float, float]]()
+    rows, drawn, facets = list[list[str]](), list[tuple[str, float, float]](), list[Facets]()
     for own, other in pairs:
         shapes = [s for s in own.shapes if _secs(own, s) is not None and _secs(other, s) is not None]
         if shapes:
             here, other_secs = (sum(_secs(t, s) or 0.0 for s in shapes) / len(shapes) for t in (own, other))
             drawn.append((own.name, here, other_secs))
+            facets.append(own.facets)
             rows.append(
                 [own.name, seconds_text(here), seconds_text(other_secs), ratio_text(other_secs, here), str(len(shapes))]
             )
@@ -253,13 +262,13 @@ def comparison(tasks: Sequence[RecordedTask], others: Sequence[RecordedTask], na
         "shapes that both have, with what each dispatches; of a run, by the best that it measured."
     )
     points = [
-        {"name": task, "value": secs / size, "series": series}
-        for task, here, other_secs in drawn
+        {"name": task, "value": secs / size, "series": series, "facets": about}
+        for (task, here, other_secs), about in zip(drawn, facets, strict=True)
         for series, secs in (("these records", here), (name, other_secs))
     ]
     chart = dots(points, x=f"time of a call ({unit})", name="task", series=["these records", name])
     numbers = ("these records", name, "as fast", "shapes")
-    return Figure(anchor, title, summary, chart, table(("task", *numbers), rows, numbers))
+    return Figure(anchor, title, summary, chart, table(("task", *numbers), rows, numbers, facets=facets))
 
 
 def _secs(task: RecordedTask, shape: Shape) -> float | None:

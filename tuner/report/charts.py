@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from json import dumps
+from json import dumps, loads
+from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree
 
 from relax_tune.errors import UserError
 from relax_tune.printable import printable
-from relax_tune.tuner.report.subject import Figure, MakeSpec, Spec
+from relax_tune.tuner.report.subject import ALL, Figure, MakeSpec, Spec
 
 WIDE, NARROW = 760, 320
 COLOURS = tuple(f"var(--c{n})" for n in range(1, 8))
@@ -42,6 +43,8 @@ _DEFAULTS = {"opacity": "1", "stroke-dasharray": "1,0", "stroke-width": "1", "fi
 _LONG_NUMBER = re.compile(r"(\d+\.\d\d)\d+")
 _HOVER: Spec = {"description": {"field": "hover", "type": "nominal"}}
 """Encoding of what a mark says when the pointer is over it. Descriptions that Vega makes would parse titles as expressions."""
+_FACETS = "\u2066"
+"""Separates a mark's text from its attributes as JSON. `printable` writes it otherwise, so it is in no text."""
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 
@@ -63,15 +66,17 @@ def _converted(spec: str, titled: bool) -> str:
         raise UserError(
             "drawing pictures needs vl-convert-python, which is not installed; pip install 'relax-tune[report]'"
         ) from None
-    return cleaned(vl_convert.vegalite_to_svg(spec, allowed_base_urls=[]), titled)
+    labels = loads(spec).get("usermeta", {})
+    return cleaned(vl_convert.vegalite_to_svg(spec, allowed_base_urls=[]), titled, labels)
 
 
-def cleaned(text: str, titled: bool = True) -> str:
+def cleaned(text: str, titled: bool = True, labels: Mapping[str, Mapping[str, str]] = MappingProxyType({})) -> str:
     """Return a picture without invisible elements and with known attributes only, which also makes it shorter.
 
     Args:
         text: The SVG.
         titled: Points and bars say what they show when the pointer is over them. Phones have no pointer.
+        labels: Attributes of texts, by the text.
 
     Raises:
         UserError: The picture has unknown elements, such as a script.
@@ -84,7 +89,7 @@ def cleaned(text: str, titled: bool = True) -> str:
             empty = child.tag.endswith(("}text", "}g")) and not len(child) and not (child.text or "").strip()
             if child.get("display") == "none" or empty or child.get("class") == "background":
                 element.remove(child)
-        label = element.get("aria-label", "") if titled else ""
+        label, _, facets = element.get("aria-label", "").partition(_FACETS)
         attributes = {
             k: _LONG_NUMBER.sub(r"\1", v) for k, v in element.items() if k in _ATTRIBUTES and _DEFAULTS.get(k) != v
         }
@@ -92,12 +97,21 @@ def cleaned(text: str, titled: bool = True) -> str:
             attributes.pop("stroke-dasharray", None)  # symbols of the legend inherit the dash of their line
         element.attrib.clear()
         element.attrib.update(attributes)
-        if label:
+        element.attrib.update(loads(facets) if facets else _label_attributes(element.text or "", labels))
+        if label and titled:
             ElementTree.SubElement(element, f"{{{_SVG}}}title").text = label
     for name in ("width", "height"):
         root.attrib.pop(name, None)
     ElementTree.register_namespace("", _SVG)
     return ElementTree.tostring(root, encoding="unicode").replace(f' xmlns="{_SVG}"', "")
+
+
+def _label_attributes(text: str, labels: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
+    """Return the attributes of a label, which Vega may have cut."""
+    if text in labels or not text.endswith("…"):
+        return labels.get(text, {})
+    whole = [attributes for name, attributes in labels.items() if name.startswith(text[:-1])]
+    return whole[0] if len(whole) == 1 else {}
 
 
 def _dressed(spec: Spec, narrow: bool) -> Spec:
@@ -161,6 +175,7 @@ def lines(
     """Return a picture of lines: rows with `x`, `y` and `series`. Above 60 lines, since it is one specification.
 
     Args:
+        rows: Each may have `facets`, of its point, and `line`, of the line that it begins.
         x, y: Titles of the axes, with their units.
         series: Names of the lines, in order.
         step: Draw steps: a value holds until the next row.
@@ -171,7 +186,7 @@ def lines(
     """
     shown, behind, single = (
         [
-            _texts({**row, "hover": _hover_text(row.get("series", "another candidate"), {x: row["x"], y: row["y"]})})
+            _marked(row, _hover_text(row.get("series", "another candidate"), {x: row["x"], y: row["y"]}), step)
             for row in part
         ]
         for part in (rows, backdrop, points)
@@ -218,11 +233,12 @@ def _line_layers(place: Spec, names: Sequence[str], broad: str, step: bool) -> l
     """Return a broad line under the others, the lines, and their points unless the lines are steps."""
     legend: Spec | None = None if len(names) < 2 else {}
     colour, dash, shape = (_marks("series", names, values, legend) for values in (COLOURS, DASHES, SHAPES))
-    line = {"type": "line", **({"interpolate": "step-after"} if step else {})}
+    line = {"type": "line", "aria": True, **({"interpolate": "step-after"} if step else {})}
+    about: Spec = {"description": {"field": "line", "type": "nominal"}}
     under = {**line, "strokeWidth": 6 if step else 9, "opacity": 0.4, "strokeCap": "round", "color": COLOURS[0]}
     layers: list[Spec] = [
-        {"transform": [{"filter": broad}], "mark": under, "encoding": place},
-        {"mark": line, "encoding": {**place, "color": colour, "strokeDash": dash}},
+        {"transform": [{"filter": broad}], "mark": under, "encoding": {**place, **about}},
+        {"mark": line, "encoding": {**place, "color": colour, "strokeDash": dash, **about}},
     ]
     if not step:
         point = {"type": "point", "aria": True}
@@ -252,7 +268,7 @@ def graph(nodes: Sequence[Mapping[str, Any]], edges: Sequence[tuple[int, int]], 
     """Return a picture of a graph: one node in each line, to the right of the nodes that it reads.
 
     Args:
-        nodes: Rows with `name` and `value`, the size of the dot, in an order in which edges lead downwards.
+        nodes: Rows with `name`, `value`, the size of the dot, and `facets`, in an order in which edges lead downwards.
         edges: Numbers of the nodes that are read and of their readers.
         size: Title of the values.
     """
@@ -260,20 +276,27 @@ def graph(nodes: Sequence[Mapping[str, Any]], edges: Sequence[tuple[int, int]], 
     for source, reader in sorted(edges, key=lambda edge: edge[1]):
         depth[reader] = max(depth[reader], depth[source] + 1)
     shown = [
-        _texts({**row, "x": depth[n], "y": n, "hover": _hover_text(str(row["name"]), {size: row["value"]})})
+        _marked(
+            {**row, "x": depth[n], "y": n},
+            _hover_text(str(row["name"]), {size: row["value"]}),
+            attributes={"data-node": str(n)},
+        )
         for n, row in enumerate(nodes)
     ]
-    arcs = [{"x": depth[a], "y": a, "x2": depth[b], "y2": b} for a, b in edges]
+    arcs = [
+        _marked({"x": depth[a], "y": a, "x2": depth[b], "y2": b}, "", attributes={"data-ends": f"{a} {b}"})
+        for a, b in edges
+    ]
     x: Spec = {"field": "x", "type": "quantitative", "axis": None, "scale": {"domain": [0, 1.6 * max(1, *depth)]}}
     y: Spec = {"field": "y", "type": "quantitative", "axis": None, "scale": {"reverse": True}}
     value: Spec = {"field": "value", "type": "quantitative", "legend": None, "scale": {"range": [20, 400]}}
-    rule = {"type": "rule", "color": _LINE}
+    rule = {"type": "rule", "color": _LINE, "aria": True}
     text = {"type": "text", "align": "left", "dx": 12, "color": _INK, "fontSize": 12}
     layers: list[Spec] = [
         {
             "data": {"values": arcs},
             "mark": rule,
-            "encoding": {"x": x, "y": y, "x2": {"field": "x2"}, "y2": {"field": "y2"}},
+            "encoding": {"x": x, "y": y, "x2": {"field": "x2"}, "y2": {"field": "y2"}, **_HOVER},
         },
         {
             "mark": {"type": "point", "color": COLOURS[0], "aria": True},
@@ -281,7 +304,13 @@ def graph(nodes: Sequence[Mapping[str, Any]], edges: Sequence[tuple[int, int]], 
         },
         {"mark": text, "encoding": {"x": x, "y": y, "text": {"field": "name", "type": "nominal"}}},
     ]
-    return lambda narrow: {"data": {"values": shown}, "layer": layers, "height": 22 * len(nodes) + 20}
+    labels = _labels(nodes)
+    return lambda narrow: {
+        "data": {"values": shown},
+        "layer": layers,
+        "height": 22 * len(nodes) + 20,
+        "usermeta": labels,
+    }
 
 
 def dots(rows: Sequence[Mapping[str, Any]], *, x: str, name: str, series: Sequence[str]) -> MakeSpec:
@@ -299,9 +328,7 @@ def _named_rows(
 ) -> MakeSpec:
     """Return a picture with a row of marks for each name, in the order of the rows. x: title of the values"""
     parts = [", ".join(str(row[k]) for k in ("name", "part", "series") if k in row) for row in rows]
-    shown = [
-        _texts({**row, "hover": _hover_text(part, {x: row["value"]})}) for part, row in zip(parts, rows, strict=True)
-    ]
+    shown = [_marked(row, _hover_text(part, {x: row["value"]})) for part, row in zip(parts, rows, strict=True)]
     names = list(dict.fromkeys(row["name"] for row in shown))
     axis = {
         "titleAnchor": "start",
@@ -312,6 +339,7 @@ def _named_rows(
     }
     along = {"field": "name", "type": "nominal", "sort": names, "title": printable(name), "axis": axis}
     spec: Spec = {"data": {"values": shown}, "mark": {**mark, "aria": True}, "height": {"step": 24}, "autosize": _ROWS}
+    spec["usermeta"] = _labels(rows)
     return lambda narrow: {**spec, "encoding": {"y": along, **encoding, **_HOVER}}
 
 
@@ -325,6 +353,35 @@ def _hover_text(name: str, values: Mapping[str, Any]) -> str:
     """Return what a mark says: its name, and its values by the titles of the axes."""
     texts = [f"{title}: {v:.4g}" if isinstance(v, float) else f"{title}: {v}" for title, v in values.items()]
     return "; ".join([name, *texts])
+
+
+def _marked(
+    row: Mapping[str, Any], hover: str, line: bool = False, attributes: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return a row with what its mark and the line that it begins say, and with their attributes.
+
+    Args:
+        row: The row, with `facets` of the mark, and `line` of its line.
+        hover: What the mark says.
+        line: Whether lines have no points, so that filters take or leave them as a whole.
+        attributes: Further attributes of the mark.
+    """
+    facets, of_line = row.get("facets", ALL), row.get("line", ALL)
+    series = {"data-series": str(row["series"])} if facets != ALL and "series" in row and not line else {}
+    texts = _texts({k: v for k, v in row.items() if k not in ("facets", "line")})
+    texts["hover"] = _described(hover, {**attributes, **series, **facets.attributes()})
+    texts["line"] = _described("", {**series, **of_line.attributes()})
+    return texts
+
+
+def _described(text: str, attributes: Mapping[str, str]) -> str:
+    """Return the description of a mark, from which `cleaned` makes its text and attributes."""
+    return printable(text) + _FACETS + dumps(_texts(attributes)) if attributes else printable(text)
+
+
+def _labels(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """Return the attributes of the labels of rows, by text."""
+    return {printable(str(row["name"])): _texts(row["facets"].attributes()) for row in rows if "facets" in row}
 
 
 def _texts(row: Mapping[str, Any]) -> dict[str, Any]:

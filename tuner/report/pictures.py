@@ -17,8 +17,8 @@ from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.plan.plans import Shape
 from relax_tune.tuner.plan.task_rows import variant_text
 from relax_tune.tuner.report.charts import ALL_TASKS, DISPATCHED, FAILED, bars, lines, unit_of
-from relax_tune.tuner.report.recorded import GROUPS, RecordedTask, SearchStep, all_tasks, point_of
-from relax_tune.tuner.report.subject import Anchor, Cell, Figure, Table, table
+from relax_tune.tuner.report.recorded import GROUPS, Group, RecordedTask, SearchStep, all_tasks, group_of, point_of
+from relax_tune.tuner.report.subject import ALL, Anchor, Cell, Facets, Figure, Table, table
 from relax_tune.tuner.report.texts import ratio_text, seconds_text
 
 LINES = 7
@@ -45,16 +45,20 @@ def time_over_shape(task: RecordedTask, anchor: str) -> Figure:
         return point_of(shape)[0] if one else task.shape_text(shape)
 
     drawn = [
-        {"x": place(shape), "y": secs / size, "series": name}
+        {"x": place(s), "y": secs / size, "series": name, "facets": task.facets_at(s, _group_of_line(task, name, s))}
         for name, rows in contenders.items()
-        for shape, secs in sorted(rows.items(), key=lambda row: task.shapes.index(row[0]))
+        for s, secs in sorted(rows.items(), key=lambda row: task.shapes.index(row[0]))
     ]
-    others: dict[Shape, list[float]] = {}
-    for times_of_variant in task.medians.values():
+    others: dict[tuple[Shape, Group | None], list[float]] = {}
+    for key, times_of_variant in task.medians.items():
         for shape, secs in times_of_variant.items():
             if not any(own.get(shape) == secs for own in contenders.values()):
-                others.setdefault(shape, []).append(secs)
-    rest = [{"x": place(s), "y": secs / size} for s, times in others.items() for secs in _quantiles(times, DOTS)]
+                others.setdefault((shape, task.group(key)), []).append(secs)
+    rest = [
+        {"x": place(s), "y": secs / size, "facets": task.facets_at(s, group)}
+        for (s, group), times in others.items()
+        for secs in _quantiles(times, DOTS)
+    ]
     axis = task.name_of(0) if one else ", ".join(task.name_of(a) for a in range(symbols)) or "shape"
     chart = lines(
         drawn,
@@ -80,12 +84,21 @@ def time_over_shape(task: RecordedTask, anchor: str) -> Figure:
     ]
     numbers = (*(f"best {g}" for g in groups), "its time", "behind the best")
     columns = ("shape", *numbers[:-2], "dispatched", *numbers[-2:])
-    return Figure(anchor, title, _shape_summary(task, contenders), chart, table(columns, rows, numbers))
+    facets = [task.facets_at(s) for s in task.shapes]
+    values = table(columns, rows, numbers, facets=facets, groups={f"best {g}": g for g in groups})
+    whole = replace(task.facets, groups=())
+    return Figure(anchor, title, _shape_summary(task, contenders), chart, values, whole)
+
+
+def _group_of_line(task: RecordedTask, name: str, shape: Shape) -> str | None:
+    """Return the kind of variant that a line of `_contenders` has at a shape."""
+    return task.group(task.dispatched(shape)) if name == DISPATCHED else name.removeprefix("best ")
 
 
 def variants_table(task: RecordedTask, anchor: str) -> Table:
     """Return the variants that the figure of a task names, with their times and steps. anchor: id of the figure"""
     rows: list[list[Cell]] = []
+    facets = list[Facets]()
     for key in task.named_variants:
         variant, times = task.variants.get(key), task.medians.get(key, {})
         if variant is None and task.plan is not None:
@@ -94,8 +107,10 @@ def variants_table(task: RecordedTask, anchor: str) -> Table:
             timed = ", ".join(f"{task.shape_text(s)}: {seconds_text(times[s])}" for s in task.shapes if s in times)
             place = Anchor(variant_text(variant), _place(key, anchor), True)
             rows.append([place, key[:12], timed or "-", _steps(variant)])
+            facets.append(replace(task.facets, groups=(group_of(variant),)))
     caption = "`relax-tune show MODEL --task NAME --of KEY --what source` prints the source of a variant."
-    return table(("variant", "key", "median times", "steps"), rows, title=f"Variants: {task.name}", caption=caption)
+    columns = ("variant", "key", "median times", "steps")
+    return table(columns, rows, title=f"Variants: {task.name}", caption=caption, facets=facets)
 
 
 def _steps(variant: VariantRecord) -> str:
@@ -176,7 +191,12 @@ def convergence(tasks: Sequence[RecordedTask], anchor: str, by: str) -> Figure:
     whole = all_tasks(tasks)
     named = {ALL_TASKS: [replace(s, trials=s.trials / len(known)) for s in whole]} if len(known) > 1 and whole else {}
     named |= {t.name: t.convergence for t in known[: LINES - len(named)]}
-    drawn = [{"x": _along(s, by), "y": s.lag, "series": name} for name, steps in named.items() for s in steps]
+    about = {t.name: replace(t.facets, groups=()) for t in known}
+    drawn = [
+        {"x": _along(s, by), "y": s.lag, "series": name, "line": about.get(name, ALL)}
+        for name, steps in named.items()
+        for s in steps
+    ]
     chart = lines(
         drawn,
         x="candidates measured for a task (count)" if by == "trials" else "time of measuring (s)",
@@ -190,12 +210,13 @@ def convergence(tasks: Sequence[RecordedTask], anchor: str, by: str) -> Figure:
         [name, f"{_along(steps[-1], by):,.0f}", f"{_along(_close(steps), by):,.0f}", f"{steps[0].lag:.2f}"]
         for name, steps in ([("all tasks", whole)] if whole else []) + [(t.name, t.convergence) for t in known]
     ]
+    facets = ([ALL] if whole else []) + [about[t.name] for t in known]
     numbers = (by, f"{by} to within 5 %", "first time over last")
     left = len(known) - (len(named) - (ALL_TASKS in named))
     summary = _convergence_summary(whole or known[0].convergence, by)
     if left > 0:
         summary += f" The picture shows the {len(known) - left} costliest tasks, the table all {len(known)}."
-    return Figure(anchor, title, summary, chart, table(("task", *numbers), rows, numbers))
+    return Figure(anchor, title, summary, chart, table(("task", *numbers), rows, numbers, facets=facets))
 
 
 def _convergence_summary(steps: Sequence[SearchStep], by: str) -> str:
@@ -229,7 +250,11 @@ def model_time(tasks: Sequence[RecordedTask], anchor: str) -> Figure:
         return Figure(anchor, title, "No task has times for all that is dispatched; `relax-tune tune` measures them.")
     total = sum(secs for _, secs in timed) or 1.0
     unit, size = unit_of([secs for _, secs in timed])
-    drawn = [{"name": t.name, "value": 100 * secs / total if counted else secs / size} for t, secs in timed]
+    facets = [t.facets for t, _ in timed]
+    drawn = [
+        {"name": t.name, "value": 100 * secs / total if counted else secs / size, "facets": t.facets}
+        for t, secs in timed
+    ]
     x = "share of the time of all tasks (%)" if counted else f"time of a call ({unit})"
     top, secs = timed[0]
     lacking = [t.name for t in tasks if t.secs is None]
@@ -251,7 +276,8 @@ def model_time(tasks: Sequence[RecordedTask], anchor: str) -> Figure:
     if not counted:
         rows = [[row[0], row[2]] for row in rows]
         numbers = numbers[1:2]
-    return Figure(anchor, title, summary, bars(drawn, x=x, name="task"), table(("task", *numbers), rows, numbers))
+    values = table(("task", *numbers), rows, numbers, facets=facets)
+    return Figure(anchor, title, summary, bars(drawn, x=x, name="task"), values)
 
 
 def regret(tasks: Sequence[RecordedTask], anchor: str) -> Figure:
@@ -265,7 +291,7 @@ def regret(tasks: Sequence[RecordedTask], anchor: str) -> Figure:
             "No plan with times is on record, so nothing can be compared; `relax-tune tune` stores plans.",
         )
     known.sort(key=lambda pair: (-pair[1], pair[0].name))
-    drawn = [{"name": t.name, "value": 100 * lost} for t, lost in known]
+    drawn = [{"name": t.name, "value": 100 * lost, "facets": t.facets} for t, lost in known]
     rows = []
     for t, lost in known:
         each = [(r, s) for s in t.shapes if (r := t.regret(s)) is not None]
@@ -282,9 +308,8 @@ def regret(tasks: Sequence[RecordedTask], anchor: str) -> Figure:
     )
     numbers = ("mean", "worst", "shapes without a time")
     columns = ("task", "mean", "worst", "worst at", "shapes without a time")
-    return Figure(
-        anchor, title, summary, bars(drawn, x="time behind the best (%)", name="task"), table(columns, rows, numbers)
-    )
+    values = table(columns, rows, numbers, facets=[t.facets for t, _ in known])
+    return Figure(anchor, title, summary, bars(drawn, x="time behind the best (%)", name="task"), values)
 
 
 def failures(tasks: Sequence[RecordedTask], anchor: str) -> Figure:

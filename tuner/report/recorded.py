@@ -6,16 +6,19 @@ Tests: `tests/tuner/report/test_report.py`.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 from relax_tune.database.records import Measurement, VariantRecord
+from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.tuner.plan.plans import Shape, pooled
 from relax_tune.tuner.plan.stored_plans import StoredPlan
+from relax_tune.tuner.report.subject import Facets
 from relax_tune.tuner.task.unfused_variants import in_parts
 
 Group = Literal["tuned", "library", "generic", "unfused"]
@@ -27,6 +30,18 @@ PAUSE_SECS = 200.0
 def group_of(variant: VariantRecord) -> Group:
     """Return the kind of a variant, or `unfused` for one of several parts."""
     return "unfused" if in_parts(variant) else variant.kind
+
+
+@cache
+def operators_of(name: str) -> tuple[str, ...]:
+    """Return the operators that a task is named after, such as `matmul` and `add` of `fused_matmul_add_1`; `other` without any."""
+    words, names, at = re.findall(r"[a-z0-9]+", name.lower()), list[str](), 0
+    while at < len(words):
+        end = next((e for e in range(len(words), at, -1) if "_".join(words[at:e]) in OPERATORS), None)
+        if end is not None:
+            names.append("_".join(words[at:end]))
+        at = at + 1 if end is None else end
+    return tuple(dict.fromkeys(names)) or ("other",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +83,29 @@ class RecordedTask:
     runs: frozenset[str] | None = None
     text: str = ""
     regime: str = "warm"
+
+    @cached_property
+    def facets(self) -> Facets:
+        """Facets of the task: its operators, and the groups of the variants that are dispatched or, without a plan, the fastest."""
+        keys = {k for s in self.shapes if (k := self.dispatched(s) if self.plan else self._fastest(s)) is not None}
+        groups = {self.group(key) for key in keys}
+        return Facets(self.name, operators_of(self.name), tuple(g for g in GROUPS if g in groups))
+
+    def facets_at(self, shape: Shape, *groups: str | None) -> Facets:
+        """Return the facets of a time at a shape, of a variant of these groups or of any."""
+        # without spaces, which separate the pairs of an attribute
+        sizes = tuple(("_".join(self.name_of(axis).split()), size) for axis, size in enumerate(point_of(shape)))
+        return replace(self.facets, groups=tuple(g for g in groups if g is not None), sizes=sizes)
+
+    def group(self, key: str | None) -> Group | None:
+        """Return the kind of a variant that was timed or is in the plan."""
+        planned = {} if self.plan is None else self.plan[1]
+        variant = None if key is None else self.variants.get(key) or planned.get(key)
+        return None if variant is None else group_of(variant)
+
+    def _fastest(self, shape: Shape) -> str | None:
+        timed = ((rows[shape], key) for key, rows in self.medians.items() if shape in rows)
+        return min(timed, default=(0.0, None))[1]
 
     @cached_property
     def shown_records(self) -> list[Measurement]:

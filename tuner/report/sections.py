@@ -15,8 +15,8 @@ from relax_tune.tuner.report.analysis import comparison, importance, roofline
 from relax_tune.tuner.report.devices import recorded_units
 from relax_tune.tuner.report.listings import target_facts
 from relax_tune.tuner.report.pictures import convergence, failures, model_time, regret, time_over_shape, variants_table
-from relax_tune.tuner.report.recorded import RecordedTask
-from relax_tune.tuner.report.subject import Cell, Facts, Figure, PageLink, Section, Table, table
+from relax_tune.tuner.report.recorded import RecordedTask, operators_of
+from relax_tune.tuner.report.subject import Cell, Facets, Facts, Figure, PageLink, Section, Table, table
 from relax_tune.tuner.report.texts import moment_text, named, seconds_text
 
 TASKS = 12
@@ -58,6 +58,11 @@ class DeviceView:
     counts: tuple[TaskStats, ...] = ()
     others: tuple[RecordedTask, ...] | None = None
 
+    @property
+    def device(self) -> str:
+        """The device's name, with the start of its key: two devices may have one name."""
+        return f"{self.target.kind}: {self.target.name} ({self.target.key[:6]})"
+
 
 def sections_of(devices: Sequence[DeviceView], facts: Facts, notes: Sequence[str], limits: Limits) -> list[Section]:
     """Return all sections of a report: an overview with these facts and notes, and the devices."""
@@ -89,7 +94,7 @@ def device_section(view: DeviceView, anchor: str, name: str = "") -> Section:
     units = recorded_units(view.units, [r for t in tasks for r in t.records], f"{anchor}-units")
     title = f"Device {view.target.kind}: {view.target.name}"
     shown = figures if tasks or not view.counts else ()
-    return Section(anchor, title, target_facts(view.target), view.notes, (*shown, units))
+    return Section(anchor, title, target_facts(view.target), view.notes, (*shown, units), device=view.device)
 
 
 def tasks_sections(view: DeviceView, anchor: str, most: int) -> list[Section]:
@@ -100,8 +105,10 @@ def tasks_sections(view: DeviceView, anchor: str, most: int) -> list[Section]:
     tables = (_tasks_table(view),) if view.counts else ()
     variants = tuple(variants_table(t, f"{anchor}-task{n}") for n, t in enumerate(shown, 1) if t.named_variants)
     name, shown_notes = view.target.name, notes if len(view.tasks) > most else ()
-    pictures = Section(f"{anchor}-tasks", f"Tasks on {name}", (), shown_notes, figures, tables)
-    return [pictures, *([Section(f"{anchor}-variants", f"Variants on {name}", tables=variants)] if variants else [])]
+    pictures = Section(f"{anchor}-tasks", f"Tasks on {name}", (), shown_notes, figures, tables, device=view.device)
+    if not variants:
+        return [pictures]
+    return [pictures, Section(f"{anchor}-variants", f"Variants on {name}", tables=variants, device=view.device)]
 
 
 def _tasks_table(view: DeviceView) -> Table:
@@ -110,7 +117,9 @@ def _tasks_table(view: DeviceView) -> Table:
     for c in view.counts:
         numbers = [f"{c.measurements:,}", f"{c.failed:,}", moment_text(c.last)]
         rows.append([PageLink(named(c.workload, c.hint), (*pages, c.workload)), *numbers])
-    return table(("task", "measurements", "failed", "last"), rows, ("measurements", "failed"))
+    names = [named(c.workload, c.hint) for c in view.counts]
+    facets = [Facets(name, operators_of(name)) for name in names]
+    return table(("task", "measurements", "failed", "last"), rows, ("measurements", "failed"), facets=facets)
 
 
 def _counts(devices: Sequence[DeviceView]) -> Facts:

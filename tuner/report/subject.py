@@ -8,8 +8,9 @@ Tests: `tests/tuner/report/test_subject.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 Spec = dict[str, Any]
@@ -61,6 +62,36 @@ class TrialCount:
         return f"{self.measured}/{self.planned}"
 
 
+@dataclass(frozen=True, slots=True)
+class Facets:
+    """What the filters of a page choose a figure, row or mark by. A filter keeps everything without the facet that it compares.
+
+    Attributes:
+        task: Name of a task.
+        operators: Names of its operators.
+        groups: Kinds of variants, such as `tuned` or `library`.
+        sizes: Values of symbols, by name.
+    """
+
+    task: str = ""
+    operators: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    def attributes(self) -> dict[str, str]:
+        """Return the attributes of an element, by name."""
+        sizes = " ".join(f"{name}={size}" for name, size in self.sizes)
+        values = {
+            "task": self.task,
+            "operators": " ".join(self.operators),
+            "groups": " ".join(self.groups),
+            "sizes": sizes,
+        }
+        return {f"data-{name}": value for name, value in values.items() if value}
+
+
+ALL = Facets()
+"""No facets: every filter keeps it."""
 Cell = str | PageLink | Anchor | TrialCount
 Facts = tuple[tuple[str, Cell], ...]
 """Names and values."""
@@ -72,6 +103,8 @@ class Table:
 
     Attributes:
         caption: A note below the table.
+        facets: Facets of the rows, in order; empty for rows without.
+        groups: The kind of variant that a column is about, by column.
     """
 
     columns: tuple[str, ...]
@@ -79,6 +112,8 @@ class Table:
     numeric: frozenset[str] = frozenset()
     title: str = ""
     caption: str = ""
+    facets: tuple[Facets, ...] = ()
+    groups: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> list[dict[str, str]]:
         """Return the rows by column."""
@@ -93,6 +128,7 @@ class Figure:
         id: Anchor in the page, of letters, digits and hyphens.
         summary: A sentence on the result; without data, the reason and what to do.
         chart: Makes the specification of the chart; None without data.
+        facets: Facets of the figure as a whole.
     """
 
     id: str
@@ -100,6 +136,7 @@ class Figure:
     summary: str
     chart: MakeSpec | None = None
     table: Table | None = None
+    facets: Facets = ALL
 
     def to_json(self) -> dict[str, Any]:
         """Return title, summary and rows as JSON values."""
@@ -114,6 +151,7 @@ class Section:
     Attributes:
         id: Anchor in the page.
         title: A heading; a terminal leaves out an empty one.
+        device: Name of the device that it is about; empty for no device.
     """
 
     id: str
@@ -123,6 +161,7 @@ class Section:
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
     texts: tuple[str, ...] = ()
+    device: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the content as JSON values."""
@@ -161,9 +200,12 @@ def table(
     numeric: Sequence[str] = (),
     title: str = "",
     caption: str = "",
+    facets: Sequence[Facets] = (),
+    groups: Mapping[str, str] = MappingProxyType({}),
 ) -> Table:
     """Return a table of sequences."""
-    return Table(tuple(columns), tuple(map(tuple, rows)), frozenset(numeric), title, caption)
+    cells = tuple(map(tuple, rows))
+    return Table(tuple(columns), cells, frozenset(numeric), title, caption, tuple(facets), tuple(groups.items()))
 
 
 def listing(title: str, values: Table, empty: str, document: Any, *notes: str) -> Subject:

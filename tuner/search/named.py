@@ -20,6 +20,7 @@ import numpy as np
 from relax_tune.errors import UserError
 from relax_tune.ir.core.expr import Expr
 from relax_tune.schedules.cost.vectorized import compile_numpy
+from relax_tune.tuner.option import names_arguments
 from relax_tune.tuner.search.base import Failure, Result, SearchProblem
 from relax_tune.tuner.search.callables import FunctionConstraint, dependent_values
 from relax_tune.tuner.search.expressions import Column, TextConstraint
@@ -181,7 +182,8 @@ class Search:
             raise UserError(f"expected the direction as minimize or maximize, got {direction!r:.80}")
         self.space, self.direction = space, direction
         problem = SearchProblem(space.space, any_number=True)
-        self._strategy = make_strategy(strategy, problem, np.random.default_rng(seed))
+        with names_arguments():
+            self._strategy = make_strategy(strategy, problem, np.random.default_rng(seed))
         self._best: tuple[float, Candidate] | None = None
 
     def ask(self, count: int = 1) -> list[Configuration]:

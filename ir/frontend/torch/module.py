@@ -37,6 +37,11 @@ def export_module(
         UserError: Examples are missing, or torch cannot export the module with them. The message has torch's reason.
     """
     torch, name = require_torch(), type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UserError(
+            f"torch module {name}: expected one in Python, got TorchScript, which torch.export does not read; give the module that "
+            "was traced or scripted"
+        )
     if example_inputs is None and example_kwargs is None:
         raise UserError(f"torch module {name}: expected examples of its inputs, got none; {_advice(module)}")
     if isinstance(example_inputs, torch.Tensor) or not isinstance(example_inputs or (), Sequence):

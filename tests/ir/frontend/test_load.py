@@ -61,7 +61,7 @@ def test_importer_leaves_other_sources_to_the_errors_of_load_model(site: Path, t
     (tmp_path / "notes.txt").write_text("no model")
     with pytest.raises(UserError, match=r"notes\.txt.*\.gguf, \.onnx"):
         rt.load_model(tmp_path / "notes.txt")
-    with pytest.raises(UserError, match=r"path or name .*got a dict"):
+    with pytest.raises(UserError, match=r"got a dict; weights are no model"):
         rt.load_model({})
 
 

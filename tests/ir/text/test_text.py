@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -232,3 +233,10 @@ def test_text_of_a_record_beyond_the_limit_is_not_parsed(monkeypatch: pytest.Mon
     monkeypatch.setattr(parser, "parse_text", lambda *_: pytest.fail("expected the text left alone"))
     with pytest.raises(ParseError, match=r"1048576 characters .*got 1048577"):
         parse_prim_func("#" * (RECORD_CHARACTERS + 1), RECORD_CHARACTERS)
+
+
+@pytest.mark.parametrize("parse", [parse_text, parse_prim_func])
+def test_parser_of_no_text_is_refused(parse: Any) -> None:
+    for value in (None, b"@prim_func", 3):
+        with pytest.raises(ParseError, match="expected the text of a program"):
+            parse(value)

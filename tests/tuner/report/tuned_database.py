@@ -10,7 +10,8 @@ from pathlib import Path
 import relax_tune as rt
 from relax_tune.database.jobs.queue import open_queue
 from relax_tune.database.jobs.submitted import SubmittedJob
-from relax_tune.database.records import Measurement, VariantRecord, Workload
+from relax_tune.database.memory_store import MemoryStore
+from relax_tune.database.records import Measurement, Target, VariantRecord, Workload
 
 HOSTILE = "<script>alert(1)</script>\x1b]0;title\x07 \u202egnp.exe</style>"
 ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b]0;title\\x07 \\u202egnp.exe"
@@ -54,6 +55,33 @@ def add_hostile(folder: Path) -> None:
         taken = queue.take("holder", 60.0)
         assert taken is not None and taken.id == JOB
         queue.beat(taken, 60.0, 3.0, {"trials": 3, "of": 8, "failures": 1}, [(1, 0, f"line of {HOSTILE}\n")])
+
+
+def two_devices() -> MemoryStore:
+    """Return a store with two tasks, `fused_matmul_add` on two devices and `softmax` on the first, at 1, 8 and 64 rows."""
+    store = MemoryStore()
+    variants = {
+        "tuned": VariantRecord("tuned", "tiles", "[]", '{"T": 8}'),
+        "library": VariantRecord("library", "openblas.sgemm"),
+        "generic": VariantRecord("generic", "fallback"),
+    }
+    for name in ("fused_matmul_add", "softmax"):
+        store.add_workload(Workload(name, "text", 1, name))
+    for number, device in enumerate(("paper", "stone")):
+        key = store.add_target(Target("c", device))
+        for name in ("fused_matmul_add", "softmax")[: 2 - number]:
+            kinds = list(variants)[: 3 if name != "softmax" else 1]
+            store.add_measurements(
+                [
+                    Measurement(
+                        f"{device}{name}{kind}{rows}", name, key, variants[kind], {"s0": rows},
+                        samples_secs=(1e-6 * (rows + place),), checked=True, measured_at=100.0 + place,
+                    )
+                    for place, kind in enumerate(kinds)
+                    for rows in (1, 8, 64)
+                ]
+            )  # fmt: skip
+    return store
 
 
 @dataclass

@@ -76,6 +76,13 @@ def test_module_with_wrong_examples_is_refused(options: dict[str, Any], match: s
         load_model(Scaled().eval(), **options)
 
 
+def test_module_of_torchscript_is_refused() -> None:
+    scripted = torch.jit.trace(torch.nn.Linear(4, 3), (torch.randn(2, 4),))
+    for options in ({}, {"example_inputs": (torch.randn(2, 4),)}):
+        with pytest.raises(UserError, match="got TorchScript"):
+            load_model(scripted, **options)
+
+
 def test_dynamic_dim_fixed_by_the_module_is_refused() -> None:
     shapes = {"x": {1: Dim("width", min=2, max=8)}, "scale": None}
     with pytest.raises(UserError, match=r"Scaled: .* width"):

@@ -15,7 +15,7 @@ import typer
 
 from relax_tune.database.engine import default_url
 from relax_tune.database.jobs.queue import JobQueue, open_queue
-from relax_tune.errors import UserError
+from relax_tune.errors import DatabaseError, UserError
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.runtime.artifact import SUFFIX, load_artifact
 from relax_tune.tuner.cli.commands.options import Bounds, Json, SettingFlags, print_json, with_settings
@@ -35,6 +35,7 @@ from relax_tune.tuner.settings import Settings
 
 _DATABASES = (".db", ".sqlite", ".sqlite3")
 _NAME = "relax-tune-report.html"
+_KINDS = "expected an .rta file, a model, a database, or the id of one job or run"
 
 SubjectArgument = Annotated[
     str | None,
@@ -135,7 +136,15 @@ def _collect(subject: str | None, chosen: Settings, bounds: Sequence[str], limit
     if bounds:
         raise UserError(f"--bound expects a MODEL, got {subject or chosen.db or default_url()!r:.80}; leave it out")
     artifact = load_artifact(subject) if subject is not None and subject.endswith(SUFFIX) else None
-    with contextlib.closing(open_queue(database or chosen.db, read_only=True)) as store:
+    try:
+        opened = open_queue(database or chosen.db, read_only=True)
+    except DatabaseError as error:
+        if subject is None or database is not None or artifact is not None:
+            raise
+        raise UserError(
+            f"{_KINDS}, got {subject!r:.80}; there is no such file, and for an id the database is missing: {error}"
+        ) from None
+    with contextlib.closing(opened) as store:
         if subject is None or database is not None:
             return of_database(store, limits)
         if artifact is not None:
@@ -154,9 +163,7 @@ def _of_id(store: JobQueue, start: str, limits: Limits) -> Subject:
         return of_run(store, runs[0], limits)
     names = ", ".join([*(job.id for job in exact), *(run.id for run in runs)][:20])
     known = f"has: {names}; give more of it" if names else "has none; see `relax-tune jobs list` and `jobs runs`"
-    raise UserError(
-        f"expected an .rta file, a model, a database, or the id of one job or run, got {start!r:.80}; {store.where} {known}"
-    )
+    raise UserError(f"{_KINDS}, got {start!r:.80}; {store.where} {known}")
 
 
 def _is_database(subject: str) -> bool:
