@@ -179,8 +179,8 @@ class Contestant:
         return min(target - len(self.quiet), _MOST_SAMPLES * target - len(self.samples))
 
     def stop_if_beaten(self, warm_up: float) -> None:
-        """Stop after the first sample if it and the launch before it are far above the limit."""
-        self.lost = min(warm_up, self.fastest) > _DISTURBED * self.limit
+        """Stop after the first sample if it is undisturbed, and it and the launch before it are far above the limit."""
+        self.lost = bool(self.quiet) and min(warm_up, self.fastest) > _DISTURBED * self.limit
 
     def race(self, leader: float) -> None:
         """Compare with the fastest contestant of the batch, if the policy has times to stop at."""

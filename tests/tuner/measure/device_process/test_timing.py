@@ -120,3 +120,21 @@ def test_hopeless_contestant_behind_a_fast_one_stops_in_the_first_visit() -> Non
     ahead, generic = _timed([1.0, 5.0], (None,))
     assert len(ahead.samples) == 20 and not ahead.lost
     assert len(generic.samples) == 1 and generic.lost, "a warm-up and one sample of more than four times the fastest"
+
+
+def test_contestant_whose_first_visit_was_disturbed_goes_on() -> None:
+    launches: list[int] = []
+
+    class Disturbed(Paced):
+        def secs(self, device: Any, bound: Any, count: int, flush: Any = None) -> timing.Sample:
+            if bound.secs == 1.0:
+                return timing.Sample(1.0, 0.0)
+            launches.append(1)
+            return timing.Sample(9.0, 0.7) if len(launches) < 3 else timing.Sample(0.9, 0.0)
+
+    policy = TimingPolicy(3, 20, 20.0, 100.0, (None,))
+    device: Any = SimpleNamespace(info=DeviceInfo("c", "", (), ()), synchronize=lambda: None)
+    bounds: list[Any] = [SimpleNamespace(prepare=lambda: None, secs=s) for s in (1.0, 0.9)]
+    ahead, disturbed = [Contestant(b, policy, {}, None, lambda: None) for b in bounds]
+    time_interleaved(device, [ahead, disturbed], (), Disturbed())
+    assert not disturbed.lost and {s.secs for s in disturbed.quiet} == {0.9}
