@@ -83,12 +83,12 @@ def test_paged_step_equals_attention_of_each_text(lengths: tuple[int, ...]) -> N
                 np.testing.assert_array_equal(pool[tables[i]].reshape(-1, GROUPS, WIDTH)[:n], rows)
 
 
-def test_paged_pools_that_are_read_once_are_written_in_place() -> None:
+def test_paged_pools_read_once_are_written_in_place() -> None:
     assert [(a.param, a.result, a.axis) for a in lower(step(), append=True).appended["main"]] == [(3, 1, 0), (4, 2, 0)]
     assert [(a.param, a.result) for a in lower(step(True), append=True).appended["main"]] == [(4, 2)]
 
 
-def test_paged_attention_is_one_function_that_attention_rules_schedule() -> None:
+def test_paged_attention_is_scheduled_by_the_attention_rules() -> None:
     lowered = lower(step())
     assert sorted(lowered.prims) == ["paged_attention", "paged_write"]
     names = {
@@ -99,7 +99,7 @@ def test_paged_attention_is_one_function_that_attention_rules_schedule() -> None
     assert names["gpu"] >= {"flash_attention", "fallback"}
 
 
-def test_paged_operators_refuse_what_does_not_fit() -> None:
+def test_paged_operators_refuse_unfitting_arguments() -> None:
     t, r, w, p = map(Var, "trwp")
 
     def tensor(*dims: Any, dtype: Any = f32) -> TensorInfo:
