@@ -6,26 +6,26 @@ import json
 from pathlib import Path
 
 import pytest
-from experiments.serving import streams_peers
+from experiments.serving import streams
 
 
 def test_rates_are_tokens_per_second_of_all_texts() -> None:
     times = {"paged": {1: [0.5, 0.1, 0.5], 4: [1.0], 16: [2.0]}}
-    *_, row = streams_peers.page(times, {"paged": "20 of 21"}, 3)
+    *_, row = streams.page(times, {"paged": "20 of 21"}, 3)
     assert row == "| paged | 128 | 256 | 512 | 20 of 21 |"
     texts = {"1": {"texts": [[1, 2]]}, "4": {"texts": [[3], [4]]}}
-    assert streams_peers.agreement({"1": {"texts": [[1, 2]]}, "4": {"texts": [[3], [5]]}}, texts) == "2 of 3"
+    assert streams.agreement({"1": {"texts": [[1, 2]]}, "4": {"texts": [[3], [5]]}}, texts) == "2 of 3"
 
 
 @pytest.mark.ccompiler
 @pytest.mark.slow
 def test_tiny_run_gives_the_same_texts_with_both_caches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    present = streams_peers.prepare(tmp_path, tiny=True, effort="none")
+    present = streams.prepare(tmp_path, tiny=True, effort="none")
     assert {"paged", "apart"} <= set(present)
     results = {}
     for name in ("paged", "apart"):
-        streams_peers.run(name, tmp_path)
+        streams.run(name, tmp_path)
         results[name] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [len(r["texts"]) for r in results["paged"].values()] == list(streams_peers.STREAMS)
-    assert {len(t) for r in results["paged"].values() for t in r["texts"]} == {streams_peers.ADDED}
-    assert streams_peers.agreement(results["paged"], results["apart"]) == "21 of 21"
+    assert [len(r["texts"]) for r in results["paged"].values()] == list(streams.STREAMS)
+    assert {len(t) for r in results["paged"].values() for t in r["texts"]} == {streams.ADDED}
+    assert streams.agreement(results["paged"], results["apart"]) == "21 of 21"

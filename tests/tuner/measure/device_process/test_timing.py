@@ -122,7 +122,7 @@ def test_hopeless_contestant_behind_a_fast_one_stops_in_the_first_visit() -> Non
     assert len(generic.samples) == 1 and generic.lost, "a warm-up and one sample of more than four times the fastest"
 
 
-def test_contestant_whose_first_visit_was_disturbed_goes_on() -> None:
+def test_disturbed_first_visit_ends_no_race() -> None:
     launches: list[int] = []
 
     class Disturbed(Paced):
