@@ -31,7 +31,7 @@ from relax_tune.tuner.job.lowered_model import lowered_digest
 from relax_tune.tuner.job.replaced_weights import stored_import
 from relax_tune.tuner.serve.improve.check import compare
 from relax_tune.tuner.serve.improve.order import IMPROVES, WAIT_SECS, ImproveOrder, settings_of
-from relax_tune.tuner.service.child import Progress
+from relax_tune.tuner.service import child as service_child
 from relax_tune.tuner.service.work_order import BROKEN, DONE, INTERRUPTED, TRY_LATER, USER_ERROR
 
 Emit = Callable[[str, Any], None]
@@ -99,7 +99,7 @@ def _tuned(order: ImproveOrder, served: Artifact, emit: Emit) -> Artifact:
             raise UserError(
                 f"{order.source}: expected the model that {order.artifact} was built from, got another one; name it with --improve-from"
             )
-        work = job.tune(runner, Progress(emit).report, _tell)
+        work = job.tune(runner, service_child.Progress(emit).report, _tell)
         built = job.tested_build(runner)
         job.store_plans(built)
         artifact = job.artifact(built)
