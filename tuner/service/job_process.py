@@ -16,7 +16,13 @@ from typing import IO, Any, Protocol
 
 from relax_tune.runtime.child_process import clean_environment, python_command
 
-COMMAND: Sequence[str] = tuple(python_command("-m", "relax_tune.tuner.service.child"))
+
+def command_of(module: str) -> tuple[str, ...]:
+    """Return the command of a process that runs a module, for `JobProcess`."""
+    return tuple(python_command("-m", module))
+
+
+COMMAND: Sequence[str] = command_of("relax_tune.tuner.service.child")
 LOG_BYTES = 4 << 20
 """Longest log of a run."""
 _PART = 32 << 10

@@ -19,7 +19,6 @@ from typing import Any, BinaryIO, Literal
 from relax_tune.errors import RelaxTuneError, UserError
 from relax_tune.printable import printable
 from relax_tune.runtime.artifact import SUFFIX, Artifact, load_artifact
-from relax_tune.runtime.child_process import python_command
 from relax_tune.runtime.hashed_zip import digest_at_end
 from relax_tune.tuner.serve.improve.check import SIZES
 from relax_tune.tuner.serve.improve.jobs import tuned_by_service
@@ -28,11 +27,11 @@ from relax_tune.tuner.serve.improve.sizes import Size, Times, drift, sample_size
 from relax_tune.tuner.serve.improve.watch import TimesComparison, compare
 from relax_tune.tuner.serve.metrics import Metrics
 from relax_tune.tuner.serve.models import ModelVersion
-from relax_tune.tuner.service.job_process import JobProcess
+from relax_tune.tuner.service.job_process import JobProcess, command_of
 from relax_tune.tuner.service.work_order import DONE
 
 _LOG = logging.getLogger("relax_tune.serve")
-COMMAND = tuple(python_command("-m", "relax_tune.tuner.serve.improve.child"))
+COMMAND = command_of("relax_tune.tuner.serve.improve.child")
 CHECK_SECS = 1.0
 """Seconds between looks at the counts, and at the times after a swap."""
 LEAST_CALLS = 200
