@@ -18,15 +18,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from relax_tune.runtime.child_process import python_command
+from relax_tune.runtime.child_process import clean_environment, python_command
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.confinement import limit_process
 from relax_tune.tuner.measure.device_process.sandbox import enter_sandbox
 
 CONFINED = ("c", "opencl")
 """Kinds of devices that work in the sandbox: their kernels may run in the device process. Drivers of other kinds need more files."""
-
-
 AHEAD = ("opencl",)
 """Kinds of devices that may compile within their process, and share compiled kernels with other processes (`precompiling`)."""
 _MODULES = "relax_tune.tuner.measure.device_process"
@@ -52,7 +50,8 @@ def _start_precompiling(spec: str, mode: str) -> tuple[int, int]:
     read_from, its_write = os.pipe()
     its_read, write_to = os.pipe()
     command = python_command("-m", f"{_MODULES}.start", spec, str(its_read), str(its_write), "precompile", mode)
-    subprocess.Popen(command, pass_fds=(its_read, its_write), stdin=subprocess.DEVNULL)
+    ends = its_read, its_write
+    subprocess.Popen(command, pass_fds=ends, stdin=subprocess.DEVNULL, env=clean_environment())
     os.close(its_read)
     os.close(its_write)
     return read_from, write_to
