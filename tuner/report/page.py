@@ -20,8 +20,7 @@ from urllib.parse import quote
 from relax_tune.errors import UserError
 from relax_tune.printable import printable
 from relax_tune.tuner.report.charts import drawn
-from relax_tune.tuner.report.recorded import GROUPS
-from relax_tune.tuner.report.subject import Anchor, Facets, Figure, PageLink, Subject, TrialCount
+from relax_tune.tuner.report.subject import GROUPS, Anchor, Facets, Figure, PageLink, Subject, TrialCount
 
 _CODE = re.compile(r"`([^`]*)`")
 _TONES = {"failed": "bad", "interrupted": "bad", "done": "good"}

@@ -17,8 +17,8 @@ from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.plan.plans import Shape
 from relax_tune.tuner.plan.task_rows import variant_text
 from relax_tune.tuner.report.charts import ALL_TASKS, DISPATCHED, FAILED, bars, lines, unit_of
-from relax_tune.tuner.report.recorded import GROUPS, Group, RecordedTask, SearchStep, all_tasks, group_of, point_of
-from relax_tune.tuner.report.subject import ALL, Anchor, Cell, Facets, Figure, Table, table
+from relax_tune.tuner.report.recorded import RecordedTask, SearchStep, all_tasks, group_of, point_of
+from relax_tune.tuner.report.subject import ALL, GROUPS, Anchor, Cell, Facets, Figure, Group, Table, table
 from relax_tune.tuner.report.texts import ratio_text, seconds_text
 
 LINES = 7

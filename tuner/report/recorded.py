@@ -12,17 +12,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Literal
 
 from relax_tune.database.records import Measurement, VariantRecord
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.tuner.plan.plans import Shape, pooled
 from relax_tune.tuner.plan.stored_plans import StoredPlan
-from relax_tune.tuner.report.subject import Facets
+from relax_tune.tuner.report.subject import GROUPS, Facets, Group
 from relax_tune.tuner.task.unfused_variants import in_parts
 
-Group = Literal["tuned", "library", "generic", "unfused"]
-GROUPS: tuple[Group, ...] = ("tuned", "library", "generic", "unfused")
 PAUSE_SECS = 200.0
 """A longer time between two records exceeds every deadline of a kernel, so it is a pause between runs."""
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 Spec = dict[str, Any]
 """A Vega-Lite specification."""
 MakeSpec = Callable[[bool], Spec]
 """A function that makes the specification of a chart; its argument is True for the width of a phone."""
+Group = Literal["tuned", "library", "generic", "unfused"]
+"""Kind of a variant."""
+GROUPS: tuple[Group, ...] = ("tuned", "library", "generic", "unfused")
 
 
 @dataclass(frozen=True, slots=True)
