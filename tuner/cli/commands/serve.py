@@ -98,7 +98,10 @@ Improve = Annotated[
 ImproveSecs = Annotated[float, typer.Option(metavar="X.Y", help="Longest time of one tuning.")]
 ImproveVia = Annotated[
     Literal["here", "jobs"],
-    typer.Option(help="Where models are tuned: in a child process, or by a service of the database (`jobs work`)."),
+    typer.Option(
+        metavar="PLACE",
+        help="Where models are tuned: here, in a child process; jobs, by a service of the database (`jobs work`).",
+    ),
 ]
 ImproveFrom = Annotated[
     list[str] | None,
