@@ -127,7 +127,7 @@ def symbols_of(model: Model, program: Program, inputs: Sequence[Array]) -> list[
     """The values of a program's symbols for arguments."""
     executor = model.executors[program.name]
     found = [0] * len(program.symbols)
-    for index, (position, dim) in executor._binders.items():
+    for index, (position, dim) in executor.binders.items():
         found[index] = inputs[position].shape[dim]
     return found
 
