@@ -131,12 +131,12 @@ def cases(work: Path) -> dict[str, Callable[[], Callable[[], object]]]:
         steps = rt.generate_steps(decoder, prompt, max_new_tokens=CALLS + WARM + 1)
         return lambda: next(steps)
 
-    made: dict[str, Callable[[], Callable[[], object]]] = {"decoder, a step of a session": step}
-    made["decoder, a token of generate_steps"] = generate
+    by_name: dict[str, Callable[[], Callable[[], object]]] = {"decoder, a step of a session": step}
+    by_name["decoder, a token of generate_steps"] = generate
     for tokens in TOKENS:
-        made[f"minilm, {tokens} tokens, run"] = lambda n=tokens: encode(n, False)
-        made[f"minilm, {tokens} tokens, bind"] = lambda n=tokens: encode(n, True)
-    return made
+        by_name[f"minilm, {tokens} tokens, run"] = lambda n=tokens: encode(n, False)
+        by_name[f"minilm, {tokens} tokens, bind"] = lambda n=tokens: encode(n, True)
+    return by_name
 
 
 def counting() -> ctypes.CDLL:
@@ -160,8 +160,8 @@ def time_calls(call: Callable[[], object], launching: list[float]) -> dict[str, 
         launches.append((launching[0] - before) * 1e6)
     outside = [a - b for a, b in zip(whole, launches)]
     low, middle, _ = statistics.quantiles(outside, n=4)
-    found = {"call": statistics.median(whole), "outside": middle, "outside low": low}
-    return found | {"mean": statistics.fmean(whole), "launches": statistics.fmean(launches)}
+    row = {"call": statistics.median(whole), "outside": middle, "outside low": low}
+    return row | {"mean": statistics.fmean(whole), "launches": statistics.fmean(launches)}
 
 
 def measure(work: Path, kind: str) -> dict[str, dict[str, float]]:
@@ -184,22 +184,22 @@ def measure(work: Path, kind: str) -> dict[str, dict[str, float]]:
         launching[0] += time.perf_counter() - began
 
     Launches.enqueue = timed  # type: ignore[method-assign]
-    made = {name: case for name, case in cases(work).items() if kind != "host" or "session" in name}
+    chosen = {name: case for name, case in cases(work).items() if kind != "host" or "session" in name}
     if library is None:
-        return {name: time_calls(case(), launching) for name, case in made.items()}
+        return {name: time_calls(case(), launching) for name, case in chosen.items()}
     library.counting_use(ctypes.cast(CDevice._team.relax_tune_team_run, ctypes.c_void_p))
-    counts, times, found = (ctypes.c_int64 * 4).in_dll(library, "counts"), (ctypes.c_int64 * 20000)(), {}
-    for name, case in made.items():
+    counts, times, rows = (ctypes.c_int64 * 4).in_dll(library, "counts"), (ctypes.c_int64 * 20000)(), {}
+    for name, case in chosen.items():
         call = case()
         counts[:] = [0] * 4
-        found[name] = time_calls(call, launching)
+        rows[name] = time_calls(call, launching)
         loops, inside, caller, others = (number / (WARM + CALLS) for number in counts)
-        found[name] |= {"loops": loops, "inside": inside / 1e3, "caller": caller / 1e3, "others": others / 1e3}
+        rows[name] |= {"loops": loops, "inside": inside / 1e3, "caller": caller / 1e3, "others": others / 1e3}
     library.counting_empty(times, ctypes.c_int64(len(times)), ctypes.c_int64(64))
     empty = {"call": statistics.median(times) / 1e3, "mean": statistics.fmean(times) / 1e3}
     library.counting_barrier(times, ctypes.c_int64(len(times)))
-    found["empty loop"] = empty | {"threads": CDevice._taking_part, "barrier": statistics.median(times) / 1e3}
-    return found
+    rows["empty loop"] = empty | {"threads": CDevice._taking_part, "barrier": statistics.median(times) / 1e3}
+    return rows
 
 
 def run(tree: Path, work: Path, kind: str) -> dict[str, dict[str, float]]:
@@ -209,8 +209,8 @@ def run(tree: Path, work: Path, kind: str) -> dict[str, dict[str, float]]:
     done = subprocess.run(command, env=own, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{tree}: {done.stderr[-3000:]}")
-    found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    rows: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    return rows
 
 
 def middle(runs: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:

@@ -15,15 +15,14 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import relax_tune as rt
+from experiments.end_to_end.whole_models import answers
 from experiments.harness.contenders import Contender, in_rounds, serve, summary
-from experiments.harness.e2e_cases import geomean, head, ratios
+from experiments.harness.e2e_cases import geomean, ratios
 from experiments.harness.pages import RESULTS, environment, write_page
 
 PEERS = ("torch-eager", "torch-compile", "onnxruntime", "openvino")
@@ -90,24 +89,6 @@ def built(name: str, folder: Path, build: str, effort: str) -> dict[str, Any]:
         say(f"{name}, {build}: {row}")
     known: dict[str, Any] = json.loads(facts.read_text())
     return known
-
-
-def answers(path: Path) -> Callable[[str], tuple[Callable[[], Any], Callable[[], Sequence[float]]]]:
-    """Return what `contenders.serve` calls."""
-    opened = rt.load(path)
-    with np.load(path.parent / "cases.npz") as arrays:
-        held = dict(arrays)
-
-    def answer(case: str) -> tuple[Callable[[], Any], Callable[[], Sequence[float]]]:
-        given = [held[f"{case}/{k}"] for k in range(sum(n.startswith(f"{case}/") for n in held))]
-        results: list[Any] = []
-
-        def once() -> None:
-            results[:] = opened.run(given)
-
-        return once, lambda: head([np.asarray(a) for a in results])
-
-    return answer
 
 
 def measured(name: str, folder: Path, builds: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:

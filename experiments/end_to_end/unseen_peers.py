@@ -140,8 +140,8 @@ class Folder(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        found = self.model(x)
-        return found.logits if hasattr(found, "logits") else found.last_hidden_state
+        output = self.model(x)
+        return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
 
 def vit() -> nn.Module:
@@ -245,8 +245,8 @@ def caller(peer: str, name: str, folder: Path) -> Callable[[Sequence[Any]], Any]
 
     def run(given: Sequence[Any]) -> Any:
         with torch.no_grad():
-            found = called(*map(torch.from_numpy, given))
-        return [t.numpy() for t in (found if isinstance(found, tuple) else (found,))]
+            output = called(*map(torch.from_numpy, given))
+        return [t.numpy() for t in (output if isinstance(output, tuple) else (output,))]
 
     return run
 

@@ -128,8 +128,8 @@ def main() -> None:
     command = [sys.executable, "-m", "experiments.kernels.recurrences", "--work", str(args.work)]
     command += ["--threads", str(args.threads), "--serve"]
     contenders = [Contender(name, [*command, name]) for name in ("onnxruntime", "ours")]
-    found = visits(contenders, CASES, args.rounds, REPEATS, visit_secs=VISIT_SECS)
-    times = summary({case: {n: [s for v in own for s in v] for n, own in by.items()} for case, by in found.items()})
+    by_visit = visits(contenders, CASES, args.rounds, REPEATS, visit_secs=VISIT_SECS)
+    times = summary({case: {n: [s for v in own for s in v] for n, own in by.items()} for case, by in by_visit.items()})
     for c in contenders:
         c.close()
     if not args.page:

@@ -40,6 +40,7 @@ from relax_tune.tuner.serve.functions import CallArguments, ServedFunction
 from relax_tune.tuner.serve.policy import Costs, PlannedBatch, Shape, Waiting
 from relax_tune.tuner.serve.rows import Arrays
 
+Connections = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
 WINDOW_MS, MOST = 5.0, 8
 CONTENDERS = ("ours-measured", "ours-window", "onnxruntime-window", "openvino-window")
 
@@ -147,23 +148,28 @@ def body_of(ids: Sequence[int]) -> bytes:
     return head.encode() + f"Inference-Header-Content-Length: {len(text)}\r\n\r\n".encode() + data
 
 
+async def exchange(port: int, body: bytes, idle: Connections) -> None:
+    """Send a request over an idle connection or a new one, and read the answer. Raises RuntimeError unless its status is 200."""
+    reader, writer = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", port)
+    writer.write(body)
+    head = await reader.readuntil(b"\r\n\r\n")
+    size = re.search(rb"\r\ncontent-length: (\d+)", head)
+    if not head.startswith(b"HTTP/1.1 200") or size is None:
+        raise RuntimeError(f"expected status 200, got {head[:200]!r}")
+    await reader.readexactly(int(size[1]))
+    idle.append((reader, writer))
+
+
 async def load(port: int, bodies: Sequence[bytes], rate: float, secs: float, seed: int) -> list[float]:
     """Send requests at random times for so many seconds; return the seconds from when each was due to its answer."""
     generator = np.random.default_rng(seed)
     due = np.cumsum(generator.exponential(1 / rate, max(1, round(rate * secs))))
-    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    idle: Connections = []
     start = time.perf_counter()
 
     async def one(at: float, body: bytes) -> float:
         await asyncio.sleep(max(0.0, start + at - time.perf_counter()))
-        reader, writer = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", port)
-        writer.write(body)
-        head = await reader.readuntil(b"\r\n\r\n")
-        size = re.search(rb"\r\ncontent-length: (\d+)", head)
-        if not head.startswith(b"HTTP/1.1 200") or size is None:
-            raise RuntimeError(f"expected status 200, got {head[:200]!r}")
-        await reader.readexactly(int(size[1]))
-        idle.append((reader, writer))
+        await exchange(port, body, idle)
         return time.perf_counter() - start - at
 
     chosen = generator.integers(0, len(bodies), len(due))

@@ -38,7 +38,7 @@ import numpy as np
 from docs.pictures import standalone
 
 from experiments.harness.pages import RESULTS, environment, write_page
-from experiments.serving.batching import body_of
+from experiments.serving.batching import Connections, body_of, exchange
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.tuner.report.charts import lines
 from relax_tune.tuner.report.subject import Figure
@@ -83,20 +83,13 @@ async def drive(port: int, secs: float, rate: float, most: int, seed: int, state
     due = np.cumsum(generator.exponential(1 / rate, max(1, round(rate * secs))))
     lengths = [length_at(at / secs, generator, most) for at in due]
     bodies = [body_of(generator.integers(1000, 2000, n)) for n in range(most + 1)]
-    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    idle: Connections = []
     start = time.perf_counter()
 
     async def one(at: float, length: int) -> Answered:
         await asyncio.sleep(max(0.0, start + at - time.perf_counter()))
         phase, swaps = state.phase, state.swaps
-        reader, writer = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", port)
-        writer.write(bodies[length])
-        head = await reader.readuntil(b"\r\n\r\n")
-        size = re.search(rb"\r\ncontent-length: (\d+)", head)
-        if not head.startswith(b"HTTP/1.1 200") or size is None:
-            raise RuntimeError(f"expected status 200, got {head[:200]!r}")
-        await reader.readexactly(int(size[1]))
-        idle.append((reader, writer))
+        await exchange(port, bodies[length], idle)
         return Answered(float(at), length, time.perf_counter() - start - float(at), phase, swaps)
 
     watching = asyncio.create_task(_watch(port, state))

@@ -110,10 +110,10 @@ def main() -> None:
             command = [sys.executable, "-m", "experiments.serving.streams", "--work", a.work, "--contender", name]
             variables = {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
             done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True, env=variables)
-            found = json.loads(done.stdout.splitlines()[-1])
+            answered = json.loads(done.stdout.splitlines()[-1])
             for count in STREAMS:
-                times[name][count].append(found[str(count)]["secs"])
-            texts[name] = found
+                times[name][count].append(answered[str(count)]["secs"])
+            texts[name] = answered
     lines = page(times, {n: agreement(texts[n], texts["apart"]) for n in contenders}, a.rounds)
     print("\n".join(lines))
     if a.out:

@@ -11,6 +11,7 @@ Tests: `tests/runtime/vm/test_shape_plans.py`.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -194,15 +195,15 @@ class CallRecording:
         return {**execute, CallSubgraph: part, Repeat: loop, Apply: apply, LoadWeight: weight}
 
 
-class _Stage:
+class _Stage(ABC):
     """The launches of a part or loop, over buffers that each call places at its arrays."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
 
+    @abstractmethod
     def run(self, arrays: list[Array]) -> None:
         """Run it on the arrays of a call, by slot."""
-        raise NotImplementedError
 
 
 class _PartStage(_Stage):
