@@ -134,8 +134,9 @@ def test_chat_follows_the_template_of_the_folder(server: Server, files: Files) -
     assert refused.status == 400 and "no tools" in refused.json["error"]["message"]
 
 
+@pytest.mark.torch
 def test_template_renders_as_transformers_does(files: Files) -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
     pytest.importorskip("jinja2")
     from relax_tune.tuner.serve.texts import ChatTemplate
 
