@@ -1,9 +1,9 @@
 """An artifact served with fewer threads than it was tuned with, beside one that was tuned with that number.
 
-    python -m experiments.end_to_end.fewer_threads --work FOLDER [--models minilm,decoder] [--rounds 15]
+    python -m experiments.end_to_end.fewer_threads --work FOLDER [--models minilm,decoder] [--rounds 16]
 
 Each model is tuned for target `c` with all threads and with one, from empty databases. Both artifacts are then called with one thread, in
-turns, in one process. A ratio is the time of the one that was tuned with one thread over that of the other. Writes
+turns, in several processes. A ratio is the time of the one that was tuned with one thread over that of the other. Writes
 results/fewer_threads.json and .md.
 """
 
@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--models", default="minilm,decoder")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--effort", default="quick")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)

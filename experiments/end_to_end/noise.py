@@ -1,12 +1,12 @@
 """Tuning beside busy processes: how much speed their noise costs the tuned model.
 
-    python -m experiments.end_to_end.noise --work FOLDER [--models minilm,decoder] [--rounds 15]
+    python -m experiments.end_to_end.noise --work FOLDER [--models minilm,decoder] [--rounds 16]
 
 Each model is tuned for target `c` three times from an empty database: on the quiet machine, beside two busy processes, and beside eight,
-two of which copy arrays of 64 MB. The artifacts are then timed on the quiet machine, in turns, in one process. A ratio is the time of the
-artifact that was tuned on the quiet machine over that of the other one. A second tuning on the quiet machine shows how much of a ratio is
-the luck of a search. Tuned models stay in the folder and are not tuned again. A model that is measured again replaces its part of
-results/noise.json and .md.
+two of which copy arrays of 64 MB. The artifacts are then timed on the quiet machine, in turns, in several processes. A ratio is the
+time of the artifact that was tuned on the quiet machine over that of the other one. A second tuning on the quiet machine shows how much
+of a ratio is the luck of a search. Tuned models stay in the folder and are not tuned again. A model that is measured again replaces its
+part of results/noise.json and .md.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from experiments.harness.pages import RESULTS, environment, write_page
 CONDITIONS = {"quiet": (0, 0), "again": (0, 0), "two": (2, 0), "eight": (6, 2)}
 """Busy processes that compute, and that copy memory."""
 TITLES = {"quiet": "quiet", "again": "quiet, again", "two": "2 busy", "eight": "8 busy"}
+PROCESSES = 4
 GOALS = {"two": 0.97, "eight": 0.92}
 SPIN = "while True: pass"
 COPY = "import numpy as np\na = np.ones(1 << 24, np.float32); b = a.copy()\nwhile True: b[:] = a"
@@ -95,13 +96,39 @@ def tune_here(model: str, condition: str, work: Path, effort: str) -> None:
 def compared(
     model: str, paths: Mapping[str, Path], rounds: int, threads: int | None = None, device: str | None = None
 ) -> dict[str, dict[str, float]]:
-    """Return the median seconds of each artifact by size, called in turns.
+    """Return the median seconds of each artifact by size, called in turns in each of `PROCESSES` processes.
+
+    Where the weights of an artifact lie in memory changes its time by up to a fifth for as long as a process lives. So each process opens
+    the artifacts in another order, and the median over the processes counts.
 
     Args:
         paths: Artifacts by name.
+        rounds: Rounds of three calls, over all processes.
         threads: Threads of all of them; None for the usual number.
         device: Device that all are opened on; None for the one that each was built for.
     """
+    names = list(paths)
+    parts: list[dict[str, dict[str, float]]] = []
+    for number in range(PROCESSES):
+        shift = number * len(names) // PROCESSES
+        turned = {name: str(paths[name]) for name in names[shift:] + names[:shift]}
+        asked = {
+            "model": model,
+            "paths": turned,
+            "rounds": -(-rounds // PROCESSES),
+            "threads": threads,
+            "device": device,
+        }
+        code = [sys.executable, "-m", "experiments.end_to_end.noise", "--work", ".", "--compare", json.dumps(asked)]
+        answer = subprocess.run(code, check=True, stdout=subprocess.PIPE, text=True).stdout
+        parts.append(json.loads(answer.splitlines()[-1]))
+    return {size: {name: median(part[size][name] for part in parts) for name in names} for size in parts[0]}
+
+
+def compared_here(
+    model: str, paths: Mapping[str, str], rounds: int, threads: int | None, device: str | None
+) -> dict[str, dict[str, float]]:
+    """Return the median seconds of each artifact by size, called in turns in this process."""
     function = None if model == "minilm" else "prefill"
     medians: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
@@ -127,10 +154,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--models", default="minilm,decoder")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--effort", default="quick")
     parser.add_argument("--tune", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--compare", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.compare:
+        print(json.dumps(compared_here(**args.compare)))
+        return
     args.work.mkdir(parents=True, exist_ok=True)
     if args.tune:
         tune_here(*args.tune, args.work, args.effort)

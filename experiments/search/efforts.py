@@ -1,9 +1,9 @@
 """How long each effort tunes, and how fast the model is then.
 
-    python -m experiments.search.efforts --work FOLDER [--runs minilm:c,minilm:opencl,decoder:c] [--efforts auto,full] [--rounds 15]
+    python -m experiments.search.efforts --work FOLDER [--runs minilm:c,minilm:opencl,decoder:c] [--efforts auto,full] [--rounds 16]
 
 Each model is tuned and built with each effort, from an empty database and with the shipped prior, in a process of its own. The artifacts
-are then called in turns, in one process, at each size. A ratio is the time of the last effort's artifact over that of another one.
+are then called in turns, in several processes, at each size. A ratio is the time of the last effort's artifact over that of another one.
 Seconds are wall clock of the whole process: import, tuning and build. Tuned models stay in the folder and are not tuned again. Writes
 results/efforts.json and .md.
 """
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--runs", default=",".join(GOALS))
     parser.add_argument("--efforts", default="auto,full")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--tune", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)

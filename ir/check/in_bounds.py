@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 from relax_tune.errors import VerifyError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import (
     TRUE,
     Const,
@@ -59,6 +61,24 @@ def keep_in_bounds(module: IRModule) -> IRModule:
     return replace(module, functions={**module.functions, **changed}) if changed else module
 
 
+def least_sizes(func: PrimFunc) -> int:
+    """Return from which size of all symbols on each access of a function is proved to be inside its buffer: 0 or 1.
+
+    Raises:
+        VerifyError: An access is not proved; the message names it.
+    """
+    for least in (0, 1):
+        bounded = _Bounded(func)
+        if bounded.stmt(func.body, Env({v: (const(least), None) for v in func.symbols})) is func.body:
+            return least
+    buffer, at = bounded.unproved[0]
+    bounded.fail(
+        f"expected each index proved to be inside its buffer at all sizes, got an access of {buffer.name} that may be outside of "
+        f"({', '.join(map(str, buffer.shape))}); put it below a condition, or limit its index by min and max",
+        at,
+    )
+
+
 def _in_bounds(func: PrimFunc) -> PrimFunc:
     for loop in loops(func.body):
         if loop.marks != NO_MARKS:
@@ -74,6 +94,7 @@ def _in_bounds(func: PrimFunc) -> PrimFunc:
 class _Bounded:
     def __init__(self, func: PrimFunc) -> None:
         self.func = func
+        self.unproved: list[tuple[Buffer, Stmt]] = []
 
     def stmt(self, s: Stmt, env: Env) -> Stmt:
         match s:
@@ -85,7 +106,7 @@ class _Bounded:
                 parts = [self.stmt(c, env) for c in s.stmts]
                 return s if all(a is b for a, b in zip(parts, s.stmts, strict=True)) else seq(*parts)
             case IfThenElse():
-                cond = self.reads(s.cond, env, {})
+                cond = self.reads(s.cond, env, {}, s)
                 # The negation is no fact for the other side: there, accesses are proved without it or clamped, which
                 # is always safe.
                 then = self.stmt(s.then, env.with_fact(s.cond))
@@ -101,7 +122,7 @@ class _Bounded:
     def block(self, b: Block, env: Env) -> Block:
         # iterators stand for their bindings, since the text may declare any domain
         known = dict(zip((i.var for i in b.iters), b.bindings, strict=True))
-        predicate = self.reads(b.predicate, env, {})
+        predicate = self.reads(b.predicate, env, {}, b)
         # The initial value is stored wherever the loops run, also where the predicate is false. Only the body may
         # rely on the predicate.
         runs = env if b.predicate is TRUE else env.with_fact(b.predicate)
@@ -118,19 +139,22 @@ class _Bounded:
     def store(self, s: BufferStore, env: Env, known: Mapping[Var, Expr], at: Stmt) -> tuple[BufferStore, Expr]:
         """Return the store with its reads clamped, and the condition under which the store is in bounds."""
         unproved = list(_unproved(s.buffer.shape, s.indices, env, known))
+        if unproved:
+            self.unproved.append((s.buffer, at))
         if unproved and loads(*s.indices):
             self.fail(f"expected a stored index of {s.buffer.name} that no data decide, or one that is clamped", at)
         where = [substitute(s.indices[a], known) for a in unproved]
         needed = and_(*(c for e, a in zip(where, unproved) for c in (le(0, e), lt(e, s.buffer.shape[a]))))
-        return s.map_own_exprs(lambda e: self.reads(e, env, known)), needed
+        return s.map_own_exprs(lambda e: self.reads(e, env, known, at)), needed
 
-    def reads(self, e: Expr, env: Env, known: Mapping[Var, Expr]) -> Expr:
+    def reads(self, e: Expr, env: Env, known: Mapping[Var, Expr], at: Stmt) -> Expr:
         def clamped(node: Expr) -> Expr | None:
             if not isinstance(node, Load):
                 return None
             shape, outside = node.buffer.shape, set(_unproved(node.buffer.shape, node.indices, env, known))
             if not outside:
                 return None
+            self.unproved.append((node.buffer, at))
             near = load(node.buffer, [inside(i, shape[a]) if a in outside else i for a, i in enumerate(node.indices)])
             # An empty dim has no nearest element: clamping to dim - 1 would read at -1.
             empty = [lt(0, shape[a]) for a in outside if prove(lt(0, shape[a]), env) is not Proof.YES]
@@ -138,7 +162,7 @@ class _Bounded:
 
         return transform(e, clamped)
 
-    def fail(self, problem: str, at: Stmt) -> None:
+    def fail(self, problem: str, at: Stmt) -> NoReturn:
         raise VerifyError(f"{self.func.name}: {problem}\n{excerpt(self.func, at)}")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import BuildError, ScheduleError, UserError
+from relax_tune.ir.check.in_bounds import least_sizes
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.codegen.generate import GeneratedKernel, generate, split_kernels
 from relax_tune.ir.core.expr import Var
@@ -23,7 +24,7 @@ from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.stmt import blocks, loops, stores
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.executor import Executor
-from relax_tune.runtime.program.program import Program
+from relax_tune.runtime.program.program import Fill, Program
 from relax_tune.schedules.cost.features import FeatureFunction
 from relax_tune.schedules.primitives.loops.loops import require_independent
 from relax_tune.schedules.schedule import Schedule
@@ -79,7 +80,7 @@ def kernel(func: Scheduled, target: str = "c", *, values: Mapping[str, int] | No
 
     Raises:
         UserError: An argument is wrong, or there is no such device.
-        VerifyError: The function is not well-formed.
+        VerifyError: The function is not well-formed, or an index is not proved to be inside its buffer.
         ScheduleError: Iterations of a loop that the function declares parallel may depend on each other.
         BuildError: The target cannot express the function, or would ignore the kind of a loop; the message names the loop.
 
@@ -105,6 +106,7 @@ def _scheduled(func: Scheduled, values: Mapping[str, int] | None) -> tuple[PrimF
         )
     schedule = func if isinstance(func, Schedule) else Schedule(func)
     verify(IRModule({schedule.original.name: schedule.original}))
+    least_sizes(schedule.original)
     _check_kinds(schedule.original)
     given, names = dict(values or {}), [*schedule.tunables]
     if given.keys() != set(names):
@@ -195,7 +197,9 @@ class Kernel:
     @cached_property
     def _program(self) -> Program:
         """The program of calls, with the function's own names."""
-        return self._program_of(dict(zip(self._original.symbols, self._symbols)), self._names)
+        program = self._program_of(dict(zip(self._original.symbols, self._symbols)), self._names)
+        # The contents that measurements draw are no limits of a caller's: each index is proved to be inside its buffer.
+        return replace(program, buffers=tuple(replace(b, fill=Fill()) for b in program.buffers))
 
     @cached_property
     def _measured_program(self) -> Program:
@@ -226,6 +230,11 @@ class Kernel:
             UserError: An argument does not fit; the message names it.
         """
         inputs, sizes = self._arguments(arrays, named)
+        if self._least_size and any(0 in np.shape(array) for array in inputs):
+            raise UserError(
+                f"{self.name}: expected no empty inputs, got the shapes {', '.join(str(np.shape(a)) for a in inputs)}; it reads elements "
+                "of them at any size"
+            )
         outputs = self._executor.run(inputs, self._given_symbols(inputs, sizes))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -259,6 +268,11 @@ class Kernel:
         )
 
     @cached_property
+    def _least_size(self) -> int:
+        """Size of all symbols from which on no access leaves its buffer."""
+        return least_sizes(self._original)
+
+    @cached_property
     def _symbol_names(self) -> Mapping[Var, str]:
         return dict(zip(self._original.symbols, self._symbols))
 
@@ -277,9 +291,13 @@ class Kernel:
                 f"{self.name}: expected {what}, got {', '.join(sizes) or 'none'}; {wrong[0]} is {_lack(wrong[0], sizes)}"
             )
         for name in names:
-            if isinstance(sizes[name], bool) or not isinstance(sizes[name], (int, np.integer)) or sizes[name] < 0:
+            if (
+                isinstance(sizes[name], bool)
+                or not isinstance(sizes[name], (int, np.integer))
+                or sizes[name] < self._least_size
+            ):
                 raise UserError(
-                    f"{self.name}: expected {name} as a whole number of at least 0, got {sizes[name]!r:.80}"
+                    f"{self.name}: expected {name} as a whole number of at least {self._least_size}, got {sizes[name]!r:.80}"
                 )
 
     @property

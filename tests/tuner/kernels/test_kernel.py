@@ -290,3 +290,62 @@ def f(x: Buffer((8,), f32), y: Buffer((8,), f32)):
 def test_text_with_independent_iterations_is_accepted() -> None:
     text = str(rt.Schedule(MATMUL)).replace("for i in serial", "for i in parallel")
     assert "RT_PARALLEL_FOR" in rt.source(rt.parse_prim_func(text), "c")
+
+
+REACHING = """
+@prim_func(outputs=1)
+def f(x: Buffer((n,), f32), at: Buffer((n,), i64), y: Buffer((n,), f32)):
+    for i in serial(n):
+        with block("y"):
+            vi = spatial(n, i)
+            y[WRITE] = x[READ]
+"""
+
+
+def reaching(read: str = "vi", write: str = "vi") -> rt.Schedule:
+    return rt.Schedule(rt.parse_prim_func(REACHING.replace("READ", read).replace("WRITE", write)))
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "buffer"),
+    [
+        ("vi + 1", "vi", "x"),
+        ("vi - 1", "vi", "x"),
+        ("vi * 2", "vi", "x"),
+        ("at[vi]", "vi", "x"),
+        ("at[vi + 1]", "vi", "at"),
+        ("vi", "vi + 1", "y"),
+        ("vi", "at[vi]", "y"),
+    ],
+)
+def test_index_that_may_leave_its_buffer_is_refused(read: str, write: str, buffer: str) -> None:
+    for use in (rt.kernel, rt.source):
+        with pytest.raises(VerifyError, match=rf"\b{buffer}\b"):
+            use(reaching(read, write), "c")
+
+
+def test_integer_inputs_may_have_any_values() -> None:
+    text = (
+        REACHING.replace("f32", "i64")
+        .replace("READ", "vi")
+        .replace("WRITE", "vi")
+        .replace("= x[vi]", "= x[vi] * 3 + at[vi]")
+    )
+    x, at = np.array([-5, 0, 1 << 40]), np.array([7, -9, 2])
+    with rt.kernel(rt.parse_prim_func(text), "c") as opened:
+        np.testing.assert_array_equal(opened(x, at), x * 3 + at)
+
+
+def test_limited_indices_are_accepted_and_empty_inputs_refused_where_they_are_read() -> None:
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal(9, np.float32)
+    at = rng.integers(0, 9, 9)
+    with rt.kernel(reaching("min(max(at[vi], 0), n - 1)"), "c") as gathered:
+        np.testing.assert_array_equal(gathered(x, at), x[at])
+    with rt.kernel(reaching(), "c") as copied:
+        assert copied(x[:0], at[:0]).shape == (0,)
+    with rt.kernel(SPLIT, "c") as opened:
+        with pytest.raises(UserError, match="no empty inputs"):
+            opened(x[:0], m=3)
+        with pytest.raises(UserError, match="at least 1, got 0"):
+            opened(x, m=0)
