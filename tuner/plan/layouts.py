@@ -56,8 +56,9 @@ class Layouts:
 
     def _group(self, variants: TaskVariants, variant: VariantRecord) -> tuple[Hashable, ...]:
         if variant.kind == "tuned":
-            for sketch in variants.sketch_set.sketches:
-                if sketch.name == variant.sketch and sketch.trace.to_json() == variant.trace:
+            # By name, so that the other sketches are not generated for it.
+            for sketch in variants.sketch_set.named(variant.sketch):
+                if sketch.trace.to_json() == variant.trace:
                     return sketch.name, *(variant.values.get(n) for n in sketch.layout_tunables)
         return (variant.key,)
 

@@ -234,13 +234,13 @@ class SketchSet:
     def sketch_of(self, record: VariantRecord) -> Sketch | None:
         """Return the sketch that a tuned record instantiates; None if no sketch has its trace or permits its values."""
         steps = trace_steps(record)
-        sketch = next((s for s in self._named(record.sketch) if json.loads(s.trace.to_json()) == steps), None)
+        sketch = next((s for s in self.named(record.sketch) if json.loads(s.trace.to_json()) == steps), None)
         if sketch is None or any(record.values.get(t.name) not in t.domain for t in sketch.tunables):
             return None
         values = {t.name: np.asarray([record.values[t.name]], np.int64) for t in sketch.tunables}
         return sketch if not values or ConstraintFunction(sketch)(values)[0] else None
 
-    def _named(self, name: str) -> Iterator[Sketch]:
+    def named(self, name: str) -> Iterator[Sketch]:
         """Yield the sketches of a name, generating no more than the caller consumes.
 
         The rule that the name begins with comes first, since it most likely generates the sketch.
