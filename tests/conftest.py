@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 GOLDEN = Path(__file__).parent / "golden"
 HEAVY = frozenset((Path(__file__).parent / "support" / "heavy.txt").read_text().splitlines())
@@ -40,6 +41,10 @@ NOT_FAST = frozenset(
 
 # Tests share modules such as tests.support.zoo; --import-mode=importlib leaves sys.path alone.
 sys.path.insert(0, str(Path(__file__).parent.parent))
+
+# Tests run beside others, so the time of an example says nothing about it. All else is of the current profile: Hypothesis has one for CI.
+settings.register_profile("relax-tune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("relax-tune")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
