@@ -151,7 +151,7 @@ def test_kernel_with_a_clock_set_ahead_is_ended_at_the_deadline(runner: LocalRun
 
 
 def test_kernel_reporting_steps_for_ever_is_ended(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_transport, "_PREPARE_SECS", 5.0)
+    monkeypatch.setattr(process_transport, "_PREPARE_SECS", 3.0)
     attack = (
         "extern void *fopen(const char *, const char *); extern char *fgets(char *, int, void *), *strstr(const char *, const char *); "
         "extern unsigned long strtoul(const char *, char **, int); extern int clock_gettime(int, void *); char line[4096]; "
@@ -160,7 +160,7 @@ def test_kernel_reporting_steps_for_ever_is_ended(runner: LocalRunner, monkeypat
         "for (volatile int go = 1; go;) { clock_gettime(1, now); at[0]++; at[5]++; "
         "*(volatile double *)(at + 4) = now[0] + now[1] * 1e-9; }"
     )
-    request_ = replace(prying("attack", attack), deadline_secs=2.0)
+    request_ = replace(prying("attack", attack), deadline_secs=1.0)
     results = runner.submit([request_]).result(LIMIT_SECS / 2)
     assert [r.stage for r in results] == ["timeout"]
     assert [r.stage for r in runner.submit([request("good", "c")]).result(LIMIT_SECS)] == [None]
