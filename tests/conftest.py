@@ -106,12 +106,23 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out heavy tests, and in the fast lane what needs a device, a compiler, a process or time."""
+    """Leave out heavy tests and repeated pairs of parameters, and in the fast lane what needs a device, a compiler, a process or time."""
+    from tests.support.effort import pairwise  # after sys.path is set, and after pytest_configure
+
     refused = NOT_FAST if config.getoption("--fast") else frozenset()
     if not config.getoption("--heavy"):
         refused |= {"heavy"}
+    combined: dict[str, list[pytest.Function]] = {}
     for item in items:
         if HEAVY & {item.nodeid, item.nodeid.split("[")[0]}:
+            item.add_marker(pytest.mark.heavy)
+        names = {mark.name for mark in item.iter_markers()}
+        if isinstance(item, pytest.Function) and "pairwise" in names and "heavy" not in names:
+            combined.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for of_function in combined.values():
+        # by identity: combinations share the objects, which need not be hashable
+        chosen = pairwise([{n: id(v) for n, v in item.callspec.params.items()} for item in of_function])
+        for item in (item for at, item in enumerate(of_function) if at not in chosen):
             item.add_marker(pytest.mark.heavy)
     out = [item for item in items if refused & {mark.name for mark in item.iter_markers()}]
     config.hook.pytest_deselected(items=out)
