@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -129,6 +130,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in set(out)]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Let builds of tests without the marker `self_test` run no kernel by themselves, those of their modules' fixtures too."""
+    from relax_tune.tuner.settings import Settings  # after sys.path is set, and after pytest_configure
+
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("self_test") is None:
+            patch.setenv("RELAX_TUNE_SELF_TEST", "false")  # of commands
+            names = [f.name for f in fields(Settings)]
+            defaults = dict(zip(names, Settings.__init__.__defaults__ or (), strict=True)) | {"self_test": False}
+            patch.setattr(Settings.__init__, "__defaults__", tuple(defaults.values()))
+        return (yield)
+
+
 @pytest.fixture(autouse=True)
 def same_random_numbers(request: pytest.FixtureRequest) -> None:
     """Give each test the same numbers of its module's generators, whichever tests ran before it."""
@@ -153,13 +168,6 @@ def no_process_in_the_fast_lane(request: pytest.FixtureRequest, monkeypatch: pyt
 
         monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
         monkeypatch.setattr(os, "fork", refuse)
-
-
-@pytest.fixture(autouse=True)
-def builds_without_self_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builds of tests without the marker `self_test` run no kernel by themselves."""
-    if request.node.get_closest_marker("self_test") is None:
-        monkeypatch.setenv("RELAX_TUNE_SELF_TEST", "false")
 
 
 @pytest.fixture
