@@ -10,11 +10,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 GOLDEN = Path(__file__).parent / "golden"
 HEAVY = frozenset((Path(__file__).parent / "support" / "heavy.txt").read_text().splitlines())
@@ -40,6 +42,10 @@ NOT_FAST = frozenset(
 
 # Tests share modules such as tests.support.zoo; --import-mode=importlib leaves sys.path alone.
 sys.path.insert(0, str(Path(__file__).parent.parent))
+
+# Tests run beside others, so the time of an example says nothing about it. All else is of the current profile: Hypothesis has one for CI.
+settings.register_profile("relax-tune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("relax-tune")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,16 +107,41 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out heavy tests, and in the fast lane what needs a device, a compiler, a process or time."""
+    """Leave out heavy tests and repeated pairs of parameters, and in the fast lane what needs a device, a compiler, a process or time."""
+    from tests.support.effort import pairwise  # after sys.path is set, and after pytest_configure
+
     refused = NOT_FAST if config.getoption("--fast") else frozenset()
     if not config.getoption("--heavy"):
         refused |= {"heavy"}
+    combined: dict[str, list[pytest.Function]] = {}
     for item in items:
         if HEAVY & {item.nodeid, item.nodeid.split("[")[0]}:
+            item.add_marker(pytest.mark.heavy)
+        names = {mark.name for mark in item.iter_markers()}
+        if isinstance(item, pytest.Function) and "pairwise" in names and "heavy" not in names:
+            combined.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for of_function in combined.values():
+        # by identity: combinations share the objects, which need not be hashable
+        chosen = pairwise([{n: id(v) for n, v in item.callspec.params.items()} for item in of_function])
+        for item in (item for at, item in enumerate(of_function) if at not in chosen):
             item.add_marker(pytest.mark.heavy)
     out = [item for item in items if refused & {mark.name for mark in item.iter_markers()}]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if item not in set(out)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Let builds of tests without the marker `self_test` run no kernel by themselves, those of their modules' fixtures too."""
+    from relax_tune.tuner.settings import Settings  # after sys.path is set, and after pytest_configure
+
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("self_test") is None:
+            patch.setenv("RELAX_TUNE_SELF_TEST", "false")  # of commands
+            names = [f.name for f in fields(Settings)]
+            defaults = dict(zip(names, Settings.__init__.__defaults__ or (), strict=True)) | {"self_test": False}
+            patch.setattr(Settings.__init__, "__defaults__", tuple(defaults.values()))
+        return (yield)
 
 
 @pytest.fixture(autouse=True)
@@ -137,13 +168,6 @@ def no_process_in_the_fast_lane(request: pytest.FixtureRequest, monkeypatch: pyt
 
         monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
         monkeypatch.setattr(os, "fork", refuse)
-
-
-@pytest.fixture(autouse=True)
-def builds_without_self_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builds of tests without the marker `self_test` run no kernel by themselves."""
-    if request.node.get_closest_marker("self_test") is None:
-        monkeypatch.setenv("RELAX_TUNE_SELF_TEST", "false")
 
 
 @pytest.fixture

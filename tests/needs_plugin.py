@@ -1,7 +1,7 @@
 """Fails a run in which a test was skipped although the run promised what it needs.
 
 `make test` loads this with `-p tests.needs_plugin` and names the markers it installs everything for in RELAX_TUNE_NEEDS.
-With CI set, a skipped test with one of these markers, or a module skipped as a whole, fails the run. A module whose reason is
+With CI set, a skipped test with one of these markers, or a module skipped as a whole, counts as failed. A module whose reason is
 "needs NAME", with one of EXCUSED, may be skipped.
 """
 
@@ -19,33 +19,29 @@ EXCUSED = frozenset(
 
 
 class Needs:
-    """Collects the skips that should not have been."""
+    """Turns the skips that should not have been into failures, before the reports are counted and printed."""
 
     def __init__(self, promised: frozenset[str]) -> None:
         self.promised = promised
-        self.broken: list[str] = []
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A test skipped by a mark, a fixture or itself."""
         marks = self.promised & set(report.keywords)
         if report.skipped and marks and not hasattr(report, "wasxfail") and not EXCUSED & set(report.keywords):
-            self.broken.append(f"{report.nodeid} needs {', '.join(sorted(marks))}: {_reason(report)}")
+            _fail(report, f"{report.nodeid} needs {', '.join(sorted(marks))}")
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A module skipped before its tests were known."""
         need = re.match(r"(?:Skipped: )?needs (\w+)", _reason(report)) if report.skipped else None
         if report.skipped and not (need and need[1] in EXCUSED):
-            self.broken.append(f"{report.nodeid}: {_reason(report)}")
+            _fail(report, report.nodeid)
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Skips turn success into failure."""
-        if self.broken and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say which they were."""
-        for line in self.broken:
-            terminalreporter.write_line(f"skipped although this run installs what it needs: {line}", red=True)
+def _fail(report: pytest.TestReport | pytest.CollectReport, what: str) -> None:
+    report.longrepr = f"skipped although this run installs what it needs: {what}: {_reason(report)}"
+    report.outcome = "failed"
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -69,6 +70,9 @@ PRONOUN = re.compile(r"_(they|them|their|its|it|there|what|which|whose|those|the
 def denied(source: str) -> Counter[str]:
     """Count the denied words and phrases in the identifiers, comments and strings of a module."""
     counts: Counter[str] = Counter()
+    text = " ".join(source.lower().split())
+    if not any(part in text for part in (*DENIED_WORDS, *DENIED_PHRASES)):  # most modules, and tokens take long
+        return counts
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         text = FIELD_TERMS.sub("", token.string.lower())
         if token.type == tokenize.NAME:
@@ -94,10 +98,56 @@ def counted() -> dict[str, dict[str, int]]:
     return {name: dict(sorted(counts.items())) for name, counts in sorted(rooms.items()) if counts}
 
 
-def trees(*folders: str) -> Iterator[tuple[str, ast.Module]]:
-    """Yield the path from the root and the syntax tree of each file."""
+class Outline(NamedTuple):
+    """What is checked of a module of the product.
+
+    Attributes:
+        functions: Those above LONGEST_FUNCTION lines, with their docstrings.
+        imports: Names that come from modules of the product.
+    """
+
+    path: str
+    functions: list[tuple[str, str]]
+    classes: list[str]
+    imports: list[str]
+
+
+def trees(*folders: str, having: str = "") -> Iterator[tuple[str, ast.Module]]:
+    """Yield the path from the root and the syntax tree of each file with a text. A tree is large: let go of it before the next."""
     for p in sorted(p for f in folders for p in (ROOT / f).rglob("*.py")):
-        yield p.relative_to(ROOT).as_posix(), ast.parse(p.read_text())
+        if having in (source := p.read_text()):
+            yield p.relative_to(ROOT).as_posix(), ast.parse(source)
+
+
+@pytest.fixture(scope="module")
+def product() -> list[Outline]:
+    """All modules of the product, each parsed once."""
+    return [
+        Outline(
+            path,
+            [
+                (name, ast.get_docstring(node) or "")
+                for name, node in definitions(tree)
+                if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= LONGEST_FUNCTION
+            ],
+            [n.name for n in tree.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")],
+            [
+                alias.name
+                for node in statements(tree)
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("relax_tune")
+                for alias in node.names
+            ],
+        )
+        for path, tree in trees(*PRODUCT)
+    ]
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield all statements, and what holds statements, at any depth."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield child
+            yield from statements(child)
 
 
 def definitions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
@@ -147,41 +197,30 @@ def test_denied_words_are_counted_in_names_comments_and_strings() -> None:
 
 
 @pytest.mark.slow
-def test_long_functions_say_why() -> None:
+def test_long_functions_say_why(product: list[Outline]) -> None:
     long = [
-        f"{path}::{name}"
-        for path, tree in trees(*PRODUCT)
-        for name, node in definitions(tree)
-        if isinstance(node, ast.FunctionDef)
-        and (node.end_lineno or 0) - node.lineno >= LONGEST_FUNCTION
-        and f"Above {LONGEST_FUNCTION} lines, since" not in (ast.get_docstring(node) or "")
+        f"{module.path}::{name}"
+        for module in product
+        for name, docstring in module.functions
+        if f"Above {LONGEST_FUNCTION} lines, since" not in docstring
     ]
     assert not long, f"split these, or say in the docstring why they are long: {long}"
 
 
-@pytest.mark.slow
 def test_test_names_hold_no_pronouns() -> None:
     vague = [
-        f"{path}::{name}"
-        for path, tree in trees("tests")
-        for name, node in definitions(tree)
-        if name.startswith("test_") and isinstance(node, ast.FunctionDef) and PRONOUN.search(name)
+        f"{path.relative_to(ROOT)}::{name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in re.findall(r"^ *def (test_\w+)\(", path.read_text(), re.M)
+        if PRONOUN.search(name)
     ]
     assert not vague, f"name the unit, the condition and the result: {vague}"
 
 
-def test_class_names_repeated_are_used_qualified() -> None:
+def test_class_names_repeated_are_used_qualified(product: list[Outline]) -> None:
     """Two classes may share a name only where users import their modules, not the classes."""
-    homes: dict[str, list[str]] = defaultdict(list)
-    imports: list[tuple[str, str]] = []
-    for path, tree in trees(*PRODUCT):
-        classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
-        for name in classes:
-            homes[name].append(path)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("relax_tune"):
-                imports += [(path, alias.name) for alias in node.names]
-    imported = [f"{path}: {name}" for path, name in imports if len(homes.get(name, ())) > 1]
+    homes = Counter(name for module in product for name in module.classes)
+    imported = [f"{module.path}: {name}" for module in product for name in module.imports if homes[name] > 1]
     assert not imported, f"give the class another name, or import its module: {imported}"
 
 
@@ -225,7 +264,10 @@ def words(pattern: str) -> list[str]:
 @pytest.mark.slow
 def test_matches_of_errors_are_short() -> None:
     long = [
-        f"{path}: {text}" for path, tree in trees("tests") for text in matched(tree) if len(words(text)) > MOST_WORDS
+        f"{path}: {text}"
+        for path, tree in trees("tests", having="match=")
+        for text in matched(tree)
+        if len(words(text)) > MOST_WORDS
     ]
     assert not long, f"match the subject of the error in at most {MOST_WORDS} words: {long}"
 

@@ -26,11 +26,11 @@ from relax_tune.runtime.device.base import DeviceInfo, Launch, Turn
 from relax_tune.runtime.device.c_compiler import (
     ANOTHER,
     DEVICE_KERNELS,
-    TEAM,
     Gcc,
     build_units,
     explained,
     opened_cache,
+    team_unit,
     units_of,
 )
 from relax_tune.runtime.device.c_launches import KernelLaunch, advances, call_all, joined, repeated
@@ -218,7 +218,7 @@ class CDevice(DeviceClass):
         # Also where there is a team, so that a cache that is filled for other processes has everything.
         with opened_cache() as folder, explained():
             if self.objects is None:
-                path = self._build(TEAM.read_text(encoding="utf-8"), ("-pthread",), folder)
+                path = self._build(*team_unit(), folder)
             else:
                 path = self.objects.team(folder)
             # One team per process and not per device: two teams would have more threads than processors. Kernels call it by name.

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from relax_tune.errors import BuildError, MeasureError
@@ -90,11 +91,30 @@ def units_of(kernels: Sequence[KernelSource]) -> list[Unit]:
     return units
 
 
+def team_unit() -> tuple[str, tuple[str, ...]]:
+    """Return the text and the flags of the team of threads."""
+    return TEAM.read_text(encoding="utf-8"), ("-pthread",)
+
+
 def build_units(units: Sequence[Unit], library: Callable[[str, tuple[str, ...]], Path]) -> list[Path]:
     """Return the library of each translation unit. Several are compiled at once by `library`, given text and flags."""
     # threads of their own: what they start can gain no privileges
     with ThreadPoolExecutor(max(1, host.usable_cpus()), initializer=no_new_privileges) as pool:
         return list(pool.map(lambda unit: library(join_sources(unit[0]), unit[1]), units))
+
+
+def copy_own_libraries(cache: Path) -> None:
+    """Copy the libraries of the device itself into another cache, so that a process that opens the device with it compiles none.
+
+    Where they cannot be compiled or copied, that process says why.
+    """
+    functions = [(join_sources(group), flags) for group, flags in units_of(DEVICE_KERNELS)]
+    with suppress(BuildError, MeasureError, OSError):
+        compiler = Gcc()
+        with opened_cache() as own, private_folder(cache / "c") as target:
+            for source, flags in (team_unit(), *functions):
+                library = compiler.library(source, flags, own)
+                shutil.copy2(library, target / library.name)
 
 
 @contextmanager

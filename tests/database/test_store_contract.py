@@ -198,7 +198,7 @@ def test_questions_narrow(store: Store) -> None:
 
 
 @given(order=st.permutations(range(12)), cuts=st.lists(st.integers(0, 12), max_size=3))
-@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_answers_do_not_depend_on_arrival(
     another: Callable[[], MemoryStore], order: list[int], cuts: list[int]
 ) -> None:
@@ -617,7 +617,7 @@ _texts = st.text(max_size=20).filter(lambda text: "\0" not in text and text.ispr
     parameters=st.dictionaries(st.text("abc_", min_size=1, max_size=5), st.integers(-(2**63), 2**63 - 1), max_size=3),
     samples=st.lists(st.floats(0, 1e300, allow_nan=False), min_size=1, max_size=4),
 )
-@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_content_comes_back_equal(
     store: Store, text: str, parameters: dict[str, int], samples: list[float]
 ) -> None:

@@ -64,6 +64,8 @@ LONG = tuple(
         "devices",
         "quality",
         "texts",
+        "weights",
+        "browser",
     )
 )
 RUN = [p for p in PAGES if any(language in ("python", "console") for language, _ in snippets(p))]
@@ -71,6 +73,8 @@ RUN = [p for p in PAGES if any(language in ("python", "console") for language, _
 
 # Pages whose Python needs torch.
 OF_TORCH = "docs/guides/torch.md"
+# Pages whose snippets make the database.
+OWN_RECORDS = (OF_TORCH, "docs/guides/kernels.md")
 MARKS = {**{page: [pytest.mark.heavy] for page in REPEATED + LONG}, OF_TORCH: [pytest.mark.torch]}
 
 
@@ -95,14 +99,18 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, records: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the models that pages speak of and records of the encoder, where each task gets one trial."""
+def folder(page: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the models that a page speaks of and records of the encoder, where each task gets one trial."""
     make_bert(tmp_path / "encoder")
     make_bert(tmp_path / "finetuned", seed=1)
     (tmp_path / "adapted").mkdir()
     write_adapter(tmp_path / "adapted", "bert")[1].rename(tmp_path / "lora")
-    for name in ("records.db", "shared.db"):
-        shutil.copy(records, tmp_path / name)
+    if (
+        any("records.db" in text or "records.lan" in text for _, text in snippets(page))
+        and named(page) not in OWN_RECORDS
+    ):
+        for name in ("records.db", "shared.db"):
+            shutil.copy(request.getfixturevalue("records"), tmp_path / name)
     write_decoder(tmp_path / "decoder")
     write_head(tmp_path / "classifier", "SequenceClassification")
     (tmp_path / "translator").mkdir()

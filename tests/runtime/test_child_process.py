@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -22,10 +23,17 @@ STARTERS = {"subprocess": {"run", "Popen", "TimeoutExpired", "CompletedProcess",
 OF_OS = {"system", "popen", "posix_spawn", "posix_spawnp", "fork", "forkpty"}
 MODULES = {"multiprocessing", "pty", "runpy", "concurrent.futures.process", "asyncio.subprocess", "code", "imp"}
 
+ANY_WAY = re.compile(
+    r"\bos\b|sys|shutil|subprocess|shell|python3?\b|ProcessPoolExecutor|multiprocessing|runpy"
+    r"|import.*\b(pty|code|imp)\b|from (pty|code|imp)\b"
+)
+
 
 def other_ways(text: str) -> list[str]:
     """Name what a module's text starts programs by, other than `subprocess` with a command of the helper or a program by path."""
     found = []
+    if not ANY_WAY.search(text):  # most modules
+        return []
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Attribute(value=ast.Name("sys"), attr="executable" | "_base_executable" as name):
@@ -58,6 +66,8 @@ def other_ways(text: str) -> list[str]:
 
 def commands(text: str) -> tuple[int, int]:
     """Count the uses of commands of Python, and of the environment that goes with them."""
+    if "python_command" not in text:
+        return 0, 0
     called = [n.func.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
     return called.count("python_command"), called.count("clean_environment")
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from tests.runtime.conftest import BIAS, small_program
 from tests.runtime.test_artifact import forged
+from tests.support.effort import examples
 from tests.wrong_input.storage_cases import files, refused
 
 from relax_tune.errors import ArtifactError
@@ -149,7 +150,7 @@ def test_load_artifact_with_mutated_program_and_fixed_hashes_is_refused(saved: P
     places = {name: list(_places(document)) for name, document in documents.items()}
     generator = random.Random(11)
     refusals = 0
-    for number in range(400):
+    for number in range(count := examples(1500)):
         name = "manifest.json" if number % 6 == 0 else "programs.json"
         saved.write_bytes(original)
         forged(saved, {name: _mutated(documents[name], places[name], generator)})
@@ -158,7 +159,7 @@ def test_load_artifact_with_mutated_program_and_fixed_hashes_is_refused(saved: P
         except ArtifactError:
             said_of(saved)
             refusals += 1
-    assert refusals > 250
+    assert refusals > 0.6 * count
 
 
 def _with(path: tuple[Any, ...], value: Any) -> bytes:

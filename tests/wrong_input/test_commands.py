@@ -219,7 +219,7 @@ def test_mistakes_of_build(unchanged: Path, arguments: tuple[str, ...], says: st
 # -- anything at all in an .npz ----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     edits=st.lists(st.tuples(st.floats(0, 1), st.integers(-1, 255)), min_size=1, max_size=5),
     stored=st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]),

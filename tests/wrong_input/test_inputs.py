@@ -196,6 +196,7 @@ def gatherer(kind: str, dtype: DType, fixed: bool, device: Device) -> Executor:
     return Executor(*_reordered(g.finish(g.call(spec, x, where)), device))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kind", ["take", "nd", "elements"])
 @pytest.mark.parametrize("dtype", [i32, i64])
 def test_indices_of_symbolic_dims_outside_are_refused(device: Device, kind: str, dtype: DType) -> None:

@@ -31,6 +31,8 @@ _POLL_SECS = 0.05
 _PREPARE_SECS = 60.0
 # A batch ends after this many times the deadlines of its requests, also if steps are reported: a kernel can write these reports.
 _MOST_DEADLINES = 4.0
+# A write of a step takes about a microsecond; one that is incomplete for this long comes from a kernel.
+_UNREADABLE_SECS = 5.0
 # The longest wait for batches of other jobs on the same unit.
 _TURN_SECS = 600.0
 # A request during which no step was running fails at the second loss: the first may be the fault of the process.
@@ -136,6 +138,7 @@ class ProcessTransport:
         self._process: MeasuringProcess | None = None
         self._group: Group | None = None
         self._turn: tuple[Batch | None, ExitStack] = None, ExitStack()
+        self._heard = 0.0  # when the process last sent a message or had a readable step
 
     def open(self) -> DeviceInfo:
         """Open the device in a process."""
@@ -255,6 +258,7 @@ class ProcessTransport:
         except OSError as error:
             return self._death(process, requests, f"it did not read the batch ({error})")
         end = time.monotonic() + _PREPARE_SECS + _MOST_DEADLINES * sum(request.deadline_secs for request in requests)
+        self._heard = time.monotonic()
         while True:
             try:
                 answer = process.receive(_POLL_SECS)
@@ -264,6 +268,8 @@ class ProcessTransport:
                 return Blame(
                     "timeout", self._step(process, requests)[1], f"the batch was not complete in time.{process.tail()}"
                 )
+            if answer is not None:
+                self._heard = time.monotonic()
             if answer is None:
                 blame = self._death(process, requests, "") if process.ended else self._overdue(process, requests)
                 if blame is not None:
@@ -302,13 +308,17 @@ class ProcessTransport:
 
     def _overdue(self, process: MeasuringProcess, requests: list[MeasureRequest]) -> Blame | None:
         step, ids = self._step(process, requests)
-        # A write is under way at this moment; the next poll reads the step.
+        now = time.monotonic()
+        # A write is under way at this moment, and the next poll reads the step; or a kernel has overwritten it.
+        if step is None and process.shares_steps and now - self._heard > _UNREADABLE_SECS:
+            return self._death(process, requests, "overwrote the memory of its progress: killed")
         if step is None:
             return None
+        self._heard = now
         # A step may cover several requests, so their deadlines add up.
         limit = sum(request.deadline_secs for request in requests if request.id in ids) or _PREPARE_SECS
         # A start in the future is not the process's own word.
-        if 0.0 <= time.monotonic() - step.started <= limit:
+        if 0.0 <= now - step.started <= limit:
             return None
         # The step may have ended between the two reads; the next one has a deadline by itself.
         again = process.step()

@@ -188,7 +188,7 @@ def test_one_target_can_be_exported(store: Store) -> None:
 
 
 @given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
-@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_merging_is_a_union_in_any_order(left: set[int], right: set[int]) -> None:
     def holding(ids: set[int]) -> MemoryStore:
         store = MemoryStore()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
+from tests.database.conftest import POSTGRES
 
 from relax_tune.database.jobs import queue as queues
 from relax_tune.database.jobs.queue import JobQueue, open_queue
@@ -25,9 +26,11 @@ def job(id: str, **more: object) -> SubmittedJob:
     return SubmittedJob(id, "file:00", f"model-{id}", '{"target":"c"}', "c", **more)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def queue(sql_url: str) -> Iterator[JobQueue]:
-    with open_queue(sql_url, create=True) as opened:
+@pytest.fixture(params=["sqlite", POSTGRES])
+def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobQueue]:
+    postgres = request.param == "postgres"
+    url = request.getfixturevalue("postgres_store") if postgres else f"sqlite:///{tmp_path / 'records.db'}"
+    with open_queue(url, create=True) as opened:
         yield opened
 
 

@@ -356,5 +356,5 @@ def test_random_text_within_checks_never_leaves_64_bits(tmp_path_factory: pytest
 @pytest.mark.slow
 def test_random_hostile_texts_reach_no_foreign_memory(tmp_path: Path) -> None:
     """`make fuzz-texts` runs more of them."""
-    totals = campaign(16, 0.0, 3, tmp_path)
+    totals = campaign(examples(50), 0.0, 3, tmp_path)
     assert totals["calls"] and not totals["findings"], [f.read_text() for f in tmp_path.iterdir()]

@@ -105,6 +105,7 @@ def longest(func: PrimFunc, language: Language) -> int:
     return length
 
 
+@pytest.mark.pairwise
 @pytest.mark.slow
 @pytest.mark.parametrize("language", TARGETS)
 @pytest.mark.parametrize("dtype", [i64, i8, i32], ids=str)

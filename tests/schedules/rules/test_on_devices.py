@@ -83,4 +83,4 @@ def test_instances_opencl_match_reference(name: str, opencl: Device) -> None:
 @pytest.mark.parametrize("name", thinned(GPU_CASES, 4))
 def test_instances_gpu_match_reference(name: str, opencl: Device) -> None:
     """Candidates for GPUs keep their meaning where a processor runs the items of a group between barriers."""
-    run(name, "gpu", opencl, few(name, "gpu", 9))
+    run(name, "gpu", opencl, few(name, "gpu", 9 if EFFORT == "heavy" else 4))

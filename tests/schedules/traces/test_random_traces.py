@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.schedules.primitives.test_golden import CASES, Case, T
 from tests.schedules.traces.random_steps import TUNABLES, random_step
@@ -110,7 +110,7 @@ def test_every_primitive_keeps_the_meaning_among_others(primitive: str) -> None:
             assert_same_meaning(func, s.func, dims, tunables={t: rng.choice(t.domain) for t in (T, *TUNABLES)})
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100))
 @given(st.randoms(use_true_random=False), st.integers(0, 17), st.integers(1, 14))
 def test_legal_traces_keep_the_meaning(rng: random.Random, number: int, steps: int) -> None:
     func = functions()[number % len(functions())]
@@ -121,7 +121,7 @@ def test_legal_traces_keep_the_meaning(rng: random.Random, number: int, steps: i
         assert_same_meaning(func, s.func, dims, tunables={t: rng.choice(t.domain) for t in TUNABLES})
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40))
 @given(st.randoms(use_true_random=False), st.integers(0, 17))
 def test_traces_replay_from_json(rng: random.Random, number: int) -> None:
     func = functions()[number % len(functions())]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tests.support.effort import GENERIC
 from tests.tuner.cli.cli_model import WORDS, make_bert
 from typer.testing import CliRunner, Result
 
@@ -40,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_bert(tmp_path_factory.mktemp("bert"))
     write_modules(folder, {"pooling_mode_mean_tokens": True, "include_prompt": False})
     module = rt.load_model(folder, {"b": (1, 2), "n": (1, 16)})
-    rt.build(module, target="c", db="memory://", self_test=False).save(folder / "m.rta")
+    rt.build(module, target="c", db="memory://", self_test=False, **GENERIC).save(folder / "m.rta")
     return folder
 
 
@@ -62,7 +63,7 @@ def test_run_with_a_prompt_pools_only_the_text(
         (wanted,) = model.run([ids, np.ones_like(ids), np.array([1 + len(words)])])
         np.testing.assert_allclose(found["embeddings"], wanted, atol=1e-5)
     encoder = rt.load_model(folder, {"b": (1, 1), "n": (1, 16)}, pooling="none")
-    with rt.build(encoder, target="c", db="memory://", self_test=False).open() as model:
+    with rt.build(encoder, target="c", db="memory://", self_test=False, **GENERIC).open() as model:
         (hidden,) = model.run([ids, np.ones_like(ids)])
     np.testing.assert_allclose(wanted[0], hidden[0, 1 + len(words) :].mean(0), atol=1e-5)
 
@@ -90,7 +91,9 @@ def test_run_of_static_embeddings_adds_no_special_tokens(tmp_path: Path, listed:
         types = ("StaticEmbedding", "Normalize")
         modules = [{"idx": k, "name": str(k), "path": ".", "type": f"{CLASSES}.{t}"} for k, t in enumerate(types)]
         (tmp_path / "modules.json").write_text(json.dumps(modules))
-    rt.build(rt.load_model(tmp_path, {"b": (1, 2), "n": (1, 16)}), target="c", db="memory://").save(tmp_path / "m.rta")
+    rt.build(rt.load_model(tmp_path, {"b": (1, 2), "n": (1, 16)}), target="c", db="memory://", **GENERIC).save(
+        tmp_path / "m.rta"
+    )
     out = tmp_path / "out.npz"
     done = run(tmp_path, "--text", "a dog xylophone", "--text", "rain", "--out", str(out))
     assert done.exit_code == 0, done.output

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.effort import GENERIC
 from tests.tuner.cli.cli_model import WORDS, make_bert
 from typer.testing import CliRunner, Result
 
@@ -27,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_bert(tmp_path_factory.mktemp("bert"))
     for name, bounds in (("m", (1, MOST)), ("fixed", (MOST, MOST))):
         module = rt.load_model(folder, {"b": (1, 2), "n": bounds})
-        rt.build(module, target="c", db="memory://", self_test=False).save(folder / f"{name}.rta")
+        rt.build(module, target="c", db="memory://", self_test=False, **GENERIC).save(folder / f"{name}.rta")
     return folder
 
 

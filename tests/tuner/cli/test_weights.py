@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.effort import GENERIC
 from tests.tuner.cli.cli_model import make_bert
 from typer.testing import CliRunner
 
@@ -16,6 +18,13 @@ from relax_tune.tuner.cli.app import app
 pytestmark = [pytest.mark.ccompiler, pytest.mark.slow]
 RUNNER = CliRunner()
 IDS = np.array([[2, 5, 7]])
+BUILD: dict[str, Any] = {
+    "target": "c",
+    "db": "memory://",
+    "bounds": {"b": (1, 2), "n": (1, 8)},
+    "self_test": False,
+    **GENERIC,
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("weights")
     make_bert(root / "base")
     make_bert(root / "tuned", seed=5)
-    rt.build(root / "base", target="c", db="memory://", bounds={"b": (1, 2), "n": (1, 8)}, self_test=False).save(
-        root / "base.rta"
-    )
+    rt.build(root / "base", **BUILD).save(root / "base.rta")
     return root
 
 
@@ -45,7 +52,7 @@ def result(artifact: Path) -> np.ndarray:  # type: ignore[type-arg]
 def test_weights_equals_a_build_of_the_other_model(place: Path) -> None:
     answer = json.loads(weights(place / "base.rta", place / "tuned", "--out", place / "tuned.rta", "--json"))
     assert answer["artifact"] == str(place / "tuned.rta")
-    built = rt.build(place / "tuned", target="c", db="memory://", bounds={"b": (1, 2), "n": (1, 8)}, self_test=False)
+    built = rt.build(place / "tuned", **BUILD)
     built.save(place / "built.rta")
     assert answer["model"] == built.manifest["extra"]["model"]
     np.testing.assert_array_equal(result(place / "tuned.rta"), result(place / "built.rta"))

@@ -97,6 +97,7 @@ def result(compute: Callable[[Sequence[Array]], Any], arrays: Sequence[Array]) -
     return np.asarray(found)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("policy", ["generic", "library"])
 @pytest.mark.parametrize("case", CASES)
 def test_broadcast_with_dims_of_one_at_run_time_agrees_with_numpy(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.effort import some, thinned
+from tests.support.effort import GENERIC, some, thinned
 from tests.support.tiny_decoders import ADDED, GENERATED, MODELS, MORE, PROMPTS, VOCABULARY, generated, ids, write
 from tests.support.tuner_models import job_dispatching, opened
 from typer.testing import CliRunner
@@ -34,13 +34,13 @@ BOUNDS = {"b": (1, 4)}
 def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[rt.Artifact, dict[str, Any]]:
     """One model untuned, and what torch gives."""
     folder, wanted = write(tmp_path_factory.mktemp("llama"), "llama")
-    return rt.build(rt.load_model(folder, BOUNDS), target="c", db="memory://"), wanted
+    return rt.build(rt.load_model(folder, BOUNDS), target="c", db="memory://", **GENERIC), wanted
 
 
 @pytest.mark.parametrize("name", thinned((m for m in (*MODELS, *MORE) if m != "llama"), 12))
 def test_tokens_of_torch(tmp_path: Path, name: str) -> None:
     folder, wanted = write(tmp_path, name)
-    with rt.build(rt.load_model(folder, BOUNDS), target="c", db="memory://").open() as model:
+    with rt.build(rt.load_model(folder, BOUNDS), target="c", db="memory://", **GENERIC).open() as model:
         for b, n in PROMPTS:
             np.testing.assert_array_equal(generate(model, ids(b, n), ADDED)[:, n:], wanted[f"tokens_{b}_{n}"])
         check_generated(model, name)

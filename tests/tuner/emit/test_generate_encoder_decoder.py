@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.effort import thinned
+from tests.support.effort import GENERIC, thinned
 from tests.support.encoder_decoders import BEAMS, GREEDY, MODELS, PROMPT, START, inputs, write_encoder_decoder
 from tests.support.tiny_decoders import write
 from typer.testing import CliRunner
@@ -29,7 +29,7 @@ SOURCE: dict[str, Any] = inputs("t5", *PROMPT)[0]
 def t5(tmp_path_factory: pytest.TempPathFactory) -> tuple[rt.Artifact, dict[str, Any], Path]:
     """One model untuned, what transformers gives, and the folder."""
     folder, wanted = write_encoder_decoder(tmp_path_factory.mktemp("t5"), "t5")
-    return rt.build(rt.load_model(folder, BOUNDS), target="c", db="memory://"), wanted, folder
+    return rt.build(rt.load_model(folder, BOUNDS), target="c", db="memory://", **GENERIC), wanted, folder
 
 
 def check_tokens(model: rt.Model, source: Any, wanted: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ def test_t5_gives_the_tokens_of_transformers(t5: tuple[rt.Artifact, dict[str, An
 @pytest.mark.parametrize("name", thinned((m for m in MODELS if m != "t5"), 1))
 def test_encoder_decoder_gives_the_tokens_of_transformers(tmp_path: Path, name: str) -> None:
     folder, wanted = write_encoder_decoder(tmp_path, name)
-    with rt.build(rt.load_model(folder, BOUNDS), target="c", db="memory://").open() as model:
+    with rt.build(rt.load_model(folder, BOUNDS), target="c", db="memory://", **GENERIC).open() as model:
         check_tokens(model, inputs(name, *PROMPT)[0], wanted)
 
 
@@ -120,7 +120,7 @@ def test_wrong_sources_are_refused(t5: tuple[rt.Artifact, dict[str, Any], Path],
                 rt.generate(model, prompts, 2, **settings)
             assert says in str(error.value), str(error.value)
     folder, _ = write(tmp_path, "llama")
-    with rt.build(rt.load_model(folder, {"b": (1, 4)}), target="c", db="memory://").open() as model:
+    with rt.build(rt.load_model(folder, {"b": (1, 4)}), target="c", db="memory://", **GENERIC).open() as model:
         with pytest.raises(UserError, match=r"token ids.*inputs of an encoder"):
             rt.generate(model, SOURCE, 2)
         with pytest.raises(UserError, match=r"decoder_start_token_id.*encoder"):

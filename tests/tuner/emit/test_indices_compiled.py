@@ -95,6 +95,7 @@ def test_parameter_outside_column_is_refused(device: Device, name: str, symbolic
                 assert f"parameter i: expected values from 0 to {size - 1}" in text and f"got {wrong} at [{at}]" in text
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_computed_index_outside_agrees(device: Device, name: str, symbolic: bool) -> None:

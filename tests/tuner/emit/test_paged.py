@@ -28,7 +28,7 @@ from relax_tune.runtime.model import Model
 
 pytestmark = pytest.mark.ccompiler
 VOCABULARY = tiny_decoders.VOCABULARY
-DEVICES = ["c", pytest.param("opencl", marks=pytest.mark.process)]
+DEVICES = ["c", pytest.param("opencl", marks=[pytest.mark.process, pytest.mark.heavy])]
 SETTINGS: tuple[Mapping[str, Any], ...] = (
     {},
     {"do_sample": True, "seed": 3, "temperature": 1.5},

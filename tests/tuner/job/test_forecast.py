@@ -46,7 +46,7 @@ def test_auto_ends_where_each_doubling_of_the_candidates_saves_the_same() -> Non
     def answer(program: Program, symbols: Mapping[str, int]) -> float | str:
         return 1e-3 * (drawn(program, 1.0) * 1e3 - 1 + 1e-9) ** 0.1
 
-    assert paper_job(feed_forward, settings=AUTO).tune(RecordedRunner(answer)).trials < AUTO.candidates
+    assert paper_job(row_scale, settings=AUTO).tune(RecordedRunner(answer)).trials < AUTO.candidates
 
 
 @pytest.mark.slow

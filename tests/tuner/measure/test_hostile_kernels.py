@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,11 +95,15 @@ MESSAGES = {
 }
 
 
+# The numbers of a device process's descriptors are those of its supervisor, which may have many open.
+DESCRIPTORS = 1 << 12
+
+
 def sends(data: str) -> str:
     """Statements that write bytes, the text of a C string, to all pipes of the process."""
     return (
         "extern long write(int, const void *, unsigned long); "
-        f"static const char m[] = {data}; for (int f = 3; f < 64; f++) write(f, m, sizeof m - 1);"
+        f"static const char m[] = {data}; for (int f = 3; f < {DESCRIPTORS}; f++) write(f, m, sizeof m - 1);"
     )
 
 
@@ -110,6 +116,18 @@ def test_message_written_by_a_kernel_costs_no_other_candidate(runner: LocalRunne
     frame = len(message).to_bytes(8, "little") + message.encode()
     attack = prying("attack", f"{sends(as_bytes(frame))} for (volatile int go = 1; go;) {{ }}")
     results = runner.submit([attack, request("good", "c")]).result(LIMIT_SECS)
+    assert [(r.id, r.stage) for r in results] == [("attack", "crash"), ("good", None)]
+
+
+def test_message_written_to_a_pipe_with_a_high_number_reaches_the_supervisor() -> None:
+    with ExitStack() as stack:
+        for _ in range(100):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        runner = stack.enter_context(LocalRunner("c", lock=False))
+        attack = prying(
+            "attack", f"{sends(as_bytes(len('[]').to_bytes(8, 'little') + b'[]'))} for (volatile int go = 1; go;) {{ }}"
+        )
+        results = runner.submit([attack, request("good", "c")]).result(LIMIT_SECS)
     assert [(r.id, r.stage) for r in results] == [("attack", "crash"), ("good", None)]
 
 
@@ -133,7 +151,7 @@ def test_kernel_with_a_clock_set_ahead_is_ended_at_the_deadline(runner: LocalRun
 
 
 def test_kernel_reporting_steps_for_ever_is_ended(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_transport, "_PREPARE_SECS", 5.0)
+    monkeypatch.setattr(process_transport, "_PREPARE_SECS", 3.0)
     attack = (
         "extern void *fopen(const char *, const char *); extern char *fgets(char *, int, void *), *strstr(const char *, const char *); "
         "extern unsigned long strtoul(const char *, char **, int); extern int clock_gettime(int, void *); char line[4096]; "
@@ -142,15 +160,29 @@ def test_kernel_reporting_steps_for_ever_is_ended(runner: LocalRunner, monkeypat
         "for (volatile int go = 1; go;) { clock_gettime(1, now); at[0]++; at[5]++; "
         "*(volatile double *)(at + 4) = now[0] + now[1] * 1e-9; }"
     )
-    request_ = replace(prying("attack", attack), deadline_secs=2.0)
+    request_ = replace(prying("attack", attack), deadline_secs=1.0)
     results = runner.submit([request_]).result(LIMIT_SECS / 2)
     assert [r.stage for r in results] == ["timeout"]
     assert [r.stage for r in runner.submit([request("good", "c")]).result(LIMIT_SECS)] == [None]
 
 
+def test_kernel_leaving_half_of_a_step_is_ended(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor reads no step then, so it cannot know whether the step is over its deadline."""
+    monkeypatch.setattr(process_transport, "_UNREADABLE_SECS", 1.0)
+    attack = (
+        "extern void *fopen(const char *, const char *); extern char *fgets(char *, int, void *), *strstr(const char *, const char *); "
+        'extern unsigned long strtoul(const char *, char **, int); char line[4096]; void *maps = fopen("/proc/self/maps", "r"); '
+        'while (maps && fgets(line, sizeof line, maps)) if (strstr(line, "progress")) ++*(volatile long *)strtoul(line, 0, 16); '
+        "for (volatile int go = 1; go;) { }"
+    )
+    results = runner.submit([prying("attack", attack), request("good", "c")]).result(LIMIT_SECS)
+    assert [(r.id, r.stage) for r in results] == [("attack", "crash"), ("good", None)]
+
+
 def test_kernel_truncates_no_memory_of_the_supervisor(runner: LocalRunner) -> None:
     attack = (
-        "extern int truncate(const char *, long), ftruncate(int, long); for (int f = 0; f < 64; f++) ftruncate(f, 0); "
+        "extern int truncate(const char *, long), ftruncate(int, long); "
+        f"for (int f = 0; f < {DESCRIPTORS}; f++) ftruncate(f, 0); "
         'truncate("progress", 0); truncate("../progress", 0); for (volatile int go = 1; go;) { }'
     )
     request_ = replace(prying("attack", attack), deadline_secs=2.0)

@@ -55,6 +55,30 @@ def wait_until_gone(pid: int) -> bool:
 
 
 @pytest.mark.process
+def test_device_that_does_not_open_leaves_no_descriptor() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        with pytest.raises(MeasureError, match="abacus"):
+            LocalRunner("abacus")
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.process
+def test_device_process_compiles_no_library_of_the_device_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RELAX_TUNE_CACHE", str(tmp_path))
+
+    def libraries(cache: Path) -> dict[str, int]:
+        return {file.name: file.stat().st_mtime_ns for file in (cache / "c").iterdir()}
+
+    with LocalRunner("c", lock=False) as runner:
+        folder = runner.transport._folder
+        assert folder is not None and len(libraries(tmp_path)) == 2
+        assert libraries(folder.path / "device" / "cache") == libraries(tmp_path)
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("spec", ["abacus", "opencl:no such device"])
 def test_runner_of_missing_device_raises(spec: str) -> None:
     with pytest.raises(MeasureError, match=spec):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 from tests.tuner.serve.served import TYPES, Files, Server, ask, infer_body, running, tensor
 from tests.tuner.serve.test_serve_command import command
 
@@ -162,7 +163,7 @@ def test_server_without_file_descriptors_recovers(files: Files) -> None:
 
 
 @given(data=st.binary(max_size=400))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_connection_of_any_bytes_harms_no_other(server: Server, data: bytes) -> None:
     with connected(server) as client, contextlib.suppress(OSError):
         client.sendall(data)
@@ -203,7 +204,9 @@ LENGTHS = st.none() | st.integers(-5, 500).map(str) | st.text(max_size=6)
 
 
 @given(document=REQUESTS, rest=st.binary(max_size=80), length=LENGTHS, cut=st.integers(0, 40))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(1000), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_body_of_any_content_is_read_or_refused(
     files: Files, document: Any, rest: bytes, length: str | None, cut: int
 ) -> None:
@@ -215,7 +218,7 @@ def test_body_of_any_content_is_read_or_refused(
 
 
 @given(document=REQUESTS, rest=st.binary(max_size=80), binary=st.booleans(), path=st.sampled_from(["dense", "types"]))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(500), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_request_of_any_content_is_answered_with_a_reason(
     server: Server, document: Any, rest: bytes, binary: bool, path: str
 ) -> None:
@@ -228,7 +231,7 @@ def test_request_of_any_content_is_answered_with_a_reason(
 @given(
     document=JSON | st.fixed_dictionaries({"model": st.just("dense"), "input": JSON, "messages": JSON, "prompt": JSON})
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_openai_request_of_any_content_is_answered_with_a_reason(server: Server, document: Any) -> None:
     for path in ("/v1/embeddings", "/v1/completions", "/v1/chat/completions"):
         answer = server.ask(path, document if document is not None else b"null")

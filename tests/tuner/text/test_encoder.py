@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.effort import GENERIC
 from tests.support.text_folders import TEXTS, WORDS, write_head
 from tests.tuner.cli.cli_model import make_bert
 
@@ -18,7 +19,8 @@ from relax_tune.ir.interp.interp_graph import run_function
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed (extra text)")
 pytestmark = [pytest.mark.ccompiler, pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")]
-OPTIONS: dict[str, Any] = {"target": "c", "db": "memory://", "self_test": False, "bounds": {"b": (1, 2), "n": (1, 16)}}
+BUILD: dict[str, Any] = {"target": "c", "db": "memory://", "self_test": False, **GENERIC}
+OPTIONS: dict[str, Any] = {**BUILD, "bounds": {"b": (1, 2), "n": (1, 16)}}
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "1" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "the cat "}}))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 9, "do_lower_case": True}))
-    rt.build(rt.load_model(folder, OPTIONS["bounds"]), target="c", db="memory://", self_test=False).save(
-        folder / "m.rta"
-    )
+    rt.build(rt.load_model(folder, OPTIONS["bounds"]), **BUILD).save(folder / "m.rta")
     return folder
 
 

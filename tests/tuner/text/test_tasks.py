@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.effort import GENERIC
 from tests.support.text_folders import DATA, TEXTS, write_decoder, write_head
 
 import relax_tune as rt
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.ccompiler, pytest.mark.skipif(shutil.which("gcc") is N
 MAKER = runpy.run_path(str(DATA / "make_text_tasks.py"))
 MASKED, PROMPTS = list(MAKER["MASKED"]), list(MAKER["PROMPTS"])
 EXPECTED: dict[str, Any] = json.loads((DATA / "text_tasks.json").read_text())
-OPTIONS: dict[str, Any] = {"target": "c", "db": "memory://", "self_test": False}
+OPTIONS: dict[str, Any] = {"target": "c", "db": "memory://", "self_test": False, **GENERIC}
 ENCODER = {"b": (1, 2), "n": (1, 16)}
 
 

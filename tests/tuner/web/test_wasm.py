@@ -58,7 +58,7 @@ def step(function: str, **inputs: np.ndarray[Any, Any]) -> dict[str, Any]:
 class TestLayers:
     pytestmark = compiled
 
-    def test_results_are_those_of_python(self, address: str, layers: ServedModel) -> None:
+    def test_results_equal_python(self, address: str, layers: ServedModel) -> None:
         opened, *found = in_node(address, *(step("main", x=rows(n)) for n in LENGTHS))
         assert opened == ["WebAssembly", 1]
         with opened_here(layers.path) as model:
@@ -94,7 +94,7 @@ class TestLayers:
         assert said.startswith("ModelError: ") and message in said
 
     @pytest.mark.parametrize("part", ["module", "weights"])
-    def test_altered_file_is_refused_before_it_runs(self, layers: ServedModel, tmp_path: Path, part: str) -> None:
+    def test_altered_file_is_refused_before_running(self, layers: ServedModel, tmp_path: Path, part: str) -> None:
         assert layers.wasm is not None
         data = bytearray(getattr(layers.wasm, part).read_bytes())
         data[len(data) // 2] ^= 1

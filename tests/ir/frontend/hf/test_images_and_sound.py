@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.support.effort import thinned
+from tests.support.effort import GENERIC, thinned
 from tests.support.encoder_folders import write_encoder
 
 from relax_tune import build
@@ -188,7 +188,7 @@ def test_compiled_model_gives_the_results_of_torch(name: str, tmp_path: Path) ->
     expected = [results[key] for k in range(9) if (key := f"1/{k}") in results]
     module = load_hf(tmp_path)
     params = [p.name for p in module.graphs["main"].params]
-    with build(module, target="c", db="memory://").open() as model:
+    with build(module, target="c", db="memory://", **GENERIC).open() as model:
         actual = model.run([inputs[p] for p in params], "main")
     for part, want in zip(actual, expected, strict=True):
         atol = 1e-4 * max(1.0, np.nanmax(np.abs(want)))

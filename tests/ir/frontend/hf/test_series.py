@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.effort import GENERIC
 from tests.support.encoder_folders import write_encoder
 
 from relax_tune import build
@@ -66,7 +67,7 @@ def test_padding_in_front_changes_no_forecast(name: str, tmp_path: Path) -> None
 def test_compiled_forecaster_gives_the_results_of_torch(name: str, tmp_path: Path) -> None:
     results = write(tmp_path, name)
     config = json.loads((tmp_path / "config.json").read_text())
-    with build(load_hf(tmp_path), target="c", db="memory://").open() as model:
+    with build(load_hf(tmp_path), target="c", db="memory://", **GENERIC).open() as model:
         for number, case in enumerate(MAKER["MODELS"][name][2]):
             close(tuple(model.run(MAKER["inputs"](case, config), "main")), results, number)
 

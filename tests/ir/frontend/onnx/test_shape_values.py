@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.ir.frontend.onnx.onnx_models import check, model, reference
+from tests.support.effort import thinned
 
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.frontend.onnx.importer import load_onnx
@@ -134,7 +135,7 @@ OF_SIZES: list[tuple[str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("n, m", [(1, 1), (3, 4), (7, 2), (10, 9)])
+@pytest.mark.parametrize("n, m", thinned([(1, 1), (3, 4), (7, 2), (10, 9)], 2))
 @pytest.mark.parametrize("body", [b for _, b in OF_SIZES], ids=[n for n, _ in OF_SIZES])
 def test_load_onnx_shapes_computed_from_sizes_are_known(body: str, n: int, m: int) -> None:
     more = "int64[2] pairs3 = {3, 2}, int64[2] thirds = {2, 2}, int64[1] zeros = {0}, int64 minus = {-1}, int64 sevens = {7}"

@@ -55,6 +55,7 @@ def test_regressor_without_support_vectors() -> None:
     )
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kernel, parameters", KERNELS)
 @pytest.mark.parametrize("classes", [2, 3, 4])
 @pytest.mark.parametrize("probabilities", [False, True])

@@ -97,6 +97,7 @@ def test_classifier_label_is_the_class_of_the_largest_result() -> None:
     check("TreeEnsembleClassifier", rows(5, 4), 2, **attributes, **labels)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("used", [[0], [1], [0, 1]])
 @pytest.mark.parametrize("how", ["NONE", "LOGISTIC", "SOFTMAX"])
 @pytest.mark.parametrize("positive", [False, True])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.schedules.primitives.refusals import Refusal, check, refuse, step
 from tests.schedules.traces.random_steps import TUNABLES, random_step
@@ -161,7 +161,7 @@ FORMS = ((None, None, None), (None, 3, 2), (1, 2, None), (3, 2, 3), (TUNABLES[1]
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25))
 @given(
     st.randoms(use_true_random=False),
     st.sampled_from(FORMS),

@@ -47,6 +47,7 @@ def ordered(func: PrimFunc, digit_bits: int) -> PrimFunc:
     return s.func
 
 
+@pytest.mark.pairwise
 @pytest.mark.slow
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("axis", [0, 1])

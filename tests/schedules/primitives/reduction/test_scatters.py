@@ -37,6 +37,7 @@ def inputs(func: PrimFunc, dims: dict[str, int], most: int) -> list[np.ndarray[A
     ]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("stored", [f16, bf16, f32, f64, i8, i64], ids=str)
 @pytest.mark.parametrize("rows", [True, False])

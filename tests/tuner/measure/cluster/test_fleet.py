@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +27,8 @@ from relax_tune.tuner.measure.cluster.lending import LentUnit
 from relax_tune.tuner.measure.cluster.processes import ClusterProcess, start_scheduler
 from relax_tune.tuner.measure.cluster.runner import DaskRunner
 from relax_tune.tuner.measure.codec import decode_results, encode_batch
-from relax_tune.tuner.measure.messages import MeasureResult
-from relax_tune.tuner.measure.reference import disagreement
+from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult
+from relax_tune.tuner.measure.reference import MOMENTS, disagreement
 from relax_tune.tuner.measure.unit_lock import UnitLock
 
 StartFake = Callable[..., ClusterProcess]
@@ -208,6 +209,27 @@ def test_drifting_unit_is_quarantined_until_as_at_the_start() -> None:
     unit.check()
     assert not unit.quarantine and "lent again" in said[1]
     assert decode_results(unit.measure("c", wanted, BATCH))[0].ok
+    unit.close()
+
+
+class Restless(FakeRunner):
+    """A device that other processes disturb, and that counts how often it is timed."""
+
+    timed = 0
+
+    def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
+        self.timed += 1
+        (result,) = super().submit(batch).result()
+        samples = (BASE_SECS, 2 * BASE_SECS, 3 * BASE_SECS, 2 * BASE_SECS)
+        done: Future[list[MeasureResult]] = Future()
+        done.set_result([replace(result, timings=tuple(replace(t, samples_secs=samples) for t in result.timings))])
+        return done
+
+
+def test_unit_of_any_speed_waits_for_no_quiet_moment() -> None:
+    device = Restless({"unit": "u-restless"}, "w")
+    unit = LentUnit(["c"], "w", 1e6, lambda *_: device)
+    assert device.timed == MOMENTS
     unit.close()
 
 

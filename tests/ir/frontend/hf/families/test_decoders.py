@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tests.support.decoder_families import ADDED, HYBRIDS, KEPT, MODELS, PROMPT, SHAPES, inputs, write_family
-from tests.support.effort import thinned
+from tests.support.effort import GENERIC, thinned
 
 import relax_tune as rt
 from relax_tune.errors import ParseError, RelaxTuneError, UserError
@@ -74,7 +74,7 @@ def test_family_has_the_logits_of_torch(tmp_path: Path, name: str) -> None:
 )
 def test_family_generates_the_tokens_of_torch(tmp_path: Path, name: str) -> None:
     folder, expected = write_family(tmp_path, name)
-    with rt.build(rt.load_model(folder, {"b": (1, 2)}), target="c", db="memory://").open() as model:
+    with rt.build(rt.load_model(folder, {"b": (1, 2)}), target="c", db="memory://", **GENERIC).open() as model:
         tokens = rt.generate(model, inputs(*PROMPT), ADDED)
         for b, n in SHAPES:
             logits = expected[f"logits_{b}_{n}"]

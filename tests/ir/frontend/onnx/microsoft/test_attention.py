@@ -30,6 +30,7 @@ def ones_of_length(b: int, n: int) -> Array:
     return (np.arange(n) < whole(1, n + 1, b, 1)).astype(np.int32)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("b, n", SIZES)
 @pytest.mark.parametrize("mask", [None, "raw", "rows", "ends", "starts"])
 @pytest.mark.parametrize("causal", [0, 1])
@@ -72,6 +73,7 @@ def test_attention_past(past: int, causal: int) -> None:
     check("Attention", inputs, 2, num_heads=2, unidirectional=causal, **CLOSE, bounds={"p": (0, 9)})
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("b, n", SIZES)
 @pytest.mark.parametrize("m", [1, 4])
 @pytest.mark.parametrize("bias", [None, f(32)], ids=["none", "bias"])
@@ -174,6 +176,7 @@ def test_group_query_attention_total_from_data(n: int, past: int) -> None:
     check_grouped(inputs, attributes)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(
     "b, n, past, filled", [(1, 1, 0, 0), (2, 5, 0, 0), (1, 3, 4, 4), (2, 1, 7, 7), (2, 1, 7, 3), (1, 5, 16, 4)]
 )

@@ -17,6 +17,7 @@ def bytes_of(*shape: int) -> Array:
     return whole(0, 256, *shape, dtype=np.uint8)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("k, block", [(32, 16), (64, 32), (40, 16), (16, 16)])
 @pytest.mark.parametrize("zeros", [None, "packed", "floats"])
@@ -77,6 +78,7 @@ def test_matmul_n_bits_of_weights_from_outside_raises() -> None:
         check("MatMulNBits", inputs, K=32, N=5, block_size=32, reference=lambda: [])
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kind", ["uint4", "int4"])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("axes", [(0, 1), (1, 0), (0, 2), (0, 0), (2, 2)])

@@ -12,6 +12,7 @@ EXPERTS, HIDDEN, INNER = 4, 16, 32
 CLOSE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-3}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kind", ["relu", "gelu", "silu", "identity"])
 @pytest.mark.parametrize("k, normalised", [(1, 0), (2, 1), (2, 0)])
 @pytest.mark.parametrize("bias", [True, False])

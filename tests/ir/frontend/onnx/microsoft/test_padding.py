@@ -52,6 +52,7 @@ def test_packed_attention(lengths: list[int], sizes: list[int] | None) -> None:
     compare(proto, arrays, [y.reshape(b * n, -1)[inside]], **CLOSE)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("bias", [None, f(24)], ids=["none", "bias"])

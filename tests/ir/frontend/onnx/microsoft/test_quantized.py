@@ -160,6 +160,7 @@ def test_matmul_integer_to_float(kinds: Any, columns: bool, bias: Array | None, 
     check("MatMulIntegerToFloat", inputs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("bias", [None, f(5)], ids=["none", "bias"])
@@ -175,6 +176,7 @@ def test_dynamic_quantize_matmul_of_zeros_and_of_one_sign() -> None:
         check("DynamicQuantizeMatMul", [Input(x, "n 8"), weights(np.int8, 8, 5), scale(0.02)], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("quantized", [True, False])
 @pytest.mark.parametrize("transposed", [0, 1])
 @pytest.mark.parametrize("bias", [None, (5,), (1, 5)])

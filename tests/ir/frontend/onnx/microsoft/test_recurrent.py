@@ -36,6 +36,7 @@ def lstm(x: Array, weights: Array, state: Array, bias: Array, start: tuple[Array
     return [np.stack(rows[:: -1 if back else 1]), h, c]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kind", [np.uint8, np.int8])
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("directions", ["forward", "reverse", "bidirectional"])
