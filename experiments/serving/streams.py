@@ -182,6 +182,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a decoder of two narrow layers, to try the script")
     parser.add_argument("--tune-minutes", type=float, default=4.0, help="limit of tuning; 0: leave the tuned build out")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--prepare", action="store_true", help="write what contenders read, and measure nothing")
     parser.add_argument("--out")
     parser.add_argument("--contender", choices=(*OURS, *PEERS), help=argparse.SUPPRESS)
@@ -200,7 +201,7 @@ def main() -> None:
     if a.prepare:
         return
     pythons = dict.fromkeys(OURS if a.tune_minutes else OURS[1:], sys.executable)
-    pythons |= dict.fromkeys(PEERS if a.peer_python else (), a.peer_python or "")
+    pythons |= dict.fromkeys(a.peers if a.peer_python else (), a.peer_python or "")
     contenders = [
         Contender(name, [python, *SELF, "--work", str(a.work), "--contender", name], log=a.work / f"{name}.log")
         for name, python in pythons.items()
