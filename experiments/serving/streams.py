@@ -132,17 +132,24 @@ def count_shapes(work: Path, file: Path) -> None:
 
 
 def measure(contenders: Sequence[Contender], rounds: int) -> tuple[dict[str, dict[int, list[float]]], dict[str, Any]]:
-    """Return seconds and last tokens by contender and number of texts. The first to be called is another one in each round."""
+    """Return seconds and last tokens by contender and number of texts. The first to be called is another one in each round.
+
+    A contender that fails says so on standard error, and is left out.
+    """
     times: dict[str, dict[int, list[float]]] = {c.name: {count: [] for count in STREAMS} for c in contenders}
     texts: dict[str, Any] = {c.name: {} for c in contenders}
     for turn in range(rounds):
         at = turn % len(contenders)
         for count in STREAMS:
             for c in (*contenders[at:], *contenders[:at]):
+                if c.name not in times:
+                    continue
                 time.sleep(PAUSE_SECS)
                 result = c.time(str(count), 1)
                 if "error" in result:
-                    raise SystemExit(f"{c.name}, {count} texts: {result['error']}")
+                    print(f"{c.name}, {count} texts: {result['error']}", file=sys.stderr)
+                    del times[c.name]
+                    continue
                 times[c.name][count] += result["secs"]
                 texts[c.name][count] = np.reshape(result["head"], (count, ADDED)).astype(int).tolist()
     return times, texts
@@ -211,7 +218,7 @@ def main() -> None:
     finally:
         for c in contenders:
             c.close()
-    lines = page(times, {n: agreement(texts[n], texts[contenders[0].name]) for n in times}, a.rounds)
+    lines = page(times, {n: agreement(texts[n], texts[next(iter(times))]) for n in times}, a.rounds)
     if a.out:
         write_page(a.out, lines, {"seconds": times, "environment": facts}, facts)
     else:
