@@ -131,14 +131,19 @@ def count_shapes(work: Path, file: Path) -> None:
     shapes.save(file)
 
 
-def measure(contenders: Sequence[Contender], rounds: int) -> tuple[dict[str, dict[int, list[float]]], dict[str, Any]]:
+def measure(
+    contenders: Sequence[Contender], rounds: int, limit_secs: float
+) -> tuple[dict[str, dict[int, list[float]]], dict[str, Any]]:
     """Return seconds and last tokens by contender and number of texts. The first to be called is another one in each round.
 
-    A contender that fails says so on standard error, and is left out.
+    A contender that fails says so on standard error, and is left out. No round begins after `limit_secs`.
     """
+    start = time.monotonic()
     times: dict[str, dict[int, list[float]]] = {c.name: {count: [] for count in STREAMS} for c in contenders}
     texts: dict[str, Any] = {c.name: {} for c in contenders}
     for turn in range(rounds):
+        if turn and time.monotonic() - start > limit_secs:
+            break
         at = turn % len(contenders)
         for count in STREAMS:
             for c in (*contenders[at:], *contenders[:at]):
@@ -151,6 +156,7 @@ def measure(contenders: Sequence[Contender], rounds: int) -> tuple[dict[str, dic
                     del times[c.name]
                     continue
                 times[c.name][count] += result["secs"]
+                print(f"{c.name}, {count} texts: {result['secs'][0]:.3f} s", file=sys.stderr)
                 texts[c.name][count] = np.reshape(result["head"], (count, ADDED)).astype(int).tolist()
     return times, texts
 
@@ -189,6 +195,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a decoder of two narrow layers, to try the script")
     parser.add_argument("--tune-minutes", type=float, default=4.0, help="limit of tuning; 0: leave the tuned build out")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--limit-secs", type=float, default=600.0, help="begin no round after so many seconds")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--prepare", action="store_true", help="write what contenders read, and measure nothing")
     parser.add_argument("--out")
@@ -214,11 +221,12 @@ def main() -> None:
         for name, python in pythons.items()
     ]
     try:
-        times, texts = measure(contenders, a.rounds)
+        times, texts = measure(contenders, a.rounds, a.limit_secs)
     finally:
         for c in contenders:
             c.close()
-    lines = page(times, {n: agreement(texts[n], texts[next(iter(times))]) for n in times}, a.rounds)
+    rounds = min(len(secs) for by in times.values() for secs in by.values())
+    lines = page(times, {n: agreement(texts[n], texts[next(iter(times))]) for n in times}, rounds)
     if a.out:
         write_page(a.out, lines, {"seconds": times, "environment": facts}, facts)
     else:
