@@ -7,13 +7,14 @@ All contenders run in the server of `relax-tune serve`, each in a process of its
 (the artifact, ONNX Runtime, OpenVINO) and in how a batch is chosen:
 
 * `measured`: as `relax-tune serve` does, for the bound `--p99-ms`;
-* `window`: when `WINDOW_MS` have passed since the first request that waits, or `MOST` wait, they run together, padded to the longest.
+* `window`: when `WINDOW_MS` have passed since the first request that waits, or `MOST` wait, they run together, padded to the longest;
+* `single`: requests run one by one, in the order of arrival, without padding.
 
 The peers compute the last hidden state of the ONNX file (`experiments.end_to_end.busy_neighbour --export MODEL FILE.onnx` writes it), which
 is pooled with NumPy. They need onnxruntime and openvino in the Python that runs this; without `--onnx` they are left out.
 
-Shown are p50 and p99 at the same rates for all, and the greatest of these rates at which the p99 is within the bound. Without `--out` the
-results are only printed.
+Shown are p50 and p99 at the same rates for all, and the greatest of these rates at which the p99 is within the bound. Once half of the
+answers of a contender are late, higher rates are left out for it. Without `--out` the results are only printed.
 """
 
 from __future__ import annotations
@@ -42,12 +43,22 @@ from relax_tune.tuner.serve.rows import Arrays
 
 Connections = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
 WINDOW_MS, MOST = 5.0, 8
-CONTENDERS = ("ours-measured", "ours-window", "onnxruntime-window", "openvino-window")
+POLICIES = ("measured", "window", "single")
+CONTENDERS = ("ours-measured", "ours-window", *(f"{p}-{q}" for p in ("onnxruntime", "openvino") for q in POLICIES[1:]))
 
 
 def first_come(waiting: Sequence[Waiting], now: float, costs: Costs, most: int | None) -> PlannedBatch:
     """Return the requests that came first, as many as a batch has, at the shape of the longest."""
-    members = tuple(sorted(waiting, key=lambda w: w.number)[: min(MOST, most or MOST)])
+    return _first(waiting, min(MOST, most or MOST))
+
+
+def one_by_one(waiting: Sequence[Waiting], now: float, costs: Costs, most: int | None) -> PlannedBatch:
+    """Return the request that came first."""
+    return _first(waiting, 1)
+
+
+def _first(waiting: Sequence[Waiting], count: int) -> PlannedBatch:
+    members = tuple(sorted(waiting, key=lambda w: w.number)[:count])
     return PlannedBatch(members, Shape(len(members), max(w.length for w in members), 0.0))
 
 
@@ -111,10 +122,10 @@ def serve(contender: str, given: argparse.Namespace) -> None:
         ((name, function),) = version.functions.items()
         if kind != "ours":
             function = PeerFunction(function, kind, given.onnx)
-        if policy == "window":
+        if policy != "measured":
             function.times.skip_all()
-            queue = WindowBatcher(function, version.turn, bound, serving.metrics, version.labels, first_come)
-            version.batchers[name] = queue
+            batcher, choose = (WindowBatcher, first_come) if policy == "window" else (Batcher, one_by_one)
+            version.batchers[name] = batcher(function, version.turn, bound, serving.metrics, version.labels, choose)
         app = make_serve_app(serving, None)
         listen(app, "127.0.0.1", 0, lambda url: print(url, flush=True), lifespan="on")
 
@@ -182,7 +193,7 @@ async def load(port: int, bodies: Sequence[bytes], rate: float, secs: float, see
 def measure(given: argparse.Namespace) -> dict[str, dict[float, list[float]]]:
     """Return the times of answers by contender and rate. Contenders take turns, each round with other arrival times."""
     bodies = [body_of(ids) for ids in texts(given.model, given.artifact, 512)]
-    chosen = [c for c in CONTENDERS if c.startswith("ours") or given.onnx is not None]
+    chosen = [c for c in given.contenders if c.startswith("ours") or given.onnx is not None]
     results: dict[str, dict[float, list[float]]] = {c: {r: [] for r in given.rates} for c in chosen}
     for number in range(given.rounds):
         for contender in chosen:
@@ -194,7 +205,10 @@ def measure(given: argparse.Namespace) -> dict[str, dict[float, list[float]]]:
                     time.sleep(given.settle_secs)  # time in which idle servers time their shapes
                     asyncio.run(load(port, bodies, given.rates[0], 1.0, -number - 1 & 0xFFFF))
                     for rate in given.rates:
-                        results[contender][rate] += asyncio.run(load(port, bodies, rate, given.secs, number))
+                        secs = asyncio.run(load(port, bodies, rate, given.secs, number))
+                        results[contender][rate] += secs
+                        if np.median(secs) > given.p99_ms / 1e3:
+                            break
                 finally:
                     child.terminate()
     return results
@@ -209,7 +223,7 @@ def table(results: dict[str, dict[float, list[float]]], p99_ms: float) -> list[s
         cells, within = [], 0.0
         for rate, secs in by_rate.items():
             p50, p99 = (float(np.quantile(secs, q)) * 1e3 if secs else math.nan for q in (0.5, 0.99))
-            cells.append(f"{p50:.1f}, {p99:.1f}")
+            cells.append(f"{p50:.1f}, {p99:.1f}" if secs else "-")
             within = max(within, rate) if p99 <= p99_ms else within
         lines.append(f"| {contender} | " + " | ".join(cells) + f" | {within:g}/s |")
     return lines
@@ -225,6 +239,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--settle-secs", type=float, default=20.0, help="seconds before the first request")
     parser.add_argument("--p99-ms", type=float, default=200.0)
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--out", help="name of the page of results")
     parser.add_argument("--serve", choices=CONTENDERS, help=argparse.SUPPRESS)
     given = parser.parse_args()

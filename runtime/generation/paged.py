@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,15 +55,15 @@ class GeneratedText(Text):
         """Number of tokens behind the prompt."""
         return len(self.tokens) - self.prompt
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Whether the next token is the likeliest one by the model's own logits."""
         return self.generator is None and not needs_processing(self.config, self.custom)
 
     def choose(self, scores: NDArray[np.float32]) -> int:
         """Return the next token by its logits (1, vocabulary)."""
-        history = np.asarray(self.tokens, np.int64)[None]
         if not self.plain:
+            history = np.asarray(self.tokens, np.int64)[None]
             last = self.added + 1 == self.limit
             scores = process_logits(self.config, history, scores, self.added, self.custom, last)
         chosen = take_likeliest(scores) if self.generator is None else draw(scores, [self.generator])
@@ -203,9 +204,13 @@ class PagedDecoder:
 
     def _extend(self, rows: Sequence[tuple[GeneratedText, int]], logits: NDArray[np.float32]) -> list[GeneratedText]:
         """Choose the next token of texts, each by a row of the logits."""
+        # One call of NumPy for all texts: while the host chooses tokens, the device waits.
+        likeliest = logits.argmax(-1)
+        possible = logits[np.arange(len(logits)), likeliest] > -np.inf  # false for NaN too, which argmax prefers
         for text, row in rows:
             try:
-                text.put(text.choose(logits[row : row + 1]))
+                simple = text.plain and possible[row]
+                text.put(int(likeliest[row]) if simple else text.choose(logits[row : row + 1]))
             except UserError as error:  # of this text only
                 text.error, text.ended = error, True
             if text.ended:

@@ -26,6 +26,8 @@ def test_fixed_window_takes_the_first_requests_at_the_longest_shape(batching: An
     costs = ShapeCosts((1, 8), (1, 32))
     batch = batching.first_come(waiting[::-1], 0.0, costs, 3)
     assert [w.number for w in batch.members] == [0, 1, 2] and batch.shape[:2] == (3, 9)
+    single = batching.one_by_one(waiting[::-1], 0.0, costs, 3)
+    assert [w.number for w in single.members] == [0] and single.shape[:2] == (1, 5)
 
 
 def test_bodies_are_requests_of_the_protocol(batching: Any) -> None:
@@ -41,4 +43,4 @@ def test_table_shows_quantiles_and_the_greatest_rate_within_the_bound(batching: 
     fast, slow, empty = [0.01] * 99 + [0.5], [0.02] * 50 + [0.3] * 50, list[float]()
     lines = batching.table({"ours": {5.0: fast, 10.0: slow}, "other": {5.0: empty, 10.0: empty}}, 100)
     assert lines[2].startswith("| ours | 10.0, ") and lines[2].endswith("| 5/s |")
-    assert lines[3] == "| other | nan, nan | nan, nan | 0/s |"
+    assert lines[3] == "| other | - | - | 0/s |"

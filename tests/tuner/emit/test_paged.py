@@ -170,6 +170,18 @@ def test_paged_text_without_a_next_token_leaves_the_others(pair: Pair) -> None:
     decoder.close()
 
 
+@pytest.mark.parametrize("wrong", [np.nan, -np.inf])
+def test_paged_row_without_finite_logits_is_an_error_of_its_text(pair: Pair, wrong: float) -> None:
+    decoder, config = PagedDecoder(pair.paged), GenerationConfig(max_new_tokens=4)
+    good, bad = (decoder.text([1, 2, 3], config, StopRules(config)) for _ in range(2))
+    decoder.add(bad)
+    decoder.add(good)
+    decoder._extend([(bad, 0), (good, 1)], np.array([[wrong] * 3, [0, 2, 2]], np.float32))
+    assert bad.error is not None and bad.tokens == [1, 2, 3]
+    assert good.error is None and good.tokens == [1, 2, 3, 1]
+    decoder.close()
+
+
 def test_paged_step_with_halves_agrees_with_the_interpreter(tmp_path: Path) -> None:
     folder, _ = tiny_decoders.write(tmp_path, "mistral")
     module = rt.load_model(folder, kv_cache="paged", cache_dtype="f16", bounds={"t": (1, 8), "r": (1, 3), "w": (1, 2)})
