@@ -55,7 +55,7 @@ def wait_until_gone(pid: int) -> bool:
 
 
 @pytest.mark.process
-def test_device_that_does_not_open_leaves_no_descriptor() -> None:
+def test_missing_device_leaves_no_descriptor() -> None:
     before = set(os.listdir("/proc/self/fd"))
     for _ in range(2):
         with pytest.raises(MeasureError, match="abacus"):
