@@ -126,14 +126,22 @@ class TensorBuilder:
         """Add a reduction block: `out[i...] = init`, then `out[i...] = combine(out[i...], i..., r...)` over `extents`.
 
         Args:
-            init: the first value, or a function of i...
+            init: the first value, or a function of i...; without extents the only one that is combined
         """
+
+        def first(*s: Expr) -> Expr:
+            return init(*s) if callable(init) else init
+
+        if not extents:
+            # A block without reduction iterators is spatial: it reads no element that it stores, and has no initial value.
+            self.compute(out, lambda *s: combine(first(*s), *s), name)
+            return
         self._block(
             out,
             out.buffer.shape,
             tuple(expr(e) for e in extents),
             name,
-            lambda s, r: (s, init(*s) if callable(init) else init, combine(out[s], *s, *r)),
+            lambda s, r: (s, first(*s), combine(out[s], *s, *r)),
         )
 
     def _block(

@@ -1,4 +1,4 @@
-"""Reductions over an axis without elements: sums are 0, means NaN, extremes and their places an error of the call."""
+"""Reductions over an axis without elements (sums are 0, means NaN, extremes and their places an error of the call), and over no axis."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.math.elementwise import MulScalar
+from relax_tune.ir.op.reduction.einsum import Einsum
 from relax_tune.ir.op.reduction.reduce import Max, MaxOrLowest, Mean, Min, MinOrHighest, Sum
 from relax_tune.ir.op.reduction.scan import ArgMax, Prod
-from relax_tune.ir.passes.pipeline import STANDARD
+from relax_tune.ir.passes.pipeline import STANDARD, Pass
 
 WANT_ELEMENTS = (Max((1,)), Min((1,), True), Max((0, 1)), Max(), ArgMax(1), ArgMax(1, True))
 HAVE_VALUES: tuple[tuple[OperatorSpec, float], ...] = (
@@ -78,3 +79,23 @@ def test_extremes_of_axis_known_to_be_empty_are_refused_at_construction() -> Non
 
 def test_extremes_of_axis_known_to_have_elements_add_no_check() -> None:
     assert "required" not in repr(of_rows(*WANT_ELEMENTS, least=1))
+
+
+NO_AXES = (Sum(()), Prod(()), Mean(()), Max(()), Min((), True), MaxOrLowest(()), MinOrHighest(()), Einsum("ij->ij"))
+
+
+@pytest.mark.parametrize("passes", [STANDARD, UNFUSED], ids=["fused", "unfused"])
+def test_reductions_over_no_axes_are_the_elements(passes: tuple[Pass, ...]) -> None:
+    g = GraphBuilder()
+    x, scalar = g.input("x", (g.symbol("n"), 4)), g.input("scalar", ())
+    of_matrix = [g.call(MulScalar(2.0), g.call(op, x)) for op in NO_AXES]
+    of_scalar = [g.call(MulScalar(2.0), g.call(op, scalar)) for op in NO_AXES[:-1]]
+    module = g.finish([*of_matrix, *of_scalar])
+    given = [np.random.default_rng(1).standard_normal((3, 4), np.float32), np.array(-1.5, np.float32)]
+    with opened("c") as device:
+        job = job_of(module, device, passes)
+        with executed(job.build("generic").program, job, device) as run:
+            results = list(run.run(given))
+    expected = [given[0] * 2] * len(of_matrix) + [given[1] * 2] * len(of_scalar)
+    for op, want, got in zip((*NO_AXES, *NO_AXES), expected, results):
+        np.testing.assert_array_equal(got, want, err_msg=repr(op))
