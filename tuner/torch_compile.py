@@ -9,6 +9,7 @@ Tests: `tests/tuner/test_torch_compile.py`.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -85,9 +86,9 @@ def torch_backend(
     name = f"graph {str(compilation).partition('/')[0]} of torch.compile"
     try:
         _check_arguments(torch, arguments)
-        compiled = _CompiledGraph(torch, name, chosen)
-        call, compiled.traced = trace_graph(graph, arguments, compiled.run)
-        compiled.model_for(arguments)
+        compiled = _CompiledGraph(torch, name)
+        call, traced = trace_graph(graph, arguments, compiled.run)
+        compiled.open(traced, arguments, chosen)
     except _UNSUPPORTED as error:
         why = str(error).partition("; workaround: ")[0]  # what can be done for programs of torch.export
         _warn(f"{name} runs without relax-tune: {why}")
@@ -100,7 +101,6 @@ def torch_backend(
             compiled.warn_once(str(error))
             return graph.forward(*values)
 
-    weakref.finalize(run, compiled.close)
     return run
 
 
@@ -164,20 +164,90 @@ class _Variant:
     updates: int
 
 
+@dataclass(eq=False)
+class _Models:
+    """The models of one program, one for each set of weights. All graphs share them that the program computes.
+
+    Attributes:
+        traced: The graph of the program.
+    """
+
+    options: _Options
+    traced: TracedGraph
+    variants: dict[tuple[int, ...], _Variant] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, _close, self.variants)
+
+    @staticmethod
+    def of(options: _Options, traced: TracedGraph, weights: Sequence[Any]) -> _Models:
+        """Build a traced graph, for sizes from 1 on if possible, so that it serves the graphs that torch traces for a size of 1."""
+        wide = _Models(options, traced.from_one())
+        try:
+            wide.model_for(weights)
+        except _UNSUPPORTED:
+            wide = _Models(options, traced)
+            wide.model_for(weights)
+        return wide
+
+    def model_for(self, weights: Sequence[Any]) -> Model:
+        """Return the model of some weights, which is built when they are new or were changed."""
+        key, versions = _key(weights), [w._version for w in weights]
+        variant = self.variants.get(key)
+        if variant is not None and variant.versions == versions:
+            return variant.model
+        updates = 0 if variant is None else variant.updates + 1
+        if updates > MOST_UPDATES:
+            raise _Outside(f"its weights were changed more than {MOST_UPDATES} times after it was compiled")
+        if len(self.variants) >= MOST_VARIANTS and variant is None:
+            raise _Outside(f"it was called with more than {MOST_VARIANTS} sets of weights")
+        model = self.options.build(import_program(self.traced.with_weights(weights)))
+        if variant is not None:
+            variant.model.close()
+        self.variants[key] = _Variant(versions, [w.detach() for w in weights], model, updates)
+        return model
+
+
+def _key(weights: Sequence[Any]) -> tuple[int, ...]:
+    return tuple([w.data_ptr() for w in weights])
+
+
+def _close(variants: Mapping[tuple[int, ...], _Variant]) -> None:
+    for variant in variants.values():
+        variant.model.close()
+
+
+_OPEN: weakref.WeakValueDictionary[int, _Models] = weakref.WeakValueDictionary()
+"""The models of all graphs that torch still holds, in the order in which they were built."""
+_COUNT = itertools.count()
+
+
 @dataclass
 class _CompiledGraph:
-    """A traced graph with its models, one for each set of weights that it is called with."""
+    """A traced graph with the models that compute it."""
 
     torch: Any
     name: str
-    options: _Options
     traced: TracedGraph = field(init=False)
-    variants: dict[tuple[int, ...], _Variant] = field(default_factory=dict)
+    models: _Models = field(init=False)
     warned: bool = False
+
+    def open(self, traced: TracedGraph, arguments: Sequence[Any], options: _Options) -> None:
+        """Take the models of an earlier graph of these weights whose program computes this one, or else build one."""
+        self.traced = traced
+        weights = self._weights(arguments)
+        for models in list(_OPEN.values()):
+            known = models.options == options and _key(weights) in models.variants
+            shared = models.traced.at_sizes(traced) if known else None
+            if shared is not None:
+                self.traced, self.models = shared, models
+                return
+        self.models = _Models.of(options, traced, weights)
+        _OPEN[next(_COUNT)] = self.models
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         """Return the results of the traced graph. Raises _Outside if its program does not cover the call."""
-        model = self.model_for(arguments)
+        model = self.models.model_for(self._weights(arguments))
         arrays = [_array(self.torch, arguments[i], e) for i, e in zip(self.traced.inputs, self.traced.elements)]
         try:
             values = model.run(arrays)
@@ -195,33 +265,13 @@ class _CompiledGraph:
         placed = self.torch.empty_permuted(tensor.shape, result.layout, dtype=tensor.dtype)
         return placed.copy_(tensor)
 
-    def model_for(self, arguments: Sequence[Any]) -> Model:
-        """Return the model of the weights among the arguments, which is built when they are new or were changed."""
-        weights = [arguments[i] for i in self.traced.weights.values()]
-        key, versions = tuple([w.data_ptr() for w in weights]), [w._version for w in weights]
-        variant = self.variants.get(key)
-        if variant is not None and variant.versions == versions:
-            return variant.model
-        updates = 0 if variant is None else variant.updates + 1
-        if updates > MOST_UPDATES:
-            raise _Outside(f"its weights were changed more than {MOST_UPDATES} times after it was compiled")
-        if len(self.variants) >= MOST_VARIANTS and variant is None:
-            raise _Outside(f"it was called with more than {MOST_VARIANTS} sets of weights")
-        module = import_program(self.traced.with_weights(arguments))
-        model = self.options.build(module)
-        if variant is not None:
-            variant.model.close()
-        self.variants[key] = _Variant(versions, [w.detach() for w in weights], model, updates)
-        return model
+    def _weights(self, arguments: Sequence[Any]) -> list[Any]:
+        return [arguments[i] for i in self.traced.weights.values()]
 
     def warn_once(self, why: str) -> None:
         if not self.warned:
             self.warned = True
             _warn(f"calls of {self.name} run without relax-tune: {why}")
-
-    def close(self) -> None:
-        for variant in self.variants.values():
-            variant.model.close()
 
 
 def _check_arguments(torch: Any, arguments: Sequence[Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 import relax_tune as rt
+from relax_tune.ir.frontend.torch.importer import SUPPORTED
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 pytestmark = [pytest.mark.torch, pytest.mark.ccompiler, pytest.mark.slow]
@@ -86,6 +89,86 @@ def test_model_at_several_shapes_equals_eager_with_one_graph() -> None:
         same(fast(torch.ones(3, 5, 4)), model(torch.ones(3, 5, 4)))
 
 
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The modules that are built."""
+    modules: list[Any] = []
+    api = rt.torch_backend.__globals__["api"]
+    build = api.build
+    monkeypatch.setattr(api, "build", lambda module, **more: modules.append(module) or build(module, **more))
+    return modules
+
+
+class Attends(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """A layer whose memory layouts differ where a dim is 1, with a size among its results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = torch.nn.LayerNorm(8), torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        y = self.norm(x)
+        places = torch.arange(64)[None, : x.shape[1]] * 2  # the length is at most 64
+        return self.inner(y, y, y, need_weights=False)[0] + x, y[:, 0] * 2, x.shape[0], x.shape[1] + 2, places
+
+
+@pytest.mark.filterwarnings("error::relax_tune.tuner.torch_compile.FallbackWarning")
+def test_sizes_of_one_share_the_program_of_other_sizes(built: list[Any]) -> None:
+    model, backend = Attends().eval(), Backend()
+    fast = compiled(model, backend)
+    for shape in ((3, 5, 8), (1, 5, 8), (4, 1, 8), (1, 1, 8), (2, 7, 8), (1, 9, 8)):
+        x = torch.randn(shape)
+        same(fast(x), model(x))
+    assert backend.graphs == 4 and len(built) == 1
+
+
+SHIFT = torch.tensor([1.0, 2.0])
+
+
+@pytest.mark.filterwarnings("error::relax_tune.tuner.torch_compile.FallbackWarning")
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x: x.squeeze(0) * 2,
+        lambda x: x * 2 if x.shape[0] == 1 else x * 3,
+        lambda x: x * (1 if x.shape[0] == 1 else True),
+        lambda x: x + (SHIFT if x.shape[0] == 1 else SHIFT * 2),
+        lambda x: x + torch.tensor([1.0, 2.0] if x.shape[0] == 1 else [1.0, 3.0]),
+        lambda x: x.sum(0 if x.shape[0] == 1 else 1),
+        lambda x: x.to(torch.int32 if x.shape[0] == 1 else torch.int64),
+    ],
+    ids=["squeeze", "number", "bool", "expression", "constant", "axis", "type"],
+)
+def test_size_of_one_with_another_graph_equals_eager(model: Callable[[Any], Any], built: list[Any]) -> None:
+    fast = compiled(model)
+    for rows in (3, 1, 4):
+        x = torch.randn(rows, 2)
+        same(fast(x), model(x))
+    assert len(built) == 2
+
+
+@pytest.mark.filterwarnings("error::relax_tune.tuner.torch_compile.FallbackWarning")
+def test_size_of_one_with_results_in_another_order_equals_eager(built: list[Any]) -> None:
+    def ordered(x: Any) -> Any:
+        double, triple = x * 2, x * 3
+        return (double, triple) if x.shape[0] == 1 else (triple, double, x.shape[0])
+
+    fast = compiled(ordered)
+    for rows in (3, 1, 4):
+        x = torch.randn(rows, 2)
+        same(fast(x), ordered(x))
+    assert len(built) == 1
+
+
+@pytest.mark.filterwarnings("error::relax_tune.tuner.torch_compile.FallbackWarning")
+def test_models_of_one_structure_keep_separate_programs(built: list[Any]) -> None:
+    for _ in range(2):
+        model, x = torch.nn.Linear(4, 3), torch.randn(5, 4)
+        same(compiled(model)(x), model(x))
+        same(compiled(model)(x[:1]), model(x[:1]))
+    assert len(built) == 2
+
+
 @pytest.mark.filterwarnings("error::relax_tune.tuner.torch_compile.FallbackWarning")
 def test_numbers_as_arguments_equal_eager() -> None:
     def scaled(x: Any, factor: float) -> Any:
@@ -94,6 +177,53 @@ def test_numbers_as_arguments_equal_eager() -> None:
     fast = compiled(scaled)
     for factor in (3, 2.5, 3.5):
         same(fast(torch.ones(4, 3).T, factor), scaled(torch.ones(4, 3).T, factor))
+
+
+def test_operators_written_for_numbers_are_supported() -> None:
+    # torch writes them after its decompositions
+    reference = pytest.importorskip(
+        "torch.utils._sympy.reference", reason="needs a torch that turns numbers into tensors"
+    )
+    written = set(re.findall(r"ops\.(aten\.\w+\.\w+)", inspect.getsource(reference.TensorReferenceAnalysis)))
+    # the last one stands behind a `raise`
+    assert "aten.mul.Tensor" in written and written - SUPPORTED.keys() <= {"aten.true_divide.default"}
+
+
+@pytest.mark.filterwarnings("error::relax_tune.tuner.torch_compile.FallbackWarning")
+def test_arithmetic_on_numbers_and_dims_equals_eager() -> None:
+    def scaled(x: Any, factor: float) -> Any:
+        places = torch.arange(0.5, 4, 0.3), torch.arange(0, 7, 2.0, dtype=torch.int64)
+        return x * (1 / factor + factor / 3), x[: x.shape[0] >> 1], x.new_zeros(x.shape[0] << 1), *places
+
+    fast = compiled(scaled)
+    for rows, factor in ((6, 1.7), (7, 2.6)):
+        x = torch.randn(rows, 2)
+        same(fast(x, factor), scaled(x, factor))
+
+
+RATE = 0.25
+
+
+class Scales(torch.nn.Module):  # type: ignore[misc,name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.scale = torch.nn.LayerNorm(4), 0.75
+
+    def forward(self, x: Any, most: float) -> Any:
+        return torch.clamp(self.norm(x) * self.scale, max=most) + RATE
+
+
+@pytest.mark.filterwarnings("error::relax_tune.tuner.torch_compile.FallbackWarning")
+def test_numbers_of_a_model_are_constants_until_changed(built: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Scales(), torch.randn(3, 4)
+    fast = compiled(model)
+    same(fast(x, 0.5), model(x, 0.5))
+    assert [p.name for p in built[0].functions["main"].params] == ["x"]
+    same(fast(x, 0.5), model(x, 0.5))
+    model.scale, model.norm.eps = 1.25, 0.5
+    same(fast(x, 0.5), model(x, 0.5))
+    monkeypatch.setitem(globals(), "RATE", 2.5)
+    same(fast(x, 0.5), model(x, 0.5))
 
 
 @pytest.mark.filterwarnings("error::relax_tune.tuner.torch_compile.FallbackWarning")
@@ -215,11 +345,7 @@ def test_index_out_of_range_is_the_error_of_eager() -> None:
         fast(torch.tensor([1, 9]))
 
 
-def test_range_of_a_marked_dim_is_the_range_of_the_symbol(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[Any] = []
-    api = rt.torch_backend.__globals__["api"]
-    build = api.build
-    monkeypatch.setattr(api, "build", lambda module, **more: built.append(module) or build(module, **more))
+def test_range_of_a_marked_dim_is_the_range_of_the_symbol(built: list[Any]) -> None:
     model, x = torch.nn.ReLU(), torch.randn(3, 4)
     torch._dynamo.mark_dynamic(x, 0, min=2, max=8)
     same(torch.compile(model, backend=rt.torch_backend, options=QUICK)(x), model(x))
@@ -241,7 +367,7 @@ def test_second_compilation_and_other_importers_measure_nothing(tmp_path: Path) 
     torch._dynamo.reset()
     same(compiled(torch.nn.Linear(4, 3), **options)(x).shape, model(x).shape)
     assert records() == measured
-    dim = torch.export.Dim("rows", min=2)
+    dim = torch.export.Dim("rows", min=1)
     module = rt.load_model(model, example_inputs=(x,), dynamic_shapes={"input": {0: dim}})
     work = rt.tune(module, target="c", db=options["db"], effort="quick", trials=1).work
     assert work.measurements == 0 and records() == measured

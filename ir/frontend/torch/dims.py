@@ -65,6 +65,18 @@ def _power(w: Writer, n: TorchNode) -> Result:
     return w.of(w.power(as_value(w, base, f64), as_value(w, exponent, f64)))
 
 
+def _shift(fn: Callable[[Expr, Expr], Expr]) -> Handler:
+    """Make a handler of a shift of a dim by a known number of bits: a product or a quotient."""
+
+    def handler(w: Writer, n: TorchNode) -> Result:
+        bits = n.number(1, "bits")
+        if not 0 <= bits < 32:
+            raise n.refuse(f"expected 0 to 31 bits, got {bits}")
+        return w.simplify(fn(dim(n.args[0]), const(1 << bits)))
+
+    return handler
+
+
 def _remainder(w: Writer, n: TorchNode) -> Result:
     """Import the remainder of dims; a divisor of 0 counts as 1, as where torch rolls a dim without elements."""
     divisor = dim(n.args[1])
@@ -105,7 +117,8 @@ HANDLERS: Mapping[str, Handler] = {
     "sym.float": lambda w, n: as_item(w, n.args[0], f64),
     "sym.sqrt": lambda w, n: w.of(w.sqrt(as_value(w, n.args[0], f64))), "sym.add": known(ex.add, Add()),
     "sym.sub": known(ex.sub, Sub()), "sym.mul": known(ex.mul, Mul()), "sym.neg": known(lambda a: ex.mul(a, -1)),
-    "sym.floordiv": _whole(ex.floordiv), "sym.mod": _remainder, "sym.pow": _power, "sym.max": known(ex.maximum),
+    "sym.floordiv": _whole(ex.floordiv), "sym.lshift": _shift(ex.mul), "sym.rshift": _shift(ex.floordiv),
+    "sym.mod": _remainder, "sym.pow": _power, "sym.max": known(ex.maximum),
     "sym.min": known(ex.minimum),
     "sym.eq": decided(ex.eq), "sym.ne": decided(ex.ne), "sym.lt": decided(ex.lt), "sym.le": decided(ex.le),
     "sym.gt": decided(lambda a, b: ex.lt(b, a)), "sym.ge": decided(lambda a, b: ex.le(b, a)), "sym.and_": decided(ex.and_),

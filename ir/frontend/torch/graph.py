@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import ParseError
 from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.frontend.torch.export import ProgramReader, decompositions, require_torch
+from relax_tune.ir.frontend.torch.graph_form import GraphForm, graph_form
 from relax_tune.ir.frontend.torch.program import TorchProgram
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
@@ -52,6 +54,8 @@ class TracedGraph:
         elements: Element type of each input.
         weights: Position of the argument of each weight, by the name of its node. Other weights are constants of the graph.
         results: The results of the graph.
+        form: What graphs are compared by; None for a graph that equals no other.
+        is_marked: Whether a range of sizes was given by `torch._dynamo.mark_dynamic`.
     """
 
     program: TorchProgram
@@ -59,10 +63,12 @@ class TracedGraph:
     elements: tuple[DType | None, ...]
     weights: Mapping[str, int]
     results: tuple[GraphResult, ...]
+    form: GraphForm | None
+    is_marked: bool
 
-    def with_weights(self, arguments: Sequence[Any]) -> TorchProgram:
-        """Return the program with the values of the weights among other arguments."""
-        values = {name: arguments[position] for name, position in self.weights.items()}
+    def with_weights(self, tensors: Sequence[Any]) -> TorchProgram:
+        """Return the program with other weights, in the order of `weights`."""
+        values = dict(zip(self.weights, tensors, strict=True))
         reader = ProgramReader(require_torch(), SimpleNamespace(state_dict=values, constants={}), {})
         weights: dict[str, NDArray[Any]] = {}
         stored: dict[Any, str] = {}  # which weights share memory may differ between arguments
@@ -73,6 +79,30 @@ class TracedGraph:
             constants={**lifted, **constants},
             weights={**{key: self.program.weights[key] for key in lifted.values()}, **weights},
         )
+
+    def from_one(self) -> TracedGraph:
+        """Return the graph with ranges that begin at 1 where they begin at 2, since torch takes a size of 1 as fixed.
+
+        Its program may compute graphs that torch traces for a size of 1.
+        """
+        if self.form is None or self.is_marked:
+            return self
+        symbols = tuple(replace(s, lower=1) if s.lower == 2 else s for s in self.program.symbols)
+        ranges = {s: (1 if low == 2 else low, high) for s, (low, high) in self.form.ranges.items()}
+        return replace(self, program=replace(self.program, symbols=symbols), form=replace(self.form, ranges=ranges))
+
+    def at_sizes(self, graph: TracedGraph) -> TracedGraph | None:
+        """Return a graph with the places of its results in this one's program, if this program computes it; else None."""
+        if self.form is None or graph.form is None:
+            return None
+        places = self.form.outputs_for(graph.form)
+        if places is None:
+            return None
+        results = tuple(
+            GraphResult(None, value) if place is None else replace(result, position=self.results[place].position)
+            for result, place, value in zip(graph.results, places, graph.form.outputs, strict=True)
+        )
+        return replace(graph, program=self.program, results=results)
 
 
 def trace_graph(graph: Any, arguments: Sequence[Any], run: Run) -> tuple[Callable[..., Any], TracedGraph]:
@@ -95,11 +125,9 @@ def trace_graph(graph: Any, arguments: Sequence[Any], run: Run) -> tuple[Callabl
     torch = require_torch()
     from torch._functorch.aot_autograd import aot_module_simplified
     from torch.export._trace import _ignore_backend_decomps
-    from torch.export.exported_program import (
-        _override_composite_implicit_decomp,
-        _split_decomp_table_to_cia_and_python_decomp,
-    )
+    from torch.export.exported_program import _override_composite_implicit_decomp
 
+    _fix_numbers_of_model(torch, graph)
     _fix_other_numbers(torch, graph, arguments)
     captured: list[tuple[Any, Sequence[int], Sequence[Any], Any]] = []
 
@@ -109,7 +137,7 @@ def trace_graph(graph: Any, arguments: Sequence[Any], run: Run) -> tuple[Callabl
         captured.append((traced, about.static_input_indices or (), about.input_info, context.fake_mode.shape_env))
         return lambda *values: run(values)
 
-    whole, table = _split_decomp_table_to_cia_and_python_decomp(decompositions(torch))
+    whole, table = _decomposition_tables()
     with ExitStack() as stack:
         stack.enter_context(_ignore_backend_decomps())
         # without it, torch decomposes linear layers, products and attention before it looks into the table
@@ -131,6 +159,45 @@ def trace_graph(graph: Any, arguments: Sequence[Any], run: Run) -> tuple[Callabl
         if isinstance(arguments[i], torch.Tensor) and not inputs[i].mutates_data and not arguments[i].is_inference()
     ]  # fmt: skip
     return call, _Conversion(torch, graph, traced, arguments, environment).run(weights)
+
+
+@cache
+def _decomposition_tables() -> tuple[Any, Any]:
+    """Return the decompositions of composite operators, and of others. torch takes longer to find them than to trace a layer."""
+    torch = require_torch()
+    from torch.export.exported_program import _split_decomp_table_to_cia_and_python_decomp
+
+    composite, others = _split_decomp_table_to_cia_and_python_decomp(decompositions(torch))
+    return composite, others
+
+
+def _fix_numbers_of_model(torch: Any, graph: Any) -> None:
+    """Make floats that are attributes or globals of a model, and no arguments of it, constants of the graph.
+
+    torch passes floats as tensors. It finds in the traced graph that most of them have to be constants, and then starts again.
+
+    Raises:
+        TorchDynamoException: It tells torch to start again with these constants, before the graph is traced.
+    """
+    from torch._dynamo import source as sources
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+    again = False
+    for node in graph.graph.find_nodes(op="placeholder"):
+        source = getattr(node, "_dynamo_source", None)
+        number = getattr(node.meta.get("example_value"), "item_memo", None)
+        if source is None or not isinstance(number, torch.SymFloat):
+            continue
+        symbol = number.node._expr  # `expr` is its value where torch has fixed it
+        fixed = sources.is_from_unspecialized_nn_module_source(source) or sources.is_from_global_source(source)
+        known = not symbol.is_symbol or not symbol_is_type(symbol, SymT.FLOAT)
+        if fixed and not known and not TensorifyState.should_specialize(symbol.name):
+            TensorifyState.specialize(symbol.name)
+            again = True
+    if again:
+        raise TensorifyScalarRestartAnalysis
 
 
 def _fix_other_numbers(torch: Any, graph: Any, arguments: Sequence[Any]) -> None:
@@ -160,6 +227,7 @@ class _Conversion:
     def run(self, weights: Sequence[int]) -> TracedGraph:
         self._check()
         self._rewrite_numbers()
+        form = graph_form(self.torch, self.traced, self.names, weights, self.environment.var_to_range)
         owned: dict[str, Any] = {}
         places: dict[str, int] = {}
         specs: list[Any] = []
@@ -186,7 +254,9 @@ class _Conversion:
         )
         plain = ProgramReader(self.torch, program, {}).run()
         elements = tuple(meta.element for _, meta in plain.inputs)
-        return TracedGraph(plain, tuple(inputs), elements, places, results)
+        marks = [r for a in self.arguments for r in getattr(a, "_dynamo_dynamic_range", ())]
+        is_marked = any(r.min is not None for r in marks)
+        return TracedGraph(plain, tuple(inputs), elements, places, results, form, is_marked)
 
     def _rewrite_numbers(self) -> None:
         """Write operators as the importer reads them; torch has other forms for numbers that are arguments of a model."""
@@ -195,8 +265,6 @@ class _Conversion:
             if node.target is self.torch.ops.prims.convert_element_type.default:
                 node.target = aten._to_copy.default
                 node.args, node.kwargs = node.args[:1], {"dtype": node.args[1]}
-            elif node.target is aten.true_divide.Tensor:
-                node.target = aten.div.Tensor
 
     def _check(self) -> None:
         """Refuse random numbers, which have to differ between calls, and other devices than the processor."""

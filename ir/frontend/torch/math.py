@@ -253,6 +253,7 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.sub.Scalar": lambda w, n: _add(w, n, -1), "aten.rsub.Scalar": shared.operator(Sub(), 2, swap=True),
     "aten.rsub.Tensor": shared.operator(Sub(), 2, swap=True),
     "aten.mul.Tensor": _mul, "aten.mul.Scalar": _mul, "aten.div.Tensor": _div, "aten.div.Scalar": _div,
+    "aten.true_divide.Tensor": _div,  # an alias that torch writes for quotients of numbers, after its decompositions
     "aten.div.Tensor_mode": _div, "aten.div.Scalar_mode": _div, "aten.pow.Tensor_Scalar": _pow,
     "aten.pow.Tensor_Tensor": _pow, "aten.pow.Scalar": _pow,
     **{f"aten.{name}.{form}": _remainder for name in ("fmod", "remainder") for form in ("Tensor", "Scalar")},

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.core.dtype import DType, bool_, i64, u8, u16, u32, u64
+from relax_tune.ir.core.dtype import DType, bool_, f64, i64, u8, u16, u32, u64
 from relax_tune.ir.core.expr import Expr, as_int, const, eq, lt, mul, sub
 from relax_tune.ir.core.expr import add as plus
 from relax_tune.ir.core.graph import Value
@@ -157,6 +157,11 @@ def _arange(w: Writer, n: TorchNode) -> ImportedValue:
     start, step = n.args[0], n.argument(2, "step", 1)
     if len(n.args) == 1:
         start = 0
+    if n.dtype.is_int:  # torch drops the fractions
+        start, step = (int(e) if isinstance(e, float) else e for e in (start, step))
+    elif any(isinstance(e, (float, ImportedValue)) for e in (start, step)):
+        steps = w.mul(w.cast(w.iota(n.dims[0]), f64), as_value(w, step, f64))
+        return as_item(w, w.of(w.add(steps, as_value(w, start, f64))), n.dtype)
     if any(not isinstance(e, (int, Expr)) for e in (start, step)):
         raise n.refuse("expected whole numbers as start and step")
     jump = number_of(step)
