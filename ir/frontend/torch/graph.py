@@ -9,7 +9,7 @@ Tests: `tests/tuner/test_torch_compile.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
@@ -127,7 +127,8 @@ def trace_graph(graph: Any, arguments: Sequence[Any], run: Run) -> tuple[Callabl
     from torch.export._trace import _ignore_backend_decomps
     from torch.export.exported_program import _override_composite_implicit_decomp
 
-    _fix_numbers_of_model(torch, graph)
+    with suppress(ImportError):  # a version of torch without these parts starts again after the graph is traced
+        _fix_numbers_of_model(torch, graph)
     _fix_other_numbers(torch, graph, arguments)
     captured: list[tuple[Any, Sequence[int], Sequence[Any], Any]] = []
 
