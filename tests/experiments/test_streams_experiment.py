@@ -20,7 +20,7 @@ def test_rates_are_tokens_per_second_of_all_texts() -> None:
     assert streams.agreement({1: [[1, 2]], 4: [[3], [5]]}, texts) == "2 of 3"
 
 
-def test_prompts_share_their_beginning_and_nothing_else() -> None:
+def test_prompts_of_all_calls_share_only_the_beginning() -> None:
     first, second = streams.prompts_of(4, 1, 97), streams.prompts_of(4, 2, 97)
     assert first == streams.prompts_of(4, 1, 97)
     beginning = streams.shared_beginning(97)

@@ -171,7 +171,7 @@ def test_paged_text_without_a_next_token_leaves_the_others(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.nan, -np.inf])
-def test_paged_row_without_finite_logits_is_an_error_of_its_text(pair: Pair, wrong: float) -> None:
+def test_paged_row_without_finite_logits_leaves_the_others(pair: Pair, wrong: float) -> None:
     decoder, config = PagedDecoder(pair.paged), GenerationConfig(max_new_tokens=4)
     good, bad = (decoder.text([1, 2, 3], config, StopRules(config)) for _ in range(2))
     decoder.add(bad)
