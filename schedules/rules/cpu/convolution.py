@@ -90,12 +90,12 @@ def sketches(func: PrimFunc, hardware: HardwareInfo) -> Iterator[tuple[str, Sche
 
 
 def _likely_first(roles: ConvolutionRoles, extents: Mapping[Var, int | None]) -> Iterator[ConvolutionChoice]:
-    """Yield all choices, with those that are likely fast first.
+    """Yield all choices, the likely fast ones first.
 
     A build without records and without a prior dispatches the first guess of the first sketch. Times of these guesses: on a CNN and a
     U-Net, `channels` was 1.1 to 2.1 times as fast as `rows`; for the 1 x 1 convolutions of MobileNetV3 and EfficientNet with a short
-    sum, `rows` or `flat` was 1.2 to 1.9 times as fast as `channels`, whose writes are strided; for those of ResNet-50, blocks of
-    channels were 1.2 times as fast as panels. `lines` fits only depthwise convolutions, and `channels` only others.
+    sum, `rows` or `flat` was 1.2 to 1.9 times as fast as `channels`, whose writes are strided; in ResNet-50, blocks of channels
+    were 1.2 times as fast as panels. `lines` fits only depthwise convolutions, and `channels` only others.
     """
     forms: tuple[Form, ...] = ("lines", "channels", "rows", "direct", "flat")
     orders: tuple[Order, ...] = ("panels", "blocks", "weights")

@@ -318,7 +318,7 @@ def reaching(read: str = "vi", write: str = "vi") -> rt.Schedule:
         ("vi", "at[vi]", "y"),
     ],
 )
-def test_index_that_may_leave_its_buffer_is_refused(read: str, write: str, buffer: str) -> None:
+def test_index_possibly_outside_of_a_buffer_is_refused(read: str, write: str, buffer: str) -> None:
     for use in (rt.kernel, rt.source):
         with pytest.raises(VerifyError, match=rf"\b{buffer}\b"):
             use(reaching(read, write), "c")
@@ -336,7 +336,7 @@ def test_integer_inputs_may_have_any_values() -> None:
         np.testing.assert_array_equal(opened(x, at), x * 3 + at)
 
 
-def test_limited_indices_are_accepted_and_empty_inputs_refused_where_they_are_read() -> None:
+def test_limited_indices_are_accepted_and_empty_inputs_refused() -> None:
     rng = np.random.default_rng(7)
     x = rng.standard_normal(9, np.float32)
     at = rng.integers(0, 9, 9)

@@ -44,6 +44,7 @@ def answer(*arguments: str, code: int = 0) -> str:
     return done.stdout if code == 0 else done.output
 
 
+@pytest.mark.self_test
 def test_submitted_job_is_listed_cancelled_and_retried(elsewhere: Path) -> None:
     small_model(elsewhere)
     (made,) = json.loads(
@@ -87,6 +88,7 @@ def test_wrong_arguments_are_named(elsewhere: Path) -> None:
     assert "--state expects one of queued" in answer("list", "--db", "q.db", "--state", "lost", code=2)
 
 
+@pytest.mark.self_test
 def test_submit_from_python_keeps_a_module(elsewhere: Path) -> None:
     module = rt.load_model(small_model(elsewhere), {"n": (1, 8)})
     job = rt.submit(module, db=elsewhere / "q.db", target="c", effort="quick", note="from a notebook")
