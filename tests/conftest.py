@@ -43,7 +43,7 @@ NOT_FAST = frozenset(
 # Tests share modules such as tests.support.zoo; --import-mode=importlib leaves sys.path alone.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-# Tests run beside others, so the time of an example says nothing about it. All else is of the current profile: Hypothesis has one for CI.
+# Other tests run at the same time, so no example has a time limit. Other settings stay those of Hypothesis's current profile.
 settings.register_profile("relax-tune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("relax-tune")
 
@@ -132,7 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
-    """Let builds of tests without the marker `self_test` run no kernel by themselves, those of their modules' fixtures too."""
+    """Switch off the self-test of builds, in fixtures too, for tests without the marker `self_test`."""
     from relax_tune.tuner.settings import Settings  # after sys.path is set, and after pytest_configure
 
     with pytest.MonkeyPatch.context() as patch:

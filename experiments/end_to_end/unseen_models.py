@@ -115,7 +115,7 @@ def page(rows: Mapping[str, Any]) -> list[str]:
         "",
         "Written by `experiments/end_to_end/unseen_models.py`, which describes the comparison; medians in milliseconds, in turns, target",
         "`c`. First the time of the fastest peer over ours: the geometric mean over the sizes, and the least. Artifacts may have been",
-        "built and tuned beside other work: their seconds say little.",
+        "built and tuned on a busy machine, so the seconds of builds and tuning are upper bounds.",
         "",
         "| model | untuned | tuned | build, s | tuning, s |",
         "|---|---|---|---|---|",

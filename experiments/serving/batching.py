@@ -252,7 +252,10 @@ def main() -> None:
     if given.out is None:
         print("\n".join(rows))
         return
-    intro = "p50 and p99 in milliseconds of single texts at the same random times, by requests per second."
+    intro = (
+        f"p50 and p99 in milliseconds of single texts at the same random times, by requests per second; {given.rounds} x "
+        f"{given.secs:g} s of requests at each rate."
+    )
     write_page(given.out, ["# Batches of a server", "", intro, "", *rows], results, measured)
 
 

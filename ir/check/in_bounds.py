@@ -69,7 +69,8 @@ def least_sizes(func: PrimFunc) -> int:
     """
     for least in (0, 1):
         bounded = _Bounded(func)
-        if bounded.stmt(func.body, Env({v: (const(least), None) for v in func.symbols})) is func.body:
+        bounded.stmt(func.body, Env({v: (const(least), None) for v in func.symbols}))
+        if not bounded.unproved:
             return least
     buffer, at = bounded.unproved[0]
     bounded.fail(

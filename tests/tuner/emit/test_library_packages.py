@@ -97,5 +97,5 @@ def test_wrong_library_package_is_named(package: Path, library: str, alternative
             all_alternatives()
     # the whole examination takes seconds, once is enough
     findings = examine("memory://") if "no_such_module" in library else doctor._libraries(os.environ)
-    (told,) = (f for f in findings if f.area == "library")
-    assert told.state == "missing" and "own-library" in told.result and told.advice
+    (finding,) = (f for f in findings if f.area == "library")
+    assert finding.state == "missing" and "own-library" in finding.result and finding.advice

@@ -349,3 +349,22 @@ def test_limited_indices_are_accepted_and_empty_inputs_refused() -> None:
             opened(x[:0], m=3)
         with pytest.raises(UserError, match="at least 1, got 0"):
             opened(x, m=0)
+
+
+def test_index_limited_by_a_condition_is_accepted() -> None:
+    text = """
+@prim_func(outputs=1)
+def shifted(x: Buffer((n,), f32), y: Buffer((n,), f32)):
+    for i in serial(n):
+        if i + 1 < n:
+            with block("inner"):
+                vi = spatial(n, i)
+                y[vi] = x[vi + 1]
+        else:
+            with block("last"):
+                vj = spatial(n, i)
+                y[vj] = 0.0
+"""
+    x = np.arange(7, dtype=np.float32)
+    with rt.kernel(rt.parse_prim_func(text), "c") as opened:
+        np.testing.assert_array_equal(opened(x), [1, 2, 3, 4, 5, 6, 0])
